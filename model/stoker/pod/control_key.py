@@ -1,0 +1,104 @@
+"""Control tokens: short-lived EdDSA JWTs with which the operator proves that a save, drain or backends call is its own.
+
+A token names one pod, one method, one path and one body, and is used once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+LIFETIME_S = 60
+ALGORITHM = "EdDSA"
+
+
+class ControlDenied(Exception):
+    """The token does not allow this call; the message says what is wrong with it."""
+
+
+def new_private_key() -> bytes:
+    """A fresh Ed25519 private key as PKCS#8 PEM."""
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def public_key(private_pem: bytes) -> bytes:
+    """The public half as SubjectPublicKeyInfo PEM, for the ConfigMap that pods mount."""
+    key = serialization.load_pem_private_key(private_pem, password=None)
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(private_pem: bytes, *, pod_uid: str, method: str, path: str, body: bytes, now: float, token_id: str) -> str:
+    """A token for one call. `now` is Unix time in seconds; `token_id` must never repeat."""
+    claims = {
+        "aud": pod_uid,
+        "method": method,
+        "path": path,
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "iat": int(now),
+        "exp": int(now) + LIFETIME_S,
+        "jti": token_id,
+    }
+    return jwt.encode(claims, private_pem.decode(), algorithm=ALGORITHM)
+
+
+class ControlVerifier:
+    """Checks tokens against every public key in a folder; keys are read at each check, so a rotation needs no restart."""
+
+    def __init__(self, keys_folder: Path | str, pod_uid: str, clock: Callable[[], float]) -> None:
+        self.keys_folder = Path(keys_folder)
+        self.pod_uid = pod_uid
+        self.clock = clock
+        self._used: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def verify(self, token: str, method: str, path: str, body: bytes) -> None:
+        """Accept the call once.
+
+        Raises:
+            ControlDenied: unknown key, other pod, other method, path or body, expired, or used before.
+        """
+        claims = self._claims(token)
+        wanted = {"aud": self.pod_uid, "method": method, "path": path, "sha256": hashlib.sha256(body).hexdigest()}
+        for name, value in wanted.items():
+            if claims.get(name) != value:
+                raise ControlDenied(f"the token's {name} is for another call")
+        now = self.clock()
+        if not claims["iat"] - LIFETIME_S <= now <= claims["exp"] <= claims["iat"] + LIFETIME_S:
+            raise ControlDenied("the token has expired")
+        self._use(str(claims["jti"]), now)
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        for key_file in sorted(self.keys_folder.glob("*.pem")):
+            try:
+                return jwt.decode(
+                    token,
+                    key_file.read_text(),
+                    algorithms=[ALGORITHM],
+                    options={
+                        "verify_aud": False,
+                        "verify_exp": False,
+                        "verify_iat": False,
+                        "require": ["aud", "exp", "iat", "jti"],
+                    },
+                )
+            except jwt.InvalidSignatureError:
+                continue
+            except (jwt.InvalidTokenError, ValueError) as error:
+                raise ControlDenied(f"not a control token: {error}") from error
+        raise ControlDenied("no known key signed the token")
+
+    def _use(self, token_id: str, now: float) -> None:
+        with self._lock:
+            self._used = {used: at for used, at in self._used.items() if now - at <= 2 * LIFETIME_S}
+            if token_id in self._used:
+                raise ControlDenied("the token was used before")
+            self._used[token_id] = now

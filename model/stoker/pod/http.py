@@ -1,0 +1,88 @@
+"""The routes that every program serves: probes, status and metrics for all, control routes for holders of a key.
+
+Each program gives its own answers as callables; this module knows no program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from stoker.pod.control_key import ControlDenied, ControlVerifier
+
+Status = Callable[[], Mapping[str, Any]]
+Question = Callable[[], bool]
+ControlHandler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class ControlRoute:
+    """A guarded route: `handler` takes the JSON body and returns the JSON answer (status 202).
+
+    A handler raises ValueError for a body that it cannot use (answered with 400 and the message).
+    """
+
+    method: str
+    path: str
+    handler: ControlHandler
+
+
+def probe_routes(*, alive: Question, ready: Question, status: Status, registry: CollectorRegistry) -> list[BaseRoute]:
+    """`/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text)."""
+
+    def answer(question: Question) -> Response:
+        good = question()
+        return Response("ok\n" if good else "no\n", status_code=200 if good else 503, media_type="text/plain")
+
+    async def livez(_: Request) -> Response:
+        return answer(alive)
+
+    async def readyz(_: Request) -> Response:
+        return answer(ready)
+
+    async def status_page(_: Request) -> Response:
+        return JSONResponse(dict(status()))
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return [Route("/livez", livez), Route("/readyz", readyz), Route("/status", status_page), Route("/metrics", metrics)]
+
+
+def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | None) -> list[BaseRoute]:
+    """Guarded routes. `verifier=None` is for the Unix socket only, whose mode is the guard."""
+    return [Route(route.path, _guarded(route, verifier), methods=[route.method]) for route in routes]
+
+
+def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        body = await request.body()
+        if verifier is not None:
+            try:
+                verifier.verify(_bearer(request), request.method, request.url.path, body)
+            except ControlDenied as denied:
+                return JSONResponse({"error": str(denied)}, status_code=401)
+        try:
+            message = json.loads(body or b"{}")
+            if not isinstance(message, dict):
+                raise ValueError("the body must be a JSON object")
+            return JSONResponse(dict(await route.handler(message)), status_code=202)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+
+    return endpoint
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise ControlDenied("a bearer token is needed")
+    return token

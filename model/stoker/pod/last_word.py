@@ -1,0 +1,82 @@
+"""The last word: the JSON termination message (at most 4 KB) that a program leaves behind for the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.pod.exit_code import Cause
+
+MAX_BYTES = 4096
+MAX_SAVES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRecord:
+    """One save as the operator sees it. `verified` is None until the read-back has ended."""
+
+    id: str
+    """Request id (the Checkpoint object's uid) or the folder's name for saves by interval."""
+    folder: str
+    """Folder name below the checkpoint root, e.g. `step-00001200.1a2b3c4d`."""
+    step: int
+    digest: str
+    verified: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWord:
+    """`{cause, step, rank, detail, saves, result}`; `result` is what a task pod found."""
+
+    cause: Cause
+    step: int | None = None
+    rank: int | None = None
+    detail: str = ""
+    saves: tuple[SaveRecord, ...] = ()
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """JSON of at most `MAX_BYTES`: the newest saves are kept, the detail is shortened first."""
+        word = replace(self, saves=self.saves[-MAX_SAVES:])
+        encoded = _json(word)
+        if len(encoded) > MAX_BYTES:
+            room = len(word.detail.encode()) - (len(encoded) - MAX_BYTES) - 16
+            word = replace(word, detail=word.detail.encode()[: max(room, 0)].decode(errors="ignore") + "...")
+            encoded = _json(word)
+        while len(encoded) > MAX_BYTES and word.saves:
+            word = replace(word, saves=word.saves[1:])
+            encoded = _json(word)
+        if len(encoded) > MAX_BYTES:
+            raise ValueError(f"the last word's result takes {len(encoded)} bytes, {MAX_BYTES} are allowed")
+        return encoded
+
+    def write(self, path: Path | str) -> None:
+        """Replace the termination message in one write (the file exists already in a pod and cannot be renamed over)."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.write(handle, self.encode())
+        finally:
+            os.close(handle)
+
+
+def parse_last_word(text: str) -> LastWord | None:
+    """The last word in a termination message, or None when it is not one (foreign text, cut short, empty)."""
+    try:
+        raw = json.loads(text)
+        return LastWord(
+            cause=Cause(raw["cause"]),
+            step=raw.get("step"),
+            rank=raw.get("rank"),
+            detail=str(raw.get("detail", "")),
+            saves=tuple(SaveRecord(**save) for save in raw.get("saves", ())),
+            result=dict(raw.get("result") or {}),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _json(word: LastWord) -> bytes:
+    return json.dumps(asdict(word), separators=(",", ":")).encode()

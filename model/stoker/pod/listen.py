@@ -1,0 +1,20 @@
+"""Where a program listens and how its control routes are guarded: the `listen` section of every program's configuration."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from stoker.pod.config_file import Config
+
+
+class ListenConfig(Config):
+    """Addresses and guards of a program's HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to bind; `0.0.0.0` in pods, a loopback address under the embedded cluster."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """TCP port; 0 takes any free one (only for programs that nobody has to find)."""
+    control_keys: str | None = None
+    """Folder with the operator's public keys (`*.pem`), read again when it changes. Without it, control routes exist only on `control_socket`."""
+    control_socket: str | None = None
+    """Unix socket (mode 0600) that carries the same routes, control routes without a token."""

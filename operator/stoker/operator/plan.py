@@ -1,0 +1,111 @@
+"""What a reconcile wants changed: plain values, no I/O. The executor carries them out in the order of the fields and stops at the first failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Object = dict[str, Any]
+"""A Kubernetes object as plain JSON data."""
+
+
+class Key(NamedTuple):
+    """Which resource to reconcile."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Ref(NamedTuple):
+    """One exact object: the uid guards against a namesake."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A signed control call to a pod. Idempotent by the `id` in its body."""
+
+    pod: Ref
+    method: str
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event about the reconciled resource."""
+
+    type: str
+    """`Normal` or `Warning`."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A write of `/scale`."""
+
+    ref: Ref
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A later write to a pod: scheduling gates, the affinity of a pod that is still gated, labels. JSON merge patch."""
+
+    ref: Ref
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one pass wants. The default changes nothing."""
+
+    finalizers: tuple[str, ...] | None = None
+    """The whole wanted list on the resource itself; None leaves it. Finalizers that are added are written first, those removed last."""
+    status: Object | None = None
+    """The whole wanted status; None when it is right already. Written before any child is touched, so that a cause survives a crash."""
+    create: tuple[Object, ...] = ()
+    """Pods, Checkpoints, EnginePools: by POST. A namesake with our owner uid counts as done."""
+    apply: tuple[Object, ...] = ()
+    """Other children, by server-side apply; skipped when the label with the applied hash matches."""
+    patch: tuple[Patch, ...] = ()
+    scale: tuple[Scale, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    calls: tuple[Call, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after_s: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to change (a requeue alone changes nothing)."""
+        return self == Plan(requeue_after_s=self.requeue_after_s)
+
+
+@dataclass(frozen=True)
+class PodReport:
+    """The newest answer of a pod's `/status`, put into the store by the poller."""
+
+    body: Mapping[str, Any]
+    age_s: float
+    """Seconds since that answer. A failed poll leaves the old answer to age: it is never a hang."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a reconcile may look at: the resource, the objects around it, the pods' reports. Everything is read-only data."""
+
+    resource: Object
+    objects: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
+    """By kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
+    reports: Mapping[str, PodReport] = field(default_factory=dict)
+    """By pod uid."""
+
+    def of_kind(self, kind: str) -> tuple[Object, ...]:
+        return self.objects.get(kind, ())

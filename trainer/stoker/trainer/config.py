@@ -1,0 +1,233 @@
+"""The trainer's configuration: what the operator renders from a TrainingJob, or `stoker train` without one.
+
+Section names and field names are those of the custom resource in snake_case; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stoker.pod.config_file import Config
+from stoker.pod.listen import ListenConfig
+
+
+class JobIdentity(Config):
+    """Whose run this is."""
+
+    namespace: str = "default"
+    name: str
+    uid: str
+    attempt: int = Field(default=0, ge=0)
+    writer: str = Field(pattern=r"^[0-9a-f]{8}$")
+    """8 hex digits of job uid and attempt; part of the name of every checkpoint folder that this attempt writes."""
+
+
+class GangConfig(Config):
+    """The pods of one attempt. A pod's own place comes from the environment: `STOKER_NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `STOKER_POD_UID`."""
+
+    nodes: int = Field(default=1, ge=1)
+    ranks_per_node: int = Field(default=1, ge=1)
+    agents: tuple[str, ...] = ()
+    """Base URL of each pod's agent by node rank; empty for a run of one pod without an operator."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+class ModelFromConfig(Config):
+    """Weights to start from."""
+
+    kind: Literal["huggingFace", "gguf", "checkpoint"]
+    path: str
+    """Folder (Hugging Face, checkpoint) or file (GGUF)."""
+    digest: str | None = None
+    """For a checkpoint: the manifest digest that must match."""
+
+
+class ParallelismConfig(Config):
+    """Sizes of the mesh's axes; the data-parallel size is what remains of the world."""
+
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    expert: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1)
+    sequence_parallel: bool = False
+    replicate: int = Field(default=1, ge=1)
+
+
+class TrainingConfig(Config):
+    """How much to train, in which batches. Exactly one of `total_steps`, `total_tokens`, `epochs`."""
+
+    total_steps: int | None = Field(default=None, ge=1)
+    total_tokens: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    global_batch_size: int = Field(default=8, ge=1)
+    """Sequences in one optimizer step over all ranks."""
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Sequences in one forward and backward pass of one rank."""
+    sequence_length: int = Field(default=2048, ge=2)
+    """Tokens in one packed sequence."""
+    seed: int = Field(default=0, ge=0)
+    deterministic: Literal["Off", "SameLayout", "AnyDataParallel"] = "Off"
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        given = [name for name in ("total_steps", "total_tokens", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of total_steps, total_tokens and epochs is needed, got {given or 'none'}")
+        return self
+
+
+class OptimizationConfig(Config):
+    """Optimizer and learning-rate schedule. Rates are decimal strings in the custom resource and floats here."""
+
+    optimizer: Literal["adam", "adamw", "lamb"] = "adamw"
+    learning_rate: float = Field(default=3e-4, gt=0)
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    """Where cosine and linear end."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Applies to matrices only (not to norms, biases)."""
+    gradient_clipping: float = Field(default=1.0, ge=0)
+    """Largest global norm of the gradient; 0 turns clipping off."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class NvmeOffloadConfig(Config):
+    path: str
+    """Folder on a fast local disk."""
+
+
+class MemoryConfig(Config):
+    precision: Literal["fp32", "fp16", "bf16", "fp8"] = "bf16"
+    zero_stage: int = Field(default=1, ge=0, le=3)
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    cpu_offload: bool = False
+    nvme_offload: NvmeOffloadConfig | None = None
+
+
+class DataSourceConfig(Config):
+    """One corpus: a file, a folder or a glob pattern."""
+
+    name: str
+    path: str
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the samples, relative to the other sources."""
+    format: Literal["auto", "text", "jsonl"] = "auto"
+    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens). `auto` goes by the file's suffix."""
+
+
+class TokenizerConfig(Config):
+    """Which tokenizer. `auto`: the starting weights' own; without one, a byte-level BPE is trained on the corpus."""
+
+    kind: Literal["auto", "path", "train"] = "auto"
+    path: str | None = None
+    vocab_size: int = Field(default=8192, ge=258)
+    """Only for a tokenizer that is trained."""
+
+
+class ValidationConfig(Config):
+    """Validation data: `source` (a path), or `fraction` of the documents held out of the sources."""
+
+    source: DataSourceConfig | None = None
+    fraction: float | None = Field(default=None, gt=0, lt=1)
+    every_steps: int = Field(default=100, ge=1)
+    max_sequences: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.source is None) == (self.fraction is None):
+            raise ValueError("exactly one of source and fraction is needed")
+        return self
+
+
+class DataConfig(Config):
+    sources: tuple[DataSourceConfig, ...] = Field(min_length=1)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    packing: bool = True
+    """Fill sequences with several documents (without attention across them); off: one document per sequence, padded."""
+    validation: ValidationConfig | None = None
+    cache_dir: str | None = None
+    """Folder for tokenised shards; default: below `work_dir`."""
+
+
+class CheckpointConfig(Config):
+    """Where and when to save."""
+
+    root: str
+    """Folder that receives `step-...` folders."""
+    interval_steps: int | None = Field(default=None, ge=1)
+    interval_minutes: float | None = Field(default=None, gt=0)
+    max_to_keep: int | None = Field(default=None, ge=1)
+    """Only used with `retention: own`."""
+    async_save: bool = True
+
+
+class LoggingConfig(Config):
+    """Where metrics go besides the JSONL log and `/metrics`."""
+
+    jsonl: str | None = None
+    every_steps: int = Field(default=1, ge=1)
+    tensorboard: str | None = None
+    wandb: dict[str, Any] | None = None
+    mlflow: dict[str, Any] | None = None
+
+
+class ResumeConfig(Config):
+    """The checkpoint that the operator chose. The trainer never takes another one by itself."""
+
+    folder: str
+    step: int = Field(ge=0)
+    digest: str
+
+
+class DeadlineConfig(Config):
+    """Longest time without progress, per phase, in seconds; a phase that exceeds it is a hang."""
+
+    load_s: float = Field(default=1800, gt=0)
+    first_step_s: float = Field(default=1800, gt=0)
+    step_s: float = Field(default=600, gt=0)
+    save_s: float = Field(default=1800, gt=0)
+    validation_s: float = Field(default=1800, gt=0)
+
+
+class TrainerConfig(Config):
+    """Everything that one attempt of a run needs."""
+
+    job: JobIdentity
+    listen: ListenConfig = ListenConfig()
+    gang: GangConfig = GangConfig()
+    termination_log: str
+    work_dir: str
+    """Private scratch folder of the pod (tokenised shards, sockets, stacks)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kernels: Literal["auto", "reference", "fused"] = "auto"
+    attention: Literal["auto", "stoker", "flash", "cudnn", "sdpa"] = "auto"
+    model: dict[str, Any] | None = None
+    """Fields of `stoker.model.config.ModelConfig`, for a model with random weights."""
+    model_from: ModelFromConfig | None = None
+    parallelism: ParallelismConfig = ParallelismConfig()
+    training: TrainingConfig
+    optimization: OptimizationConfig = OptimizationConfig()
+    memory: MemoryConfig = MemoryConfig()
+    data: DataConfig
+    checkpoint: CheckpointConfig
+    logging: LoggingConfig = LoggingConfig()
+    retention: Literal["own", "external"] = "own"
+    """`external`: an operator deletes and chooses; `own`: the trainer keeps `max_to_keep` verified steps and falls back by itself."""
+    resume: ResumeConfig | None = None
+    deadlines: DeadlineConfig = DeadlineConfig()
+    grace_period_s: float = Field(default=30, gt=0)
+    """From SIGTERM to SIGKILL."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if (self.model is None) == (self.model_from is None):
+            raise ValueError("exactly one of model and model_from is needed")
+        return self

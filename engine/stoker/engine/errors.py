@@ -1,0 +1,38 @@
+"""What can go wrong in the engine.
+
+EngineError(ValueError)
+  RequestRefused        a request cannot be taken; `.kind` says why, `.field` which parameter
+  ProtocolError         a message between front and core that this version does not understand
+ExecutorLost(RuntimeError)  the device or a worker is gone: no request can be served any more
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+RefusalKind = Literal["invalid", "too_long", "queue_full", "draining", "not_ready"]
+
+
+class EngineError(ValueError):
+    """Base of everything a caller can correct."""
+
+
+class RequestRefused(EngineError):
+    """A request that is not taken. The message names the field, the value and what is allowed.
+
+    `kind`: `invalid` and `too_long` are the caller's to correct (400); `queue_full` (429), `draining` and `not_ready`
+    (503) may be tried again. `field` is the parameter at fault, where there is one.
+    """
+
+    def __init__(self, kind: RefusalKind, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.kind: RefusalKind = kind
+        self.field = field
+
+
+class ProtocolError(EngineError):
+    """A frame that is not a message of this protocol version."""
+
+
+class ExecutorLost(RuntimeError):
+    """A worker died or the device failed; the core cannot go on."""

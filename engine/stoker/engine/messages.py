@@ -1,0 +1,302 @@
+"""The wire between fronts and core: frozen values and their msgpack form.
+
+The core binds one zmq ROUTER socket (`ipc://` in the engine's work folder); every front connects a DEALER. A message is
+one frame, `pack(message)`. A front's first message is `Hello`, answered with the present `CoreState`; from then on the
+core sends it each `Outputs` and `Refused` of its own requests, every change of `CoreState`, and `Stats` about once a
+second. A front sends `Ping` at least every 5 s; requests of a front silent for 30 s are aborted. Request ids belong to
+the front that chose them (two fronts may use the same). All times are `time.monotonic()` seconds, which the processes of one machine share.
+
+Request: `AddRequest` -> `Refused` | `Outputs` with deltas; each choice ends with exactly one delta that has a
+`finish_reason`. The front finds stop texts in what it detokenises and sends `Finish`; a client that went away is `Abort`.
+Both end the choice at once, nothing further is sent for it; either is harmless for a request that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import msgpack
+
+from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.sampling import SamplingParams
+
+PROTOCOL = 1
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["Loading", "Warming", "Serving", "Draining", "Drained", "Failed"]
+
+
+# From a front to the core.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a front."""
+
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """A new request. `params.stop` is ignored by the core; a missing seed is drawn by the core."""
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    arrival_s: float
+    """When the request reached the engine's front; queue time and time to first token count from here."""
+    priority: int = 0
+    """A lower number is served first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client has gone: every choice of these requests ends, nothing more is sent for them."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The front found a stop text: this choice ends as a success (counted with reason `stop`), nothing more is sent for it."""
+
+    request_id: str
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """This front lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new requests, let running ones end until `deadline_s` from now, abort the rest (their clients see `abort`), then say `Drained`.
+
+    Repeating it is harmless; an earlier deadline wins.
+    """
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the core process now; what runs is aborted."""
+
+
+# From the core to fronts.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a front must know about the served model."""
+
+    path: str
+    """The configured path."""
+    tokenizer_folder: str
+    """Folder with tokenizer files, chat template and generation_config.json (a converted one for a GGUF file)."""
+    digest: str | None
+    """The checkpoint's manifest digest, where there is one."""
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreState:
+    """Where the core stands. `model` is there from Warming on; `Failed` is final and `message` says why."""
+
+    phase: Phase
+    message: str
+    model: ModelFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position, from the raw logits."""
+
+    logprob: float
+    """Of the chosen token (for a prompt: of the token that stands there)."""
+    top: tuple[tuple[int, float], ...]
+    """The most probable (token, logprob), best first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Sent once per choice, with its last delta: what `usage` and the latency histograms need."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens taken from the prefix cache."""
+    output_tokens: int
+    """Generated tokens, the end or stop token included."""
+    preemptions: int
+    arrival_s: float
+    scheduled_s: float | None
+    """First time in a step; None if it never was."""
+    first_token_s: float | None
+    last_token_s: float | None
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice. With `finish_reason` it is the last one."""
+
+    request_id: str
+    choice: int
+    tokens: tuple[int, ...]
+    """New output tokens. An end or stop token that ended the choice is not among them; see `stop_token`."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `tokens`, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Once, with choice 0's first delta, if asked for; the first entry is None."""
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The end or stop token that ended it (`finish_reason` is `stop`)."""
+    error: str | None = None
+    """Why, when `finish_reason` is `error`."""
+    facts: RequestFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What one step produced for one front."""
+
+    deltas: tuple[Delta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was not taken; see `RequestRefused` for the kinds."""
+
+    request_id: str
+    kind: RefusalKind
+    message: str
+    field: str | None = None
+
+    def to_error(self) -> RequestRefused:
+        return RequestRefused(self.kind, self.message, self.field)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Gauges of this moment and counters since the start; vLLM's metric names are in the comments.
+
+    Counters are exact: every token of a prompt is counted once, when its prompt is first computed or found in the cache.
+    """
+
+    time_s: float
+    steps: int
+    progressed_s: float
+    """When the last step ended. Work that waits while this stands still is a hang."""
+    running: int
+    """num_requests_running: sequences that hold blocks."""
+    waiting: int
+    """num_requests_waiting."""
+    total_blocks: int
+    free_blocks: int
+    """Never used or given back without content worth keeping."""
+    cached_blocks: int
+    """Free too, but kept for the prefix cache until they are needed."""
+    owned_blocks: int
+    """Of running sequences. kv_cache_usage_perc = owned_blocks / total_blocks."""
+    prompt_tokens: int
+    """prompt_tokens_total."""
+    generation_tokens: int
+    """generation_tokens_total."""
+    preemptions: int
+    """num_preemptions_total."""
+    prefix_queries: int
+    """prefix_cache_queries_total, in tokens."""
+    prefix_hits: int
+    """prefix_cache_hits_total, in tokens."""
+    finished: Mapping[str, int]
+    """request_success_total by finished_reason: stop, length, abort, error."""
+    refused: Mapping[str, int]
+    """By kind."""
+
+
+FrontMessage = Hello | AddRequest | Abort | Finish | Ping | Drain | Stop
+CoreMessage = CoreState | Outputs | Refused | Stats
+Message = FrontMessage | CoreMessage
+
+_CLASSES: tuple[type[Any], ...] = (
+    Hello,
+    AddRequest,
+    Abort,
+    Finish,
+    Ping,
+    Drain,
+    Stop,
+    CoreState,
+    Outputs,
+    Refused,
+    Stats,
+)
+_TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
+_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, Delta, SamplingParams)
+_FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)}
+
+
+def pack(message: Message) -> bytes:
+    """One frame."""
+    frame: bytes = msgpack.packb([_TAGS[type(message)], message], default=_values)
+    return frame
+
+
+def unpack(frame: bytes) -> Message:
+    """The message in a frame.
+
+    Raises:
+        ProtocolError: the frame is not msgpack, has an unknown tag, or its fields do not fit.
+        RequestRefused: an AddRequest whose sampling values are not allowed.
+    """
+    try:
+        tag, values = msgpack.unpackb(frame, use_list=False, strict_map_key=False)
+        message: Message = _build(_CLASSES[tag], values)
+    except RequestRefused:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a message of protocol {PROTOCOL}: {error}") from error
+    return message
+
+
+def _values(value: object) -> Any:
+    names = _FIELDS.get(type(value))
+    if names is None:
+        raise TypeError(f"{type(value).__name__} cannot be sent")
+    return [getattr(value, name) for name in names]
+
+
+def _build(cls: type[Any], values: Any) -> Any:
+    names = _FIELDS[cls]
+    if not isinstance(values, tuple) or len(values) != len(names):
+        raise ValueError(f"{cls.__name__} needs {len(names)} fields")
+    content = dict(zip(names, values, strict=True))
+    for name, convert in _CONVERT.get(cls, {}).items():
+        if content[name] is not None:
+            content[name] = convert(content[name])
+    return cls(**content)
+
+
+def _one(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda values: _build(cls, values)
+
+
+def _many(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda items: tuple(None if values is None else _build(cls, values) for values in items)
+
+
+_CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
+    AddRequest: {"params": _one(SamplingParams)},
+    CoreState: {"model": _one(ModelFacts)},
+    Outputs: {"deltas": _many(Delta)},
+    Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
+}

@@ -1,0 +1,158 @@
+"""How the next token is chosen for one request: checked values, no behaviour. Never imports torch; fronts use it too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from stoker.engine.errors import RequestRefused
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_LOGIT_BIASES = 1024
+SEED_LIMIT = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """One request's choices. Every wrong value raises `RequestRefused` (kind `invalid`) that names the field.
+
+    Order of work on the raw logits: bad tokens and `min_tokens`, logit bias, repetition, frequency and presence
+    penalties, temperature, min-p, top-k, top-p (over what top-k left). Equal logits at a threshold are all kept.
+    """
+
+    n: int = 1
+    """Independent answers to one prompt; they share its cache blocks."""
+    max_tokens: int | None = None
+    """Most output tokens; default: up to the model's length."""
+    min_tokens: int = 0
+    """Until so many output tokens, neither the end token nor a stop token can be chosen."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: no limit."""
+    min_p: float = 0.0
+    """Drops tokens less probable than this share of the most probable one."""
+    presence_penalty: float = 0.0
+    """Subtracted from each token that is already in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens that are in prompt or output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """Random numbers depend on (seed, choice, position) only. Whoever faces the user draws a missing one."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the output; found where text is made (front or `LLM`), not in the core."""
+    include_stop: bool = False
+    """Keep the stop text in the output."""
+    stop_token_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    """Tokens that are never chosen."""
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many of the most probable tokens to report beside the chosen one (0 to 20), before penalties and temperature."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt; such a request does not read the prefix cache."""
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_numbers(self)
+        _check_lists(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def plain_greedy(self) -> bool:
+        """The next token is the largest raw logit: nothing else is asked for."""
+        return (
+            self.greedy
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.min_tokens == 0
+            and not self.logit_bias
+            and not self.bad_token_ids
+            and not self.penalised
+        )
+
+    @property
+    def penalised(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        for name in ("logit_bias", "stop_token_ids", "bad_token_ids"):
+            for token in getattr(self, name):
+                if not 0 <= token < vocab_size:
+                    raise _refused(name, token, f"token ids from 0 to {vocab_size - 1}")
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        return replace(self, seed=seed)
+
+
+def _check_counts(params: SamplingParams) -> None:
+    _integer("n", params.n, 1, MAX_CHOICES)
+    _integer("min_tokens", params.min_tokens, 0, None)
+    _integer("top_k", params.top_k, -1, None)
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, None)
+        if params.min_tokens > params.max_tokens:
+            raise _refused("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
+    if params.seed is not None:
+        _integer("seed", params.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            _integer(name, getattr(params, name), 0, MAX_LOGPROBS)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    _number("temperature", params.temperature, 0.0, 100.0)
+    _number("top_p", params.top_p, 0.0, 1.0, above=True)
+    _number("min_p", params.min_p, 0.0, 1.0)
+    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _number("repetition_penalty", params.repetition_penalty, 0.0, 100.0, above=True)
+
+
+def _check_lists(params: SamplingParams) -> None:
+    if len(params.logit_bias) > MAX_LOGIT_BIASES:
+        raise _refused("logit_bias", f"{len(params.logit_bias)} entries", f"at most {MAX_LOGIT_BIASES} entries")
+    for token, bias in params.logit_bias.items():
+        _integer("logit_bias", token, 0, None)
+        _number("logit_bias", bias, -100.0, 100.0)
+    if len(params.stop) > MAX_STOPS:
+        raise _refused("stop", f"{len(params.stop)} texts", f"at most {MAX_STOPS} texts")
+    for text in params.stop:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise _refused("stop", text, f"texts of 1 to {MAX_STOP_CHARACTERS} characters")
+    for name in ("stop_token_ids", "bad_token_ids"):
+        tokens = getattr(params, name)
+        if len(tokens) > MAX_LOGIT_BIASES:
+            raise _refused(name, f"{len(tokens)} tokens", f"at most {MAX_LOGIT_BIASES} tokens")
+        for token in tokens:
+            _integer(name, token, 0, None)
+
+
+def _integer(name: str, value: object, low: int, high: int | None) -> None:
+    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise _refused(name, value, allowed)
+
+
+def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    allowed = f"a number {'above' if above else 'from'} {low:g} to {high:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _refused(name, value, allowed)
+    if value < low or value > high or (above and value == low):
+        raise _refused(name, value, allowed)
+
+
+def _refused(name: str, value: object, allowed: str) -> RequestRefused:
+    return RequestRefused("invalid", f"{name} must be {allowed}, got {value!r}", name)

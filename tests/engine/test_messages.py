@@ -1,0 +1,62 @@
+"""Every message survives the wire; what is not a message is refused."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from stoker.engine import messages as m
+from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.sampling import SamplingParams
+
+FACTS = m.RequestFacts(3, 2, 1, 0, 1.0, 1.5, 2.0, 2.0, 3.0)
+DELTA = m.Delta(
+    "a", 1, (4, 5), (m.TokenLogprobs(-0.5, ((4, -0.5), (5, -1.0))), m.TokenLogprobs(-1.0, ())),
+    (None, m.TokenLogprobs(-2.0, ())), "stop", 2, None, FACTS,
+)  # fmt: skip
+MODEL = m.ModelFacts("/m", "/m", None, "bfloat16", 100, 64, (2,), 16, 8)
+
+MESSAGES = [
+    m.Hello(),
+    m.AddRequest("a", (1, 2, 3), SamplingParams(temperature=0.5, logit_bias={3: 1.5}, stop=("x",), seed=-7), 12.5, -1),
+    m.Abort(("a", "b")),
+    m.Finish("a", 2),
+    m.Ping(),
+    m.Drain(3.5),
+    m.Stop(),
+    m.CoreState("Loading", "LoadingWeights 43 %"),
+    m.CoreState("Serving", "", MODEL),
+    m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
+    m.Refused("a", "queue_full", "1024 requests wait", None),
+    m.Stats(1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: m.Message) -> None:
+    assert m.unpack(m.pack(message)) == message
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"hello",
+        msgpack.packb([99, []]),
+        msgpack.packb([0, [1, 2, 3]]),
+        msgpack.packb([1, "abc"]),
+        msgpack.packb({"a": 1}),
+    ],
+)
+def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not a message of protocol 1"):
+        m.unpack(frame)
+
+
+def test_sampling_values_are_checked_on_arrival() -> None:
+    good = m.pack(m.AddRequest("a", (1,), SamplingParams(), 0.0))
+    tag, values = msgpack.unpackb(good)
+    values[2][1] = 0  # max_tokens
+    with pytest.raises(RequestRefused, match="max_tokens must be an integer of at least 1, got 0"):
+        m.unpack(msgpack.packb([tag, values]))

@@ -1,0 +1,38 @@
+"""Time as an input: the operator's machinery asks this and never the system."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time for what people read, monotonic time for what is measured."""
+
+    def now(self) -> datetime:
+        """Aware, in UTC."""
+
+    def monotonic(self) -> float:
+        """Seconds."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def timestamp(moment: datetime) -> str:
+    """As Kubernetes writes it: `2026-01-31T12:00:00Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,62 @@
+"""The kinds that the operator reads or writes: where each lives in the API, and which subresources it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "stoker.dev"
+VERSION = "v1alpha1"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One resource of the API."""
+
+    name: str
+    api_version: str
+    plural: str
+    short: str = ""
+    """Short name on the command line."""
+    status: bool = True
+    """Has a status subresource."""
+    scale: bool = False
+    """Has `/scale` over `spec.replicas` and `status.replicas`."""
+
+    @property
+    def ours(self) -> bool:
+        return self.api_version.startswith(GROUP)
+
+
+_OURS = f"{GROUP}/{VERSION}"
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("TrainingJob", _OURS, "trainingjobs", "tj"),
+        Kind("Checkpoint", _OURS, "checkpoints", "ckpt"),
+        Kind("InferenceDeployment", _OURS, "inferencedeployments", "infd"),
+        Kind("EnginePool", _OURS, "enginepools", "epool", scale=True),
+        Kind("Pod", "v1", "pods", "po"),
+        Kind("Service", "v1", "services", "svc"),
+        Kind("ConfigMap", "v1", "configmaps", "cm", status=False),
+        Kind("Secret", "v1", "secrets", "", status=False),
+        Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims", "pvc"),
+        Kind("Event", "v1", "events", "ev", status=False),
+        Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets", "pdb"),
+    )
+}
+
+OURS = tuple(name for name, kind in KINDS.items() if kind.ours)
+"""The kinds that have a reconciler."""
+
+
+def find_kind(word: str) -> Kind:
+    """The kind that a person means by name, plural or short name, in any case.
+
+    Raises:
+        ValueError: no such kind; the message lists those that exist.
+    """
+    for kind in KINDS.values():
+        if word.lower() in {kind.name.lower(), kind.plural, kind.short} - {""}:
+            return kind
+    raise ValueError(f"unknown kind {word!r}, known are {', '.join(kind.plural for kind in KINDS.values())}")

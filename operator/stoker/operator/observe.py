@@ -1,0 +1,160 @@
+"""What a reconcile gets to see, and who must look again when an object changes. Pure: reads the store, never the cluster.
+
+Every kind sees its owned children and whatever its spec and status name. The tables below add what is neither:
+a TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's deployment,
+the users of a Checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+from stoker.operator.cluster.kinds import OURS
+from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.plan import Key, Object, Observed, PodReport
+from stoker.operator.references import references
+from stoker.operator.store import Store, key_of
+
+
+def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "stoker-control-keys") -> Observed | None:
+    """Everything that the reconcile of `key` may look at, or None when the resource is gone.
+
+    `now_s` is monotonic time, for the age of reports. Objects of a kind are in the order of their names, each once.
+    """
+    resource = store.get(key)
+    if resource is None:
+        return None
+    around: dict[Key, Object] = {}
+    for found in _around(store, resource, keys_config_map):
+        around[key_of(found)] = found
+    around.pop(key, None)
+    return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s))
+
+
+def interested(store: Store, changed: Object) -> set[Key]:
+    """The resources whose reconcile looks at `changed`."""
+    keys = {*_owners(changed), *_labelled(changed), *_both_ways(store, changed)}
+    if changed["kind"] in OURS:
+        keys.add(key_of(changed))
+    if changed["kind"] == "Checkpoint":
+        keys |= _keys(store.of_kind("InferenceDeployment", changed["metadata"].get("namespace", "")))
+    if _role(changed) == "router":
+        uid = _label(changed, DEPLOYMENT_UID)
+        keys |= _keys(found for found in store.labelled(DEPLOYMENT_UID, uid) if found["kind"] == "EnginePool")
+    return keys
+
+
+def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Object]:
+    metadata = resource["metadata"]
+    namespace = metadata.get("namespace", "")
+    yield from store.owned_by(metadata["uid"])
+    named = [*references(resource), Key("ConfigMap", namespace, keys_config_map)]
+    yield from (found for found in map(store.get, sorted(named)) if found is not None)
+    yield from _EXTRA[resource["kind"]](store, resource)
+
+
+def _around_job(store: Store, job: Object) -> Iterator[Object]:
+    """Its pods, tasks and Checkpoints by label, adopted or not."""
+    return iter(store.labelled(JOB_UID, job["metadata"]["uid"]))
+
+
+def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
+    """Its job with the pods that can save now, and everything that may use it."""
+    metadata = checkpoint["metadata"]
+    namespace = metadata.get("namespace", "")
+    yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
+    yield from store.referring_to(key_of(checkpoint))
+    yield from store.of_kind("InferenceDeployment", namespace)
+    yield from store.of_kind("EnginePool", namespace)
+    for job in _jobs_of(store, checkpoint):
+        yield job
+        yield from (found for found in store.labelled(JOB_UID, job["metadata"]["uid"]) if found["kind"] == "Pod")
+
+
+def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
+    """Pools, engines and routers by label, and the Checkpoints that a selector chooses from."""
+    yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
+    yield from store.of_kind("Checkpoint", deployment["metadata"].get("namespace", ""))
+
+
+def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
+    """Its deployment and the deployment's routers, whose reports tell which snapshot they took."""
+    uid = _label(pool, DEPLOYMENT_UID)
+    deployment = store.by_uid(uid)
+    if deployment is not None:
+        yield deployment
+    yield from (found for found in store.labelled(DEPLOYMENT_UID, uid) if _role(found) == "router")
+
+
+_EXTRA: dict[str, Callable[[Store, Object], Iterator[Object]]] = {
+    "TrainingJob": _around_job,
+    "Checkpoint": _around_checkpoint,
+    "InferenceDeployment": _around_deployment,
+    "EnginePool": _around_pool,
+}
+
+
+def _jobs_of(store: Store, checkpoint: Object) -> Iterator[Object]:
+    job = store.by_uid(_label(checkpoint, JOB_UID))
+    if job is not None:
+        yield job
+    for key in references(checkpoint):
+        found = store.get(key) if key.kind == "TrainingJob" else None
+        if found is not None and found is not job:
+            yield found
+
+
+def _owners(changed: Object) -> Iterator[Key]:
+    namespace = changed["metadata"].get("namespace", "")
+    for owner in changed["metadata"].get("ownerReferences") or ():
+        if owner["kind"] in OURS:
+            yield Key(owner["kind"], namespace, owner["name"])
+
+
+def _labelled(changed: Object) -> Iterator[Key]:
+    namespace = changed["metadata"].get("namespace", "")
+    for kind, label in (("TrainingJob", JOB), ("InferenceDeployment", DEPLOYMENT)):
+        name = _label(changed, label)
+        if name:
+            yield Key(kind, namespace, name)
+
+
+def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
+    yield from _keys(found for found in store.referring_to(key_of(changed)) if found["kind"] in OURS)
+    yield from (target for target in references(changed) if target.kind in OURS)
+    checkpoint = store.by_uid(_label(changed, CHECKPOINT_UID))
+    if checkpoint is not None:
+        yield key_of(checkpoint)
+    if _role(changed) == "trainer":
+        uid = _label(changed, JOB_UID)
+        yield from _keys(found for found in store.labelled(JOB_UID, uid) if _waits_for_save(found))
+
+
+def _waits_for_save(found: Object) -> bool:
+    return found["kind"] == "Checkpoint" and (found.get("status") or {}).get("phase") in (None, "", "Saving")
+
+
+def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:
+    kinds: defaultdict[str, list[Object]] = defaultdict(list)
+    for found in sorted(around, key=key_of):
+        kinds[found["kind"]].append(found)
+    return {kind: tuple(found) for kind, found in kinds.items()}
+
+
+def _reports(store: Store, around: Iterable[Object], now_s: float) -> dict[str, PodReport]:
+    uids = [found["metadata"]["uid"] for found in around if found["kind"] == "Pod"]
+    reports = {uid: store.report(uid, now_s) for uid in uids}
+    return {uid: report for uid, report in reports.items() if report is not None}
+
+
+def _keys(resources: Iterable[Object]) -> set[Key]:
+    return {key_of(resource) for resource in resources}
+
+
+def _label(resource: Object, label: str) -> str:
+    return str((resource["metadata"].get("labels") or {}).get(label, ""))
+
+
+def _role(resource: Object) -> str:
+    return _label(resource, ROLE)

@@ -1,0 +1,55 @@
+"""What an installation decides once for every resource. Reconcilers receive it and read nothing else of their surroundings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Frozen; the same settings and the same observation give the same plan."""
+
+    operator_version: str = "0.1.0"
+    runtime_image: str = "ghcr.io/stoker-dev/runtime:0.1.0"
+    """Trainer and engine pods (ignored by the embedded cluster)."""
+    control_image: str = "ghcr.io/stoker-dev/control:0.1.0"
+    """Router and task pods: no torch."""
+    image_pull_policy: str = "IfNotPresent"
+    python: tuple[str, ...] = ("python",)
+    """How a pod starts Python; the embedded cluster replaces `python` by its own interpreter."""
+    control_public_keys: Mapping[str, str] = field(default_factory=dict)
+    """File name (`*.pem`) -> public key in PEM: the data of the ConfigMap `stoker-control-keys` in each namespace with pods."""
+    control_keys_config_map: str = "stoker-control-keys"
+
+    agent_port: int = 8080
+    rendezvous_port: int = 29500
+    engine_port: int = 8000
+    router_port: int = 8000
+
+    poll_interval_s: float = 2.0
+    """Between two looks at one pod's `/status`."""
+    poll_timeout_s: float = 5.0
+    report_stale_s: float = 30.0
+    """An older report says nothing about now."""
+    resync_interval_s: float = 600.0
+    workers: int = 8
+    """Reconciles at the same time; one key is never in two of them."""
+    max_requests: int = 32
+    """API writes at the same time."""
+
+    router_resources: Mapping[str, Mapping[str, str]] = field(
+        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "256Mi"}}
+    )
+    task_resources: Mapping[str, Mapping[str, str]] = field(
+        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}}
+    )
+    router_replicas: int = 1
+    grace_period_s: int = 30
+    """Default of a pod that names none."""
+    drain_timeout_s: float = 300.0
+    """Longest drain of an engine before its pod is deleted all the same."""
+    router_acknowledge_s: float = 10.0
+    """How long a drain waits for every Ready router to take the snapshot without the pod."""
+    task_deadline_s: int = 3600
+    """`activeDeadlineSeconds` of a task pod."""

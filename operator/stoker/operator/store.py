@@ -1,0 +1,199 @@
+"""What the informers know: objects by kind with their indexes, and the pods' newest reports. Nothing is read from the cluster here.
+
+Objects are read-only once they are in. The informers put them, the executor writes its own results through; an older version of
+the same object never replaces a newer one, and a deleted object does not come back by a late event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.operator.labels import INDEXED
+from stoker.operator.plan import Key, Object, PodReport
+from stoker.operator.references import references
+
+MAX_TOMBSTONES = 10_000
+
+
+@dataclass(frozen=True)
+class Change:
+    """One object before and after; None stands for absent."""
+
+    old: Object | None
+    new: Object | None
+
+    @property
+    def object(self) -> Object:
+        found = self.new or self.old
+        assert found is not None
+        return found
+
+
+Listener = Callable[[Change], None]
+
+
+def key_of(resource: Object) -> Key:
+    metadata = resource["metadata"]
+    return Key(resource["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def version_of(resource: Object) -> int:
+    """Resource versions of one object are comparable numbers."""
+    return int(resource["metadata"]["resourceVersion"])
+
+
+class Store:
+    """Objects with indexes by owner, label and reference."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self._objects: dict[Key, Object] = {}
+        self._by_uid: dict[str, Key] = {}
+        self._by_kind: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        self._by_owner: defaultdict[str, set[Key]] = defaultdict(set)
+        self._by_label: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        self._by_reference: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._references: dict[Key, frozenset[Key]] = {}
+        self._tombstones: OrderedDict[str, int] = OrderedDict()
+        self._reports: dict[str, tuple[Mapping[str, Any], float]] = {}
+
+    # Reading
+
+    def get(self, key: Key) -> Object | None:
+        return self._objects.get(key)
+
+    def by_uid(self, uid: str) -> Object | None:
+        key = self._by_uid.get(uid)
+        return self._objects[key] if key else None
+
+    def of_kind(self, kind: str, namespace: str | None = None) -> list[Object]:
+        if namespace is not None:
+            return self._sorted(self._by_kind.get((kind, namespace), ()))
+        return self._sorted(key for (found, _), keys in self._by_kind.items() if found == kind for key in keys)
+
+    def owned_by(self, uid: str) -> list[Object]:
+        """Objects with an owner reference to `uid`."""
+        return self._sorted(self._by_owner.get(uid, ()))
+
+    def labelled(self, label: str, value: str) -> list[Object]:
+        """Objects of any kind with an indexed label."""
+        if label not in INDEXED:
+            raise ValueError(f"label {label} has no index, indexed are {', '.join(INDEXED)}")
+        return self._sorted(self._by_label.get((label, value), ()))
+
+    def referring_to(self, key: Key) -> list[Object]:
+        """Objects whose spec or status names `key`."""
+        return self._sorted(self._by_reference.get(key, ()))
+
+    def references_of(self, key: Key) -> frozenset[Key]:
+        return self._references.get(key, frozenset())
+
+    def report(self, pod_uid: str, now_s: float) -> PodReport | None:
+        """The pod's newest answer with its age at the monotonic time `now_s`."""
+        found = self._reports.get(pod_uid)
+        return PodReport(body=found[0], age_s=max(0.0, now_s - found[1])) if found else None
+
+    # Writing
+
+    def put(self, resource: Object) -> bool:
+        """Keep a newer version; False when it was known already or is older than what is known."""
+        key = key_of(resource)
+        uid = resource["metadata"]["uid"]
+        version = version_of(resource)
+        old = self._objects.get(key)
+        if self._tombstones.get(uid, -1) >= version:
+            return False
+        if old is not None and version_of(old) >= version:
+            return False
+        self._unindex(key)
+        self._index(key, resource)
+        self._tell(Change(old, resource))
+        return True
+
+    def remove(self, key: Key, uid: str, version: int | None = None) -> bool:
+        """Forget an object that is gone. A namesake with another uid stays."""
+        old = self._objects.get(key)
+        self._bury(uid, version)
+        if old is None or old["metadata"]["uid"] != uid:
+            return False
+        self._bury(uid, version_of(old))
+        self._unindex(key)
+        self._reports.pop(uid, None)
+        self._tell(Change(old, None))
+        return True
+
+    def replace(self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None) -> None:
+        """Take a list as the truth: what it lacks is gone, unless it was written after the list was made."""
+        listed = {key_of(item): item for item in items}
+        for known in self.of_kind(kind, namespace):
+            key = key_of(known)
+            same = key in listed and listed[key]["metadata"]["uid"] == known["metadata"]["uid"]
+            if not same and version_of(known) <= list_version:
+                self.remove(key, known["metadata"]["uid"])
+        for item in listed.values():
+            self.put(item)
+
+    def put_report(self, pod_uid: str, body: Mapping[str, Any], now_s: float) -> bool:
+        """Keep a pod's answer; True when it says something new."""
+        if pod_uid not in self._by_uid:
+            return False
+        old = self._reports.get(pod_uid)
+        self._reports[pod_uid] = (body, now_s)
+        return old is None or old[0] != body
+
+    # Inside
+
+    def _sorted(self, keys: Iterable[Key]) -> list[Object]:
+        return [self._objects[key] for key in sorted(keys)]
+
+    def _index(self, key: Key, resource: Object) -> None:
+        metadata = resource["metadata"]
+        self._objects[key] = resource
+        self._by_uid[metadata["uid"]] = key
+        self._by_kind[key.kind, key.namespace].add(key)
+        for owner in metadata.get("ownerReferences") or ():
+            self._by_owner[owner["uid"]].add(key)
+        for entry in _indexed_labels(resource):
+            self._by_label[entry].add(key)
+        self._references[key] = references(resource)
+        for target in self._references[key]:
+            self._by_reference[target].add(key)
+
+    def _unindex(self, key: Key) -> None:
+        resource = self._objects.pop(key, None)
+        if resource is None:
+            return
+        metadata = resource["metadata"]
+        self._by_uid.pop(metadata["uid"], None)
+        _discard(self._by_kind, (key.kind, key.namespace), key)
+        for owner in metadata.get("ownerReferences") or ():
+            _discard(self._by_owner, owner["uid"], key)
+        for entry in _indexed_labels(resource):
+            _discard(self._by_label, entry, key)
+        for target in self._references.pop(key, frozenset()):
+            _discard(self._by_reference, target, key)
+
+    def _bury(self, uid: str, version: int | None) -> None:
+        self._tombstones[uid] = max(version or 0, self._tombstones.pop(uid, 0))
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def _tell(self, change: Change) -> None:
+        for listener in self.listeners:
+            listener(change)
+
+
+def _indexed_labels(resource: Object) -> list[tuple[str, str]]:
+    labels = resource["metadata"].get("labels") or {}
+    return [(label, labels[label]) for label in INDEXED if label in labels]
+
+
+def _discard(index: defaultdict[Any, set[Key]], entry: Any, key: Key) -> None:
+    keys = index.get(entry)
+    if keys is not None:
+        keys.discard(key)
+        if not keys:
+            del index[entry]

@@ -1,0 +1,215 @@
+"""One pod from the curated fields of a resource: the restricted profile, our volumes and variables, the user's, then the user's `podTemplate` on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.operator.api.pod_fields import PodFields, SmallPod
+from stoker.operator.labels import PREFIX
+from stoker.operator.plan import Object
+from stoker.operator.pods import MAIN
+from stoker.operator.settings import Settings
+
+CONFIG_FOLDER = "/etc/stoker"
+CONFIG_FILE = f"{CONFIG_FOLDER}/config.json"
+KEYS_FOLDER = "/etc/stoker-keys"
+CHECKPOINT_FOLDER = "/var/stoker/checkpoints"
+WORK_FOLDER = "/var/stoker/work"
+TERMINATION_LOG = "/dev/termination-log"
+GPU_RESOURCE = "nvidia.com/gpu"
+USER = 65532
+"""The images' user; volumes belong to its group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What runs in the pod's main container."""
+
+    image: str
+    command: Sequence[str]
+    port: int | None = None
+    """Serves /livez and /readyz there; None for tasks."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[Mapping[str, Any]] = ()
+    mounts: Sequence[Mapping[str, Any]] = ()
+    grace_period_s: int = 30
+    deadline_s: int | None = None
+
+
+def owner_reference(owner: Object) -> dict[str, Any]:
+    """Controller reference: the garbage collector removes the child with its owner."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata_of(owner: Object, name: str, component: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Name, owner and labels of a child. Labels of the owner are never copied: GitOps tools would adopt the child by them."""
+    return {
+        "name": name,
+        "namespace": owner["metadata"]["namespace"],
+        "labels": {
+            "app.kubernetes.io/name": "stoker",
+            "app.kubernetes.io/component": component,
+            "app.kubernetes.io/part-of": "stoker",
+            "app.kubernetes.io/managed-by": "stoker-operator",
+            f"{PREFIX}/role": component,
+            **{name if "/" in name else f"{PREFIX}/{name}": value for name, value in labels.items()},
+        },
+        "ownerReferences": [owner_reference(owner)],
+    }
+
+
+def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, settings: Settings) -> Object:
+    """A whole pod object."""
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": dict(metadata),
+        "spec": _pruned(
+            {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": program.grace_period_s,
+                "activeDeadlineSeconds": program.deadline_s,
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "serviceAccountName": fields.service_account_name,
+                "imagePullSecrets": [secret.to_wire() for secret in fields.image_pull_secrets],
+                "nodeSelector": dict(fields.node_selector),
+                "tolerations": [toleration.to_wire() for toleration in fields.tolerations],
+                "priorityClassName": fields.priority_class_name,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": USER,
+                    "runAsGroup": USER,
+                    "fsGroup": USER,
+                    "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [_container(program, fields, settings)],
+                "volumes": [*program.volumes, *_volumes(fields)],
+            }
+        ),
+    }
+    return merge_template(pod, fields.pod_template or {})
+
+
+def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The mounted configuration: volume and mount."""
+    return (
+        {"name": "stoker-config", "configMap": {"name": config_map}},
+        {"name": "stoker-config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+    )
+
+
+def keys_volume(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The operator's public keys: volume and mount."""
+    return (
+        {"name": "stoker-keys", "configMap": {"name": settings.control_keys_config_map}},
+        {"name": "stoker-keys", "mountPath": KEYS_FOLDER, "readOnly": True},
+    )
+
+
+def claim_volume(claim: str, *, read_only: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The claim that holds checkpoints: volume and mount."""
+    return (
+        {"name": "stoker-checkpoints", "persistentVolumeClaim": {"claimName": claim}},
+        {"name": "stoker-checkpoints", "mountPath": CHECKPOINT_FOLDER, "readOnly": read_only},
+    )
+
+
+def scratch_volume(name: str, path: str, medium: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """An empty folder that lives as long as the pod: volume and mount."""
+    source = {"medium": medium} if medium else {}
+    return {"name": name, "emptyDir": source}, {"name": name, "mountPath": path}
+
+
+def merge_template(base: Any, patch: Any) -> Any:
+    """Strategic merge as far as pods need it: maps merge, null removes, lists of named items merge by name, other lists are replaced."""
+    if isinstance(base, dict) and isinstance(patch, Mapping):
+        merged = dict(base)
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge_template(merged.get(key), value)
+        return merged
+    if isinstance(base, list) and isinstance(patch, list) and all(_named(item) for item in [*base, *patch]):
+        by_name = {item["name"]: item for item in base}
+        for item in patch:
+            by_name[item["name"]] = merge_template(by_name.get(item["name"], {}), item)
+        return list(by_name.values())
+    return patch
+
+
+def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[str, Any]:
+    container = {
+        "name": MAIN,
+        "image": fields.image or program.image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": list(program.command),
+        "env": [*_own_env(program), *_env(fields)],
+        "envFrom": [source.to_wire() for source in fields.env_from] if isinstance(fields, PodFields) else [],
+        "resources": _resources(fields),
+        "volumeMounts": [*program.mounts, *_mounts(fields)],
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        **_probes(program.port),
+    }
+    return _pruned(container)
+
+
+def _own_env(program: Program) -> list[dict[str, Any]]:
+    uid = {"name": "STOKER_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    return [uid, *({"name": name, "value": value} for name, value in program.env.items())]
+
+
+def _env(fields: SmallPod) -> list[dict[str, Any]]:
+    return [variable.to_wire() for variable in fields.env] if isinstance(fields, PodFields) else []
+
+
+def _volumes(fields: SmallPod) -> list[dict[str, Any]]:
+    return [volume.to_wire() for volume in fields.volumes] if isinstance(fields, PodFields) else []
+
+
+def _mounts(fields: SmallPod) -> list[dict[str, Any]]:
+    return [mount.to_wire() for mount in fields.volume_mounts] if isinstance(fields, PodFields) else []
+
+
+def _resources(fields: SmallPod) -> dict[str, Any]:
+    resources: dict[str, Any] = fields.resources.to_wire()
+    if isinstance(fields, PodFields) and fields.gpus_per_pod:
+        limits = dict(resources.get("limits", {}))
+        resources["limits"] = {**limits, GPU_RESOURCE: str(fields.gpus_per_pod)}
+    return resources
+
+
+def _probes(port: int | None) -> dict[str, Any]:
+    if port is None:
+        return {}
+    return {
+        "ports": [{"name": "http", "containerPort": port}],
+        "startupProbe": {"httpGet": {"path": "/livez", "port": port}, "periodSeconds": 1, "failureThreshold": 120},
+        "livenessProbe": {"httpGet": {"path": "/livez", "port": port}, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 1, "timeoutSeconds": 5},
+    }
+
+
+def _named(item: Any) -> bool:
+    return isinstance(item, Mapping) and "name" in item
+
+
+def _pruned(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if value not in (None, [], {}, "")}

@@ -1,0 +1,32 @@
+"""What can go wrong with a checkpoint.
+
+CheckpointError (a ValueError)
+├── CheckpointMissing   nothing is there: no folder, no manifest, no such tensor
+├── CheckpointCorrupt   what is there is not what was written, or was never a valid checkpoint
+├── CheckpointExists    the name is published already, and names are published once
+└── CheckpointLocked    another run holds the folder
+
+Failures of the disk itself (full, lost mount, no permission) stay OSError and carry the path.
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written, read or removed; the message names the field, the value and what is allowed."""
+
+
+class CheckpointMissing(CheckpointError):
+    """No checkpoint, manifest or tensor of that name."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """The bytes are not those that were written, or a manifest says something impossible."""
+
+
+class CheckpointExists(CheckpointError):
+    """A published checkpoint has that name; it is never replaced."""
+
+
+class CheckpointLocked(CheckpointError):
+    """Another process holds the lock of the checkpoint root."""

@@ -1,0 +1,369 @@
+"""A checkpoint root: the folder that holds `step-00001200.<writer>` folders, and the only code that publishes or deletes one.
+
+A save is staged in a hidden folder, made durable, and renamed once. So a name that can be seen is complete, a crash leaves at most a
+hidden folder, and two attempts never write the same name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.checkpoint.cover import cover_problems
+from stoker.checkpoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointLocked,
+    CheckpointMissing,
+)
+from stoker.checkpoint.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    folder_name,
+    parse_folder_name,
+)
+from stoker.checkpoint.storage import PosixStorage, Storage
+
+LATEST_FILE = "LATEST"
+LOCK_FILE = ".lock"
+_STAGING = re.compile(r"\.staging-(step-[0-9]{8,12}\.([0-9a-f]{8}))-[0-9a-f]{8}")
+_DELETING = ".deleting-"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A save that is durable and visible."""
+
+    folder_name: str
+    digest: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A committed checkpoint: its manifest is present and valid. Its data is not read yet."""
+
+    folder_name: str
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def writer(self) -> str:
+        return self.manifest.writer
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def bytes(self) -> int:
+        return self.manifest.bytes
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A folder with a checkpoint's name that is not committed."""
+
+    folder_name: str
+    path: Path
+    problem: str
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What a delete removed. `left` names files that no manifest lists; they stay, and so does their folder."""
+
+    folder_name: str
+    files: tuple[str, ...]
+    bytes: int
+    left: tuple[str, ...] = ()
+
+
+class CheckpointRoot:
+    """One folder of checkpoints. Holds no state of its own: everything is what lies on the disk."""
+
+    def __init__(self, root: Path, *, storage: Storage | None = None) -> None:
+        self.root = Path(root)
+        self.storage = storage or PosixStorage()
+
+    def begin(self, step: int, writer: str) -> Path:
+        """A fresh staging folder for one save; rank 0 calls it and tells the other ranks the path.
+
+        Raises:
+            CheckpointExists: that step of that writer is published already.
+        """
+        name = folder_name(step, writer)
+        self._check_unpublished(name)
+        staging = self.root / f".staging-{name}-{secrets.token_hex(4)}"
+        self.storage.make_folder(staging)
+        return staging
+
+    def publish(self, staging: Path, manifest: Manifest) -> Published:
+        """Commit a save: check it, write the manifest last, make all durable, rename, hint `LATEST`.
+
+        Every data file must have been closed (`PieceWriter.close`) before. Returns when the checkpoint would survive a power cut.
+
+        Raises:
+            CheckpointError: the staged files are not those of the manifest, or its pieces leave a gap or overlap.
+            CheckpointExists: the name is published already.
+        """
+        name = manifest.folder_name
+        self._check_staged(Path(staging), manifest)
+        self._check_unpublished(name)
+        self._write_new(Path(staging) / MANIFEST_FILE, manifest.to_json().encode())
+        self.storage.sync_folder(Path(staging))
+        self._rename_once(Path(staging), self.root / name)
+        self.storage.sync_folder(self.root)
+        self._hint(name)
+        return Published(name, manifest.digest, manifest.bytes)
+
+    def discard(self, staging: Path) -> None:
+        """Remove a staging folder after a save that failed. Never touches a published folder."""
+        self._staged_name(Path(staging))
+        for name in self.storage.names(Path(staging)):
+            self.storage.remove_file(Path(staging) / name)
+        self.storage.remove_folder(Path(staging))
+
+    def discard_unfinished(self, writers: Collection[str] | None = None) -> list[str]:
+        """Remove what dead attempts left: staging folders of those writers (all when None: only under the lock), and half-done deletes."""
+        removed = []
+        for name in self.storage.folders(self.root):
+            match = _STAGING.fullmatch(name)
+            if match and (writers is None or match[2] in writers):
+                self.discard(self.root / name)
+                removed.append(name)
+            elif name.startswith(_DELETING) and self._resume_delete(name.removeprefix(_DELETING)):
+                removed.append(name)
+        return removed
+
+    def scan(self) -> list[Found | Broken]:
+        """Every folder with a checkpoint's name, newest first."""
+        items = [self._look(name) for name in self.storage.folders(self.root) if parse_folder_name(name)]
+        return sorted(items, key=self._age, reverse=True)
+
+    def committed(self) -> list[Found]:
+        """Newest first; only folders whose manifest is valid and carries their own step and writer."""
+        return [item for item in self.scan() if isinstance(item, Found)]
+
+    def find(self, name: str, digest: str | None = None) -> Found:
+        """One committed checkpoint by name.
+
+        Raises:
+            CheckpointMissing: no such folder, or it has no manifest.
+            CheckpointCorrupt: its manifest is not valid or not the wanted one.
+        """
+        check_folder_name(name)
+        manifest = read_manifest(self.root / name, self.storage, digest)
+        if manifest.folder_name != name:
+            raise CheckpointCorrupt(f"{self.root / name}: its manifest is that of {manifest.folder_name}")
+        return Found(name, self.root / name, manifest)
+
+    def latest(self) -> Found | None:
+        """The checkpoint that `LATEST` names; when the hint is missing, stale or wrong, the newest committed one."""
+        with suppress(CheckpointError, OSError, UnicodeDecodeError):
+            return self.find(read_whole(self.storage, self.root / LATEST_FILE, 4096).decode().strip())
+        return next(iter(self.committed()), None)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the root for a run without an operator; the kernel releases it when the process dies.
+
+        Raises:
+            CheckpointLocked: another process holds it.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            self._take(handle)
+            yield
+        finally:
+            os.close(handle)
+
+    def retain(self, keep: int, verified: Callable[[str], bool]) -> list[str]:
+        """Delete verified checkpoints beyond the `keep` newest verified ones; the names that went.
+
+        `verified` is asked once for each committed folder name. What is not verified neither counts nor goes.
+        """
+        if keep < 1:
+            raise CheckpointError(f"keep must be >= 1, got {keep}")
+        old = [found for found in self.committed() if verified(found.folder_name)][keep:]
+        return [self.delete(found.folder_name, found.digest).folder_name for found in old]
+
+    def delete(self, name: str, digest: str) -> Deleted:
+        """Remove exactly the files that the manifest with that digest lists, then the empty folder. Safe to repeat after a crash.
+
+        The folder first gets a hidden name, so a checkpoint that is half gone can never be found.
+
+        Raises:
+            CheckpointCorrupt: the folder's manifest is not the one with that digest; nothing was removed.
+        """
+        check_folder_name(name)
+        hidden = self.root / f"{_DELETING}{name}"
+        folders = self.storage.folders(self.root)
+        if hidden.name not in folders:
+            if name not in folders:
+                return Deleted(name, (), 0)
+            self._check_deletable(name, digest)
+            self.storage.rename(self.root / name, hidden)
+            self.storage.sync_folder(self.root)
+        return self._delete_hidden(name, digest)
+
+    def _check_deletable(self, name: str, digest: str) -> None:
+        if self.find(name).digest != digest:
+            raise CheckpointCorrupt(
+                f"{self.root / name}: its digest is {self.find(name).digest}, not {digest}; nothing deleted"
+            )
+
+    def _delete_hidden(self, name: str, digest: str) -> Deleted:
+        hidden = self.root / f"{_DELETING}{name}"
+        if not self.storage.names(hidden):
+            self.storage.remove_folder(hidden)
+            return Deleted(name, (), 0)
+        manifest = read_manifest(hidden, self.storage, digest)
+        for file in manifest.file_sizes():
+            self.storage.remove_file(hidden / file)
+        self.storage.remove_file(hidden / MANIFEST_FILE)
+        left = tuple(self.storage.names(hidden))
+        if left:
+            self.storage.rename(hidden, self.root / name)
+        else:
+            self.storage.remove_folder(hidden)
+        self.storage.sync_folder(self.root)
+        return Deleted(name, tuple(manifest.file_sizes()), manifest.bytes, left)
+
+    def _resume_delete(self, name: str) -> bool:
+        """Finish a delete that a crash interrupted; one whose manifest is not valid stays for a person to look at."""
+        hidden = self.root / f"{_DELETING}{name}"
+        try:
+            digest = read_manifest(hidden, self.storage).digest if self.storage.names(hidden) else ""
+        except CheckpointError:
+            return False
+        self._delete_hidden(name, digest)
+        return True
+
+    def _look(self, name: str) -> Found | Broken:
+        try:
+            return self.find(name)
+        except (CheckpointError, OSError) as error:
+            return Broken(name, self.root / name, str(error))
+
+    def _age(self, item: Found | Broken) -> tuple[int, float, str]:
+        step, _ = parse_folder_name(item.folder_name) or (0, "")
+        try:
+            return step, self.storage.modified(item.path / MANIFEST_FILE), item.folder_name
+        except OSError:
+            return step, 0.0, item.folder_name
+
+    def _check_unpublished(self, name: str) -> None:
+        if name in self.storage.folders(self.root):
+            raise CheckpointExists(f"{self.root / name} exists; a name is published once and never replaced")
+
+    def _rename_once(self, staging: Path, target: Path) -> None:
+        try:
+            self.storage.rename(staging, target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise CheckpointExists(f"{target} exists; a name is published once and never replaced") from error
+            raise
+
+    def _staged_name(self, staging: Path) -> str:
+        match = _STAGING.fullmatch(staging.name)
+        if match is None or staging.parent != self.root:
+            raise CheckpointError(f"{staging} is not a staging folder of {self.root}")
+        return match[1]
+
+    def _check_staged(self, staging: Path, manifest: Manifest) -> None:
+        staged = self._staged_name(staging)
+        if staged != manifest.folder_name:
+            raise CheckpointError(f"{staging}: begun for {staged}, the manifest is for {manifest.folder_name}")
+        problems = cover_problems(manifest)
+        if problems:
+            raise CheckpointError(f"{staged} is not published: {'; '.join(problems[:3])}")
+        sizes = manifest.file_sizes()
+        odd = sorted(sizes.keys() ^ set(self.storage.names(staging)))
+        if odd:
+            raise CheckpointError(
+                f"{staged} is not published: files missing or not in the manifest: {', '.join(odd[:8])}"
+            )
+        for name, size in sizes.items():
+            written = self.storage.size(staging / name)
+            if written != size:
+                raise CheckpointError(
+                    f"{staged} is not published: {name} has {written} bytes, the manifest says {size}"
+                )
+
+    def _write_new(self, path: Path, data: bytes) -> None:
+        sink = self.storage.create(path)
+        try:
+            sink.write(memoryview(data))
+            sink.sync()
+        finally:
+            sink.close()
+
+    def _hint(self, name: str) -> None:
+        """Point `LATEST` at a checkpoint. Only a hint: the save counts even if this fails."""
+        temporary = self.root / f".{LATEST_FILE}-{secrets.token_hex(4)}"
+        try:
+            self._write_new(temporary, f"{name}\n".encode())
+            self.storage.rename(temporary, self.root / LATEST_FILE)
+        except OSError:
+            with suppress(OSError):
+                self.storage.remove_file(temporary)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
+            raise CheckpointLocked(f"{self.root} is in use by {holder or 'another run'}") from error
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def check_folder_name(name: str) -> None:
+    """Refuse anything but `step-00001200.1a2b3c4d`."""
+    if parse_folder_name(name) is None:
+        raise CheckpointMissing(f"{name!r} is not the name of a checkpoint (step-00001200.1a2b3c4d)")
+
+
+def read_manifest(folder: Path, storage: Storage, digest: str | None = None) -> Manifest:
+    """The manifest of a folder, checked.
+
+    Raises:
+        CheckpointMissing: no folder or no manifest.
+        CheckpointCorrupt: not valid, or its digest is not `digest`.
+    """
+    try:
+        text = read_whole(storage, folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointMissing(f"{folder}: no {MANIFEST_FILE}, so not a committed checkpoint") from error
+    try:
+        manifest = Manifest.from_json(text)
+    except CheckpointCorrupt as error:
+        raise CheckpointCorrupt(f"{folder}: {error}") from error
+    if digest is not None and manifest.digest != digest:
+        raise CheckpointCorrupt(f"{folder}: the manifest's digest is {manifest.digest}, {digest} is wanted")
+    return manifest
+
+
+def read_whole(storage: Storage, path: Path, max_bytes: int) -> bytes:
+    """All bytes of a small file."""
+    size = storage.size(path)
+    if size > max_bytes:
+        raise CheckpointCorrupt(f"{path} has {size} bytes, {max_bytes} are allowed")
+    data = bytearray(size)
+    return bytes(data[: storage.read(path, 0, memoryview(data))])

@@ -1,0 +1,133 @@
+"""Verification of a whole checkpoint: manifest, exact cover, every piece and every file. Reads each byte once, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from stoker.checkpoint.cover import cover_problems
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece
+from stoker.checkpoint.reader import check_size
+from stoker.checkpoint.storage import PosixStorage, Storage
+from stoker.checkpoint.store import read_manifest
+
+CHUNK_BYTES = 16 * 2**20
+MAX_PROBLEMS = 100
+
+Progress = Callable[[int, int], None]
+"""Called with bytes verified so far and bytes in all."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verification found. The facts are None when there is no manifest to take them from."""
+
+    folder: str
+    ok: bool
+    problems: tuple[str, ...]
+    step: int | None = None
+    writer: str | None = None
+    digest: str | None = None
+    bytes: int | None = None
+    tensors: int | None = None
+    pieces: int | None = None
+    unlisted: tuple[str, ...] = ()
+    """Files that lie in the folder and in no manifest; they are nobody's proof of damage."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": self.folder,
+            "ok": self.ok,
+            "step": self.step,
+            "writer": self.writer,
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "tensors": self.tensors,
+            "pieces": self.pieces,
+            "problems": list(self.problems),
+            "unlisted": list(self.unlisted),
+        }
+
+
+def verify(
+    folder: Path, digest: str | None = None, *, progress: Progress | None = None, storage: Storage | None = None
+) -> Report:
+    """Check everything that can be checked; never raises for a bad checkpoint, only for a failing disk (OSError).
+
+    `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file is exactly its
+    pieces, and every byte has the hash that was recorded when it was written.
+    """
+    folder, storage = Path(folder), storage or PosixStorage()
+    try:
+        manifest = read_manifest(folder, storage, digest)
+    except CheckpointError as error:
+        return Report(str(folder), False, (str(error),))
+    problems = cover_problems(manifest)
+    checked = 0
+    for size, problem in _check_bytes(folder, manifest, storage):
+        checked += size
+        if progress is not None:
+            progress(checked, manifest.bytes)
+        if problem is not None:
+            problems.append(problem)
+    return _report(folder, manifest, problems, storage)
+
+
+def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Storage) -> Report:
+    listed = manifest.file_sizes().keys() | {MANIFEST_FILE}
+    shown = problems[:MAX_PROBLEMS]
+    if len(problems) > MAX_PROBLEMS:
+        shown.append(f"and {len(problems) - MAX_PROBLEMS} more")
+    return Report(
+        folder=str(folder),
+        ok=not problems,
+        problems=tuple(shown),
+        step=manifest.step,
+        writer=manifest.writer,
+        digest=manifest.digest,
+        bytes=manifest.bytes,
+        tensors=len(manifest.tensors),
+        pieces=len(manifest.pieces),
+        unlisted=tuple(name for name in storage.names(folder) if name not in listed),
+    )
+
+
+def _check_bytes(folder: Path, manifest: Manifest, storage: Storage) -> Iterator[tuple[int, str | None]]:
+    """Bytes looked at and the problem found, for each file's size, each piece and each travelling file."""
+    unusable = set()
+    for name, size in manifest.file_sizes().items():
+        try:
+            check_size(storage, folder / name, size)
+        except CheckpointError as error:
+            unusable.add(name)
+            yield 0, str(error)
+    for piece in manifest.pieces:
+        yield piece.bytes, None if piece.file in unusable else _piece_problem(folder, piece, storage)
+    for entry in manifest.files:
+        yield entry.bytes, None if entry.name in unusable else _entry_problem(folder, entry, storage)
+
+
+def _piece_problem(folder: Path, piece: Piece, storage: Storage) -> str | None:
+    found = _hash(storage, folder / piece.file, piece.offset, piece.bytes)
+    return None if found == piece.blake3 else f"{piece} is damaged: blake3 {found}, {piece.blake3} was written"
+
+
+def _entry_problem(folder: Path, entry: FileEntry, storage: Storage) -> str | None:
+    found = _hash(storage, folder / entry.name, 0, entry.bytes)
+    return (
+        None if found == entry.blake3 else f"file {entry.name} is damaged: blake3 {found}, {entry.blake3} was written"
+    )
+
+
+def _hash(storage: Storage, path: Path, offset: int, size: int) -> str:
+    hasher = blake3(max_threads=blake3.AUTO)
+    buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
+    for start in range(0, size, CHUNK_BYTES):
+        chunk = buffer[: min(CHUNK_BYTES, size - start)]
+        hasher.update(chunk[: storage.read(path, offset + start, chunk)])
+    return hasher.hexdigest()

@@ -3,12 +3,13 @@
 Shape legend: T tokens of all sequences of the micro-batch, laid end to end.
 """
 
+# ruff: noqa: N815  (fields carry shape suffixes)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]

@@ -1,0 +1,137 @@
+"""EnginePool: the replicas of one pool, made and owned by the operator. It carries `/scale`, so that an autoscaler never writes what Git owns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from stoker.operator.api.metadata import Resource, Status
+from stoker.operator.api.pool import Degree, Replicas, Role
+from stoker.operator.api.value import (
+    Int32,
+    IntOrPercent,
+    Opaque,
+    Percent,
+    Text,
+    Time,
+    Uid,
+    Value,
+    Word,
+    list_map,
+    rule,
+    rules,
+)
+
+RevisionName = Annotated[str, Field(min_length=1, max_length=16, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class EngineTemplate(Value):
+    """One revision's replica, rendered once by the deployment's reconciler and frozen: a newer operator makes the same pod from it."""
+
+    role: Role = "colocated"
+    pods_per_replica: Degree = 1
+    grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
+    config: Opaque
+    """The engine's whole configuration file, in snake_case, without what differs between pods."""
+    pod: Opaque
+    """`{metadata: {labels, annotations}, spec: {...}}`; the pool adds name, hostname, its labels and the configuration's volume."""
+
+
+class Revision(Value):
+    """A template and its share of the replicas."""
+
+    name: RevisionName
+    template: Annotated[
+        EngineTemplate,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self == oldSelf",
+                    "a revision's template cannot be changed: add another revision",
+                    reason="FieldValueForbidden",
+                )
+            )
+        ),
+    ]
+    share: Percent
+    """Percent of the pool's replicas; all shares together are 100."""
+
+
+_SHARES = "self.revisions[0].share" + "".join(
+    f" + (self.revisions.size() > {index} ? self.revisions[{index}].share : 0)" for index in (1, 2, 3)
+)
+
+
+class EnginePoolSpec(Value):
+    """`replicas` is set when it is made, later only through `/scale`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"{_SHARES} == 100",
+                "the shares of all revisions must add up to 100",
+                shown=f"'the shares of all revisions must add up to 100, got ' + string({_SHARES})",
+                field=".revisions",
+            )
+        )
+    )
+
+    replicas: Replicas = 1
+    revisions: Annotated[tuple[Revision, ...], Field(min_length=1, max_length=4, json_schema_extra=list_map("name"))]
+    max_surge: IntOrPercent = 1
+    max_unavailable: IntOrPercent = 0
+
+
+class EngineStatus(Value):
+    """One pod, as its agent reports it."""
+
+    name: Word
+    uid: Uid | None = None
+    revision: Annotated[str, Field(max_length=63)] | None = None
+    url: Annotated[str, Field(max_length=512)] | None = None
+    phase: Annotated[str, Field(max_length=32)] | None = None
+    """Pending, Loading, Warming, Serving, Draining, Drained, Failed."""
+    ready: bool = False
+    draining: bool = False
+    message: Text | None = None
+    drain_requested_at: Time | None = None
+
+
+class RevisionReplicas(Value):
+    """Replicas of one revision."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    desired: Int32 = 0
+    replicas: Int32 = 0
+    ready: Int32 = 0
+
+
+class EnginePoolStatus(Status):
+    """Conditions: Ready, Reconciling, Stalled."""
+
+    phase: Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "Failed", "Draining"] = (
+        "Pending"
+    )
+    replicas: Int32 = 0
+    """Replicas that exist."""
+    ready_replicas: Int32 = 0
+    updated_replicas: Int32 = 0
+    """Ready replicas of revisions that have a share."""
+    selector: Annotated[str, Field(max_length=1024)] | None = None
+    """Label selector as text, for HPA."""
+    revisions: Annotated[tuple[RevisionReplicas, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
+    engines: Annotated[tuple[EngineStatus, ...], Field(max_length=256, json_schema_extra=list_map("name"))] = ()
+    """The pods, at most 256 of them."""
+    failures: Int32 = 0
+    """Pods that ended before they served, since one last served."""
+    last_failure: Text | None = None
+    retry_at: Time | None = None
+
+
+class EnginePool(Resource):
+    """Engine replicas of one pool. Made by an InferenceDeployment; scale it, leave the rest."""
+
+    kind: Literal["EnginePool"] = "EnginePool"
+    spec: EnginePoolSpec
+    status: EnginePoolStatus = EnginePoolStatus()

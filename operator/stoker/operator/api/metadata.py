@@ -1,0 +1,105 @@
+"""What every object of the API carries besides its spec: identity, ownership, conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from stoker.operator.api.value import Int64, Label, Name, Text, Time, Uid, Value, list_map
+
+GROUP = "stoker.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class OwnerReference(Value):
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+    block_owner_deletion: bool = False
+
+
+class ObjectMeta(Value):
+    """Kubernetes metadata, as far as the operator reads it. Its schema belongs to Kubernetes and is not in the CRDs."""
+
+    name: str = ""
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    finalizers: tuple[str, ...] = ()
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class LocalRef(Value):
+    """An object of the same namespace by name."""
+
+    name: Name
+
+
+class JobRef(Value):
+    """A TrainingJob of the same namespace."""
+
+    name: Label
+    uid: Uid | None = None
+    """Given: only this very job, not a later one of the same name."""
+
+
+class KeyRef(Value):
+    """One key of a Secret or ConfigMap of the same namespace."""
+
+    name: Name
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+    optional: bool | None = None
+
+
+class Condition(Value):
+    """One observation, in the form that kstatus, Argo CD and Flux read."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z]+$")]
+    status: Literal["True", "False", "Unknown"]
+    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    message: Annotated[str, Field(max_length=4096)] = ""
+    last_transition_time: Time
+    observed_generation: Int64 | None = None
+
+
+class Status(Value):
+    """What every status says first."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    """`Ready` and, while they hold, `Reconciling` and `Stalled`, besides the kind's own."""
+    observed_generation: Int64 | None = None
+    message: Text | None = None
+    """The one line that says why it is not running: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
+
+
+class Resource(Value):
+    """Base of the kinds."""
+
+    api_version: Literal["stoker.dev/v1alpha1"] = "stoker.dev/v1alpha1"
+    metadata: ObjectMeta = ObjectMeta()
+
+    @property
+    def deleting(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+
+R = TypeVar("R", bound=Resource)
+
+
+def read(cls: type[R], found: Mapping[str, Any]) -> R:
+    """Typed view of a stored object. It passed admission, so anything but a newer writer's extra fields is our own error.
+
+    Raises:
+        pydantic.ValidationError: the object does not fit the schema.
+    """
+    return cls.model_validate(found)

@@ -1,0 +1,99 @@
+"""One pool of an InferenceDeployment: engine replicas of one role, alike in hardware and parallelism."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from stoker.operator.api.pod_fields import PodFields
+from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, rule, rules
+
+Role = Literal["colocated", "prefill", "decode"]
+Degree = Annotated[int, Field(ge=1, le=1024)]
+Replicas = Annotated[int, Field(ge=0, le=10000)]
+PoolName = Annotated[str, Field(min_length=1, max_length=12, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class EngineParallelism(Value):
+    """How one replica is spread over its ranks."""
+
+    tensor: Degree = 1
+    pipeline: Degree = 1
+    data: Degree = 1
+    expert: Degree = 1
+    """Experts are spread over tensor and data ranks; this does not multiply the world."""
+
+
+class Autoscaling(Value):
+    """Replicas between `min` and `max`. Absent: `replicas` holds."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.min <= self.max",
+                "min is above max",
+                shown="'min ' + string(self.min) + ' is above max ' + string(self.max)",
+                field=".min",
+            ),
+            rule(
+                "self.mode != 'slo' || has(self.ttftMs) || has(self.itlMs)",
+                "mode slo needs a goal: ttftMs, itlMs or both",
+                field=".mode",
+            ),
+        )
+    )
+
+    min: Replicas = 1
+    max: Annotated[int, Field(ge=1, le=10000)]
+    ttft_ms: Count | None = None
+    """Goal: time to the first token, 95th percentile."""
+    itl_ms: Count | None = None
+    """Goal: time between tokens, 95th percentile."""
+    mode: Literal["slo", "external"] = "slo"
+    """`slo`: Stoker scales; `external`: an HPA, KEDA or another scaler writes the EnginePool's `/scale`."""
+    scale_down_after_seconds: Seconds = 300
+    """How long fewer replicas must have sufficed."""
+
+
+class Pool(PodFields):
+    """Replicas of one role."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.role == oldSelf.role",
+                "role cannot be changed: give a pool of another role another name",
+                field=".role",
+                reason="FieldValueForbidden",
+            ),
+            rule(
+                "self.podsPerReplica * (has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1)) == self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data",
+                "podsPerReplica x ranksPerPod must equal tensor x pipeline x data",
+                shown="'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string(has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1))"
+                " + ' = ' + string(self.podsPerReplica * (has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1)))"
+                " + ' ranks, but tensor ' + string(self.parallelism.tensor) + ' x pipeline ' + string(self.parallelism.pipeline) + ' x data ' + string(self.parallelism.data)"
+                " + ' = ' + string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data)",
+                field=".parallelism",
+            ),
+            rule(
+                "!has(self.autoscaling) || (self.replicas >= self.autoscaling.min && self.replicas <= self.autoscaling.max)",
+                "replicas must lie between autoscaling.min and autoscaling.max",
+                shown="'replicas ' + string(self.replicas) + ' does not lie between autoscaling.min ' + string(self.autoscaling.min) + ' and autoscaling.max ' + string(self.autoscaling.max)",
+                field=".replicas",
+            ),
+        )
+    )
+
+    name: PoolName
+    role: Role = "colocated"
+    replicas: Replicas = 1
+    """With autoscaling: how many to start with; later the scaler decides."""
+    pods_per_replica: Degree = 1
+    """Above 1: one replica spans several pods, all or none of them run."""
+    parallelism: EngineParallelism = EngineParallelism()
+    autoscaling: Autoscaling | None = None
+    max_surge: IntOrPercent = 1
+    """Replicas above `replicas` while revisions change."""
+    max_unavailable: IntOrPercent = 0
+    """Replicas that may be missing while revisions change."""

@@ -1,0 +1,175 @@
+"""What the operator reports about a TrainingJob, and what it must remember to decide again after a restart of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stoker.operator.api.metadata import Status
+from stoker.operator.api.pod_fields import PodCounts
+from stoker.operator.api.value import (
+    Digest,
+    Folder,
+    Int32,
+    Int64,
+    Measured,
+    Name,
+    Opaque,
+    StringMap,
+    Text,
+    Time,
+    Uid,
+    Value,
+    Word,
+    list_map,
+)
+
+TrainingPhase = Literal[
+    "Pending",
+    "Starting",
+    "Running",
+    "Checkpointing",
+    "Restarting",
+    "Suspending",
+    "Suspended",
+    "Cancelling",
+    "Completed",
+    "Failed",
+    "Cancelled",
+]
+TERMINAL_PHASES: frozenset[str] = frozenset({"Completed", "Failed", "Cancelled"})
+
+Writer = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
+
+
+class Progress(Value):
+    """The newest figures of pod 0's agent."""
+
+    step: Int64 = 0
+    total_steps: Int64 | None = None
+    tokens: Int64 | None = None
+    loss: Measured | None = None
+    validation_loss: Measured | None = None
+    learning_rate: Measured | None = None
+    gradient_norm: Measured | None = None
+    tokens_per_second: Measured | None = None
+    eta_seconds: Int64 | None = None
+    progressed_at: Time | None = None
+    """When a step was last finished."""
+
+
+class SavedStep(Value):
+    """One save, by the name of its Checkpoint object and by folder and digest."""
+
+    name: Name | None = None
+    folder: Folder
+    step: Int64
+    digest: Digest
+    verified: bool = False
+
+
+class Failure(Value):
+    """Why an attempt ended."""
+
+    cause: Annotated[str, Field(min_length=1, max_length=64)]
+    """Of the table of exit codes, or what the cluster says: OutOfMemory, NodeLost, Evicted."""
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    node: Word | None = None
+    pod: Word | None = None
+    rank: Int32 | None = None
+    step: Int64 | None = None
+    detail: Text | None = None
+    at: Time | None = None
+    action: Annotated[str, Field(max_length=64)] | None = None
+    """What followed: Retry, RetryElsewhere, ResumeOlder, Shrink, Fail."""
+
+
+class Attempt(Value):
+    """One gang of pods from start to end."""
+
+    number: Int32 = 0
+    writer: Writer | None = None
+    """Part of the name of every folder that it writes; only its saves, and those of the attempt before, are accepted."""
+    phase: Annotated[str, Field(max_length=32)] | None = None
+    """Of the trainer's agent: Loading, FirstStep, Training, Saving, Validating, Finishing, Exited."""
+    revision: Annotated[str, Field(max_length=64)] | None = None
+    started_at: Time | None = None
+    ended_at: Time | None = None
+    first_step: Int64 | None = None
+    last_step: Int64 | None = None
+    resumed_from: SavedStep | None = None
+    failure: Failure | None = None
+
+
+class Pinned(Value):
+    """What every restart reuses until the user changes the intent: an operator upgrade restarts nothing."""
+
+    intent: Annotated[str, Field(max_length=64)]
+    """Hash of the spec's parts that shape a pod."""
+    revision: Annotated[str, Field(max_length=64)]
+    generation: Int64 | None = None
+    images: StringMap = Field(default_factory=dict)
+    """By program: trainer, task; with digest."""
+    rendered: Opaque | None = None
+    """Pod and configuration as first rendered for this intent."""
+
+
+class PendingRequest(Value):
+    """A save or drain that was asked of the running attempt and is not confirmed."""
+
+    id: Uid
+    kind: Literal["save", "suspend", "cancel", "drain"]
+    requested_at: Time | None = None
+    deadline_at: Time | None = None
+
+
+class Resumption(Value):
+    """The search for what to resume, while an attempt's last saves are being listed and verified."""
+
+    listed_writer: Writer | None = None
+    """The attempt whose folders a task pod has listed."""
+    rejected: Annotated[
+        tuple[Folder, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
+    """Saves found corrupt: never tried again."""
+
+
+class TrainingJobStatus(Status):
+    """Derived from what is observed, written once per pass."""
+
+    phase: TrainingPhase = "Pending"
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    attempt: Attempt | None = None
+    """The current or last one."""
+    attempts: Annotated[tuple[Attempt, ...], Field(max_length=10, json_schema_extra=list_map("number"))] = ()
+    """Those before it, newest first."""
+    restarts: Int32 = 0
+    """All restarts so far."""
+    failures_without_progress: Int32 = 0
+    """Counts against `run.backoffLimit`; a verified save past the best step sets it to zero."""
+    best_step: Int64 = 0
+    """Furthest step that a verified save holds."""
+    lost_steps: Int64 = 0
+    """Steps computed and lost by restarts, all together."""
+    progress: Progress | None = None
+    data_parallel: Int32 | None = None
+    world_size: Int32 | None = None
+    pods: PodCounts | None = None
+    latest_checkpoint: SavedStep | None = None
+    newest_verified_checkpoint: SavedStep | None = None
+    best_verified_checkpoint: SavedStep | None = None
+    """Lowest validation loss."""
+    checkpoints: Int32 = 0
+    """Checkpoint objects of this job."""
+    last_failure: Failure | None = None
+    resumption: Resumption | None = None
+    requests: Annotated[tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra=list_map("id"))] = ()
+    pinned: Pinned | None = None
+    scheduled_by: Annotated[str, Field(max_length=32)] | None = None
+    """stoker, kueue, volcano, or PlacementLimited without a view of nodes."""
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in TERMINAL_PHASES

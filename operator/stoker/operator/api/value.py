@@ -1,0 +1,147 @@
+"""The scalars of the API and the base of every object in it: what a field of a manifest may look like.
+
+Wire names are camelCase, Python names snake_case. There are no floats: rates are decimal strings, so that a manifest survives every
+YAML and JSON library unchanged. Limits on length are everywhere, because the API server prices CEL rules by them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Value(BaseModel):
+    """Base of every section. Unknown fields are ignored when an object is read: its writer may be newer than this operator."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
+    )
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain JSON data with wire names; absent members are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A number of things, at least one."""
+
+Seconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+Text = Annotated[str, Field(max_length=1024)]
+Word = Annotated[str, Field(min_length=1, max_length=253)]
+"""A name in a foreign system: a metric, a topology key, a bucket."""
+
+Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+"""A DNS label: becomes part of pod and Service names."""
+
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""Name of a Kubernetes object in the same namespace."""
+
+Uid = Annotated[str, Field(min_length=1, max_length=64)]
+Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+"""RFC 3339, UTC, as Kubernetes writes it."""
+
+Path = Annotated[str, Field(min_length=1, max_length=1024)]
+"""A path as the pod sees it."""
+
+RelativePath = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=512,
+        pattern=r"^([A-Za-z0-9_=+,@-]|[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)(/[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)*$",
+    ),
+]
+"""A folder inside a volume: no leading slash, no part that starts with a dot."""
+
+Folder = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
+"""A plain folder name, for instance `step-00001200.0a1b2c3d`."""
+
+Digest = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-z0-9]+(:[0-9a-f]+)?$")]
+Quantity = Annotated[int | str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|Pi|Ei|M|G|T|P|E)?$")]
+"""A Kubernetes resource quantity: 2, "500m", "16Gi"."""
+
+IntOrPercent = Annotated[int | str, Field(max_length=4, pattern=r"^(100|[1-9]?[0-9])%$")]
+"""A number of replicas, or a part of them: 1, "25%"."""
+
+_NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
+Decimal = Annotated[str, Field(min_length=1, max_length=24, pattern=f"^{_NUMBER}$")]
+"""A number >= 0 as text: "3e-4", "0.1"."""
+
+Fraction = Annotated[str, Field(min_length=1, max_length=24, pattern=r"^(0(\.[0-9]+)?|1(\.0+)?)$")]
+"""A number from 0 to 1 as text: "0.05"."""
+
+Weight = Annotated[int | str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
+"""A share relative to its neighbours: 3, "0.7"."""
+
+Measured = Annotated[str, Field(max_length=32)]
+"""A measured number as text; may be "nan" or "inf"."""
+
+Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+"""An object that the schema does not look into."""
+
+StringMap = Annotated[
+    dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=1024)]], Field(max_length=64)
+]
+
+
+def measured(value: float | None) -> str | None:
+    """A float as a status field: six significant digits, so that noise in the last bits does not rewrite an object."""
+    if value is None:
+        return None
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def rule(
+    expression: str,
+    message: str = "",
+    *,
+    shown: str = "",
+    field: str = "",
+    reason: str = "FieldValueInvalid",
+    old_optional: bool = False,
+) -> dict[str, Any]:
+    """One CEL validation.
+
+    Args:
+        expression: true for what is allowed; one that names `oldSelf` is checked on updates only.
+        message: fixed text.
+        shown: a CEL expression that gives the text, with the numbers; `message` is then what is said where it cannot be computed.
+        field: path below the object that the message is about, for instance ".parallelism".
+    """
+    found: dict[str, Any] = {"rule": expression, "message": message, "reason": reason}
+    if shown:
+        found["messageExpression"] = shown
+    if field:
+        found["fieldPath"] = field
+    if old_optional:
+        found["optionalOldSelf"] = True
+    return found
+
+
+def rules(*found: dict[str, Any]) -> dict[str, Any]:
+    """`json_schema_extra` of a section that has CEL validations."""
+    return {"x-kubernetes-validations": list(found)}
+
+
+def exactly_one(*fields: str) -> dict[str, Any]:
+    """Of these optional members one must be given."""
+    given = " + ".join(f"(has(self.{field}) ? 1 : 0)" for field in fields)
+    text = ", ".join(fields[:-1]) + " and " + fields[-1]
+    return rule(
+        f"{given} == 1",
+        f"exactly one of {text} is needed",
+        shown=f"'exactly one of {text} is needed, got ' + string({given})",
+    )
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """`json_schema_extra` of a list whose items are told apart by `keys`: server-side apply then merges item by item."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}

@@ -65,10 +65,15 @@ Folder = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-
 """A plain folder name, for instance `step-00001200.0a1b2c3d`."""
 
 Digest = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-z0-9]+(:[0-9a-f]+)?$")]
-Quantity = Annotated[int | str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|Pi|Ei|M|G|T|P|E)?$")]
+Quantity = (
+    Annotated[int, Field(ge=0, le=2**63 - 1)]
+    | Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|Pi|Ei|M|G|T|P|E)?$")]
+)
 """A Kubernetes resource quantity: 2, "500m", "16Gi"."""
 
-IntOrPercent = Annotated[int | str, Field(max_length=4, pattern=r"^(100|[1-9]?[0-9])%$")]
+IntOrPercent = (
+    Annotated[int, Field(ge=0, le=10000)] | Annotated[str, Field(max_length=4, pattern=r"^(100|[1-9]?[0-9])%$")]
+)
 """A number of replicas, or a part of them: 1, "25%"."""
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
@@ -78,7 +83,7 @@ Decimal = Annotated[str, Field(min_length=1, max_length=24, pattern=f"^{_NUMBER}
 Fraction = Annotated[str, Field(min_length=1, max_length=24, pattern=r"^(0(\.[0-9]+)?|1(\.0+)?)$")]
 """A number from 0 to 1 as text: "0.05"."""
 
-Weight = Annotated[int | str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
+Weight = Annotated[int, Field(ge=1, le=2**31 - 1)] | Annotated[str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
 """A share relative to its neighbours: 3, "0.7"."""
 
 Measured = Annotated[str, Field(max_length=32)]

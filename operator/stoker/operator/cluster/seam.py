@@ -110,8 +110,8 @@ class Cluster(Protocol):
     async def scale(self, ref: Ref, replicas: int) -> None:
         """Write `/scale`. Raises NotFound, Conflict on another uid, Invalid for a kind without it."""
 
-    async def delete(self, ref: Ref) -> None:
-        """Begin to delete, dependents in the background. Raises NotFound; Conflict when the uid differs."""
+    async def delete(self, ref: Ref) -> Object | None:
+        """Begin to delete, dependents in the background. The object as it is while it ends, None when it is gone at once. Raises NotFound; Conflict when the uid differs."""
 
     async def call(self, call: Call) -> Mapping[str, Any]:
         """A signed control call to a pod; the JSON answer. Raises PodUnreachable, PodRefused."""

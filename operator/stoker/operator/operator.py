@@ -1,0 +1,134 @@
+"""The loop: informers fill the store, changes put keys on the queue, workers observe, reconcile and execute.
+
+`work` is the whole story of one key. Everything that decides is in the reconcilers, everything that acts in the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from stoker.operator.backoff import Jitter
+from stoker.operator.clock import Clock, SystemClock
+from stoker.operator.cluster.kinds import KINDS, OURS
+from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Invalid
+from stoker.operator.execute import Executor
+from stoker.operator.informer import Informer
+from stoker.operator.observe import interested, observe
+from stoker.operator.plan import Event, Key, Object, Observed, Plan
+from stoker.operator.poller import Poller
+from stoker.operator.settings import Settings
+from stoker.operator.store import Change, Store, key_of
+from stoker.operator.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+Reconciler = Callable[[Observed, Settings, datetime], Plan]
+
+WATCHED = tuple(kind for kind in KINDS if kind != "Event")
+
+
+class Operator:
+    """One per cluster; with several replicas only the holder of the lease runs it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        reconcilers: Mapping[str, Reconciler],
+        *,
+        clock: Clock | None = None,
+        jitter: Jitter = random.random,
+        namespace: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.reconcilers = reconcilers
+        self.clock = clock or SystemClock()
+        self.jitter = jitter
+        self.store = Store()
+        self.store.listeners.append(self._on_change)
+        self.queue = WorkQueue(self.clock, jitter)
+        self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
+        self.informers = [
+            Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace) for kind in WATCHED
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled. No key is worked on before every kind was listed once."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self.informers:
+                tasks.create_task(informer.run())
+            for informer in self.informers:
+                await informer.synced.wait()
+            tasks.create_task(self.poller.run())
+            tasks.create_task(self._resync())
+            for _ in range(self.settings.workers):
+                tasks.create_task(self._serve())
+
+    async def work(self, key: Key) -> None:
+        """One pass over one resource."""
+        seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
+        if seen is None:
+            return
+        plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
+        await self.executor.execute(seen.resource, plan)
+        if plan.requeue_after_s is not None:
+            self.queue.add_after(key, plan.requeue_after_s)
+
+    def wake(self, changed: Object) -> None:
+        """Put every resource that looks at `changed` on the queue."""
+        for key in sorted(interested(self.store, changed)):
+            if key.kind in self.reconcilers:
+                self.queue.add(key)
+
+    def silent_s(self) -> float:
+        """The longest silence of an informer: the operator's liveness."""
+        return max(informer.silent_s() for informer in self.informers)
+
+    async def _serve(self) -> None:
+        while True:
+            key = await self.queue.get()
+            try:
+                await self._attempt(key)
+            finally:
+                self.queue.done(key)
+
+    async def _attempt(self, key: Key) -> None:
+        """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        try:
+            await self.work(key)
+        except Conflict as conflict:
+            log.debug("%s changed meanwhile: %s", "/".join(key), conflict)
+        except Invalid as refused:
+            log.warning("%s: the cluster refused an object: %s", "/".join(key), refused)
+            await self._tell(key, Event("Warning", "Refused", str(refused)))
+        except ClusterError as error:
+            log.warning("%s: %s", "/".join(key), error)
+        except Exception:
+            log.exception("the reconcile of %s failed", "/".join(key))
+        else:
+            self.queue.forget(key)
+            return
+        self.queue.retry(key)
+
+    async def _tell(self, key: Key, event: Event) -> None:
+        resource = self.store.get(key)
+        if resource is not None:
+            await self.executor.record(resource, event)
+
+    async def _resync(self) -> None:
+        """Look at everything now and then, spread over a tenth of the interval: a lost wake-up costs time, not truth."""
+        while True:
+            await self.clock.sleep(self.settings.resync_interval_s)
+            for kind in OURS:
+                for resource in self.store.of_kind(kind):
+                    self.queue.add_after(key_of(resource), self.jitter() * self.settings.resync_interval_s / 10)
+
+    def _on_change(self, change: Change) -> None:
+        for version in (change.old, change.new):
+            if version is not None:
+                self.wake(version)

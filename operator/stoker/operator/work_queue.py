@@ -1,0 +1,106 @@
+"""The keys that wait for a reconcile: each at most once, never the same key in two workers, delayed and retried with backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+
+from stoker.operator.backoff import Jitter, delay_s
+from stoker.operator.clock import Clock
+from stoker.operator.plan import Key
+
+
+class WorkQueue:
+    """Used from one event loop. A key that is added while a worker has it comes back once that worker is done."""
+
+    def __init__(self, clock: Clock, jitter: Jitter) -> None:
+        self.clock = clock
+        self.jitter = jitter
+        self._ready: deque[Key] = deque()
+        self._wanted: set[Key] = set()
+        self._busy: set[Key] = set()
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._failures: dict[Key, int] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key) -> None:
+        """Work on `key` soon."""
+        if key in self._wanted:
+            return
+        self._wanted.add(key)
+        if key not in self._busy:
+            self._ready.append(key)
+            self._changed.set()
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Work on `key` after a while; an earlier time that was asked for before stays."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        due = self.clock.monotonic() + seconds
+        if self._due.get(key, float("inf")) <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, key))
+        self._changed.set()
+
+    def retry(self, key: Key) -> float:
+        """Work on `key` again after its backoff; the delay in seconds."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        seconds = delay_s(self._failures[key], self.jitter)
+        self.add_after(key, seconds)
+        return seconds
+
+    def forget(self, key: Key) -> None:
+        """A pass went well: the next failure starts with the shortest delay."""
+        self._failures.pop(key, None)
+
+    async def get(self) -> Key:
+        """The next key; the caller has it alone until `done`."""
+        while True:
+            self._take_due()
+            if self._ready:
+                key = self._ready.popleft()
+                self._wanted.discard(key)
+                self._busy.add(key)
+                return key
+            await self._wait()
+
+    def done(self, key: Key) -> None:
+        """The worker that got `key` is through with it."""
+        self._busy.discard(key)
+        if key in self._wanted:
+            self._ready.append(key)
+            self._changed.set()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is ready and no worker has a key; delayed keys may wait."""
+        self._take_due()
+        return not self._ready and not self._busy
+
+    def __len__(self) -> int:
+        """Keys that are ready now."""
+        return len(self._ready)
+
+    def _take_due(self) -> None:
+        now = self.clock.monotonic()
+        while self._heap and self._heap[0][0] <= now:
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:  # not replaced by an earlier time
+                del self._due[key]
+                self.add(key)
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
+        if self._heap:
+            seconds = max(0.0, self._heap[0][0] - self.clock.monotonic())
+            waits.append(asyncio.ensure_future(self.clock.sleep(seconds)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

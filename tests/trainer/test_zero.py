@@ -1,0 +1,192 @@
+"""ZeRO over flat buckets: against torch's optimizer, and every layout against one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stoker.trainer.bucket import make_buckets
+from stoker.trainer.communicator import Communicator, make_communicator
+from stoker.trainer.config import OptimizationConfig
+from stoker.trainer.gradient_sum import merges_after
+from stoker.trainer.optimizer import Adam
+from stoker.trainer.zero import Zero, ZeroSettings
+from tests.trainer.gloo_world import run_ranks
+
+STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2
+FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True, clipping=0.5)
+CONFIG = OptimizationConfig(learning_rate=RATE, weight_decay=0.1)
+
+
+class Net(nn.Module):
+    """Embedding, blocks, tied head: the shape of a decoder, and one parameter that never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(50, 24)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(24, 60), nn.SiLU(), nn.LayerNorm(60), nn.Linear(60, 24)) for _ in range(3)]
+        )
+        self.unused = nn.Parameter(torch.ones(7))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return nn.functional.linear(x, self.embedding.weight).float()
+
+
+def micro_batch(step: int, index: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    tokens = torch.randint(0, 50, (11,), generator=generator)
+    return tokens[:-1], tokens[1:]
+
+
+def loss_of(model: nn.Module, step: int, index: int) -> Tensor:
+    tokens, targets = micro_batch(step, index)
+    return nn.functional.cross_entropy(model(tokens), targets, reduction="sum") / (10 * MICRO_BATCHES)
+
+
+def train(communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG) -> dict[str, Any]:
+    """Norms of every step and all parameters and moments at the end, as this rank sees them."""
+    model = Net()
+    units = {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
+    zero = Zero(
+        make_buckets(list(units.items()), model, communicator.size), units, communicator, Adam(config), settings
+    )
+    mine = MICRO_BATCHES // communicator.size
+    norms = []
+    for step in range(STEPS):
+        zero.begin_step(mine)
+        for index in range(communicator.rank * mine, (communicator.rank + 1) * mine):
+            zero.before_forward()
+            loss_of(model, step, index).backward()
+            zero.end_micro_batch()
+        norms.append(zero.reduce())
+        zero.update(step + 1, RATE, norms[-1])
+    zero.wait_parameters()
+    shards = [{kind: shard.numpy().copy() for kind, shard in state.shards().items()} for state in zero.states]
+    parameters = {name: value.detach().float().numpy().copy() for name, value in model.named_parameters()}
+    return {"norms": norms, "parameters": parameters, "shards": shards}
+
+
+def reference(config: OptimizationConfig, clipping: float) -> dict[str, Any]:
+    """The same training with torch's own optimizer and clipping."""
+    model = Net()
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = kind(groups, lr=RATE, betas=(config.beta1, config.beta2), eps=config.epsilon)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for index in range(MICRO_BATCHES):
+            loss_of(model, step, index).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))))
+        optimizer.step()
+    return {
+        "norms": norms,
+        "parameters": {name: value.detach().numpy().copy() for name, value in model.named_parameters()},
+    }
+
+
+ALONE = Communicator(0, 1, None, ordered=True)
+
+
+@pytest.mark.parametrize("clipping", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_one_rank_equals_torchs_optimizer(optimizer: str, clipping: float, tree: bool) -> None:
+    config = CONFIG.model_copy(update={"optimizer": optimizer})
+    got = train(ALONE, replace(FP32, clipping=clipping, any_data_parallel=tree), config)
+    expected = reference(config, clipping)
+    np.testing.assert_allclose(got["norms"], expected["norms"], rtol=1e-5)
+    for name, value in expected["parameters"].items():
+        np.testing.assert_allclose(got["parameters"][name], value, atol=2e-6, rtol=1e-5, err_msg=name)
+
+
+def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
+    got = train(ALONE, replace(FP32, compute_dtype=torch.bfloat16))
+    exact = train(ALONE, FP32)
+    np.testing.assert_allclose(got["norms"], exact["norms"], rtol=0.1)
+    embedding = torch.from_numpy(got["shards"][0]["model"][: 50 * 24].reshape(50, 24))
+    np.testing.assert_array_equal(got["parameters"]["embedding.weight"], embedding.bfloat16().float().numpy())
+    assert not torch.equal(embedding, embedding.bfloat16().float())
+
+
+CASES = {
+    "two": ((0, 1), FP32),
+    "four": ((0, 1, 2, 3), FP32),
+    "four, stage 0": ((0, 1, 2, 3), replace(FP32, stage=0)),
+    "two, serial": ((0, 1), replace(FP32, any_data_parallel=False)),
+    "two, bf16": ((0, 1), replace(FP32, compute_dtype=torch.bfloat16)),
+    "four, bf16, stage 0": ((0, 1, 2, 3), replace(FP32, compute_dtype=torch.bfloat16, stage=0)),
+}
+
+
+def train_all_cases(rank: int, size: int) -> dict[str, Any]:
+    results = {}
+    for name, (ranks, settings) in CASES.items():
+        if (communicator := make_communicator(ranks, ordered=True)) is not None:
+            results[name] = train(communicator, settings)
+    return results
+
+
+@pytest.fixture(scope="module")
+def many() -> list[dict[str, Any]]:
+    return run_ranks(train_all_cases, 4)
+
+
+def assert_same_bits(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert got["norms"] == expected["norms"]
+    for name, value in expected["parameters"].items():
+        np.testing.assert_array_equal(got["parameters"][name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("two", torch.float32),
+        ("four", torch.float32),
+        ("four, stage 0", torch.float32),
+        ("two, bf16", torch.bfloat16),
+        ("four, bf16, stage 0", torch.bfloat16),
+    ],
+)
+def test_any_data_parallel_size_gives_the_bits_of_one_rank(
+    many: list[dict[str, Any]], case: str, dtype: torch.dtype
+) -> None:
+    alone = train(ALONE, replace(FP32, compute_dtype=dtype))
+    for rank in CASES[case][0]:
+        assert_same_bits(many[rank][case], alone)
+
+
+def test_the_shards_of_all_ranks_are_the_state_of_one(many: list[dict[str, Any]]) -> None:
+    alone = train(ALONE, FP32)
+    for case in ("four", "four, stage 0"):
+        for bucket, expected in enumerate(alone["shards"]):
+            for kind, value in expected.items():
+                whole = np.concatenate([many[rank][case]["shards"][bucket][kind] for rank in range(4)])
+                np.testing.assert_array_equal(whole[: value.size], value)
+
+
+def test_serial_sums_on_two_ranks_are_close_to_one_rank(many: list[dict[str, Any]]) -> None:
+    alone = train(ALONE, replace(FP32, any_data_parallel=False))
+    np.testing.assert_allclose(many[0]["two, serial"]["norms"], alone["norms"], rtol=1e-6)
+    for name, value in alone["parameters"].items():
+        np.testing.assert_allclose(many[0]["two, serial"]["parameters"][name], value, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expected"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 0, 2]), (5, [0, 1, 0, 0, 3]), (3, [0, 0, 2])]
+)
+def test_merges_follow_recursive_halving(leaves: int, expected: list[int]) -> None:
+    assert merges_after(leaves) == expected

@@ -1,0 +1,122 @@
+"""Flat buckets: the parameters of one block side by side in one buffer, with the table that says where each lies.
+
+A bucket knows layout only. It has no optimizer and sends nothing; `zero.py` moves its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+LINE = 1024
+"""Elements. Shards begin and end at multiples of it, and so does the decayed region: every shard then is whole rows of this length, which
+keeps kernels away from ragged tails (they may round differently) and makes partial sums independent of the number of shards."""
+ALIGN = 64
+"""Elements. Each parameter begins at a multiple of it, as an allocation of its own would: kernels may choose another path for an odd address."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where one parameter lies in its bucket, in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    decay: bool
+    """Weight decay applies (matrices; not norms and biases)."""
+
+    @property
+    def numel(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.numel
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Layout of one bucket for `shards` shards: the decayed parameters first, then the others."""
+
+    ranges: tuple[Range, ...]
+    decay_end: int
+    """Elements [0, decay_end) decay; a multiple of LINE."""
+    used: int
+    """Elements up to the last line that holds a parameter: the part of the layout that does not depend on `shards`."""
+    numel: int
+    """Size of the buffer: `used` padded to a multiple of `shards * LINE`."""
+    shards: int
+
+    @property
+    def shard_numel(self) -> int:
+        return self.numel // self.shards
+
+    def shard(self, index: int) -> tuple[int, int]:
+        """First and last element of a shard: contiguous and equal."""
+        return index * self.shard_numel, (index + 1) * self.shard_numel
+
+
+def plan_bucket(parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int) -> BucketPlan:
+    """Lay out named shapes. Offsets do not depend on `shards`."""
+    decayed = [(name, shape) for name, shape in parameters if len(shape) > 1]
+    others = [(name, shape) for name, shape in parameters if len(shape) <= 1]
+    ranges: list[Range] = []
+    decay_end = _round_up(_place(decayed, True, 0, ranges), LINE)
+    used = _round_up(_place(others, False, decay_end, ranges), LINE)
+    return BucketPlan(tuple(ranges), decay_end, used, max(_round_up(used, shards * LINE), shards * LINE), shards)
+
+
+def _place(parameters: Sequence[tuple[str, tuple[int, ...]]], decay: bool, offset: int, ranges: list[Range]) -> int:
+    for name, shape in parameters:
+        ranges.append(Range(name, shape, offset, decay))
+        offset = _round_up(ranges[-1].end, ALIGN)
+    return offset
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return (value + multiple - 1) // multiple * multiple
+
+
+class Bucket:
+    """One unit's parameters as views of one flat buffer in the compute dtype."""
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, nn.Parameter]], shards: int) -> None:
+        self.name = name
+        self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
+        by_name = dict(parameters)
+        self.parameters = [by_name[item.name] for item in self.plan.ranges]
+        """In the order of `plan.ranges`."""
+        self.device = self.parameters[0].device
+        self.flat = torch.empty(0)
+
+    def master_copy(self) -> Tensor:
+        """The parameters' values as one fp32 buffer (padding is zero)."""
+        flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
+        for view, parameter in zip(self.views(flat), self.parameters, strict=True):
+            view.copy_(parameter.detach())
+        return flat
+
+    def adopt(self, flat: Tensor) -> None:
+        """Make the parameters views of `flat`, which may have another dtype than they have."""
+        self.flat = flat
+        for view, parameter in zip(self.views(flat), self.parameters, strict=True):
+            parameter.data = view
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """One view per parameter of a buffer of `plan.numel` elements."""
+        for item in self.plan.ranges:
+            yield flat[item.offset : item.end].view(item.shape)
+
+
+def make_buckets(units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int) -> list[Bucket]:
+    """One bucket per unit, after a first one `root` with every other parameter of `rest`. A tied parameter appears once, by its first name."""
+    in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
+    root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
+    prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]
+    return [Bucket(name, parameters, shards) for name, parameters in [("root", root), *prefixes] if parameters]

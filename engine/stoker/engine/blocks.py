@@ -1,0 +1,210 @@
+"""The pool of cache blocks: who owns which, what is shared, what is kept for prefixes to come. Pure bookkeeping, no torch.
+
+Each block is in exactly one place: free (no content), cached (nobody's, but its content may be found again; taken oldest
+first) or owned (in the tables of one or more owners, reference-counted). A full block's content is known by
+(content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes whose hashes
+collide are still told apart, and so are their continuations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_ROOT = 0
+"""Content before the first block."""
+
+
+class Copy(NamedTuple):
+    """A block whose content must be copied before this step writes."""
+
+    source: int
+    target: int
+
+
+class _Content(NamedTuple):
+    number: int
+    """Names this content for ever; a block that returns with the same tokens after an eviction gets a new number."""
+    block: int
+
+
+_ContentKey = tuple[int, tuple[int, ...]]
+
+
+@dataclass
+class _Table:
+    blocks: list[int] = field(default_factory=list)
+    contents: list[int] = field(default_factory=list)
+    """Content numbers of its leading full, computed blocks."""
+
+
+class BlockManager:
+    """Block tables of all owners. Every operation costs O(blocks it touches); one block is taken or given back in O(1)."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._tables: dict[Hashable, _Table] = {}
+        self._index: dict[_ContentKey, _Content] = {}
+        self._key_of: dict[int, _ContentKey] = {}
+        self._next_content = _ROOT + 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_owned(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now."""
+        return self.num_free + self.num_cached
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def table(self, owner: Hashable) -> Sequence[int]:
+        """The owner's blocks in order; valid until the owner's next change."""
+        return self._tables[owner].blocks
+
+    def admit(
+        self, owner: Hashable, tokens: Sequence[int], *, read_cache: bool = True, keep_free: int = 0
+    ) -> int | None:
+        """Give a new owner blocks for all of `tokens`, the longest known prefix from the cache.
+
+        Returns how many leading tokens are already computed: whole blocks, and never the last token, whose logits are
+        wanted. None, and nothing changed, if it would leave fewer than `keep_free` blocks available.
+        """
+        assert owner not in self._tables, "an owner is admitted once"
+        found = self._find(tokens) if self.prefix_cache and read_cache else []
+        num_new = self.blocks_for(len(tokens)) - len(found)
+        num_idle = sum(self._references[content.block] == 0 for content in found)
+        if self.num_available - num_idle - num_new < keep_free:
+            return None
+        for content in found:
+            self._share(content.block)
+        blocks = [content.block for content in found] + [self._take() for _ in range(num_new)]
+        self._tables[owner] = _Table(blocks, [content.number for content in found])
+        return len(found) * self.block_size
+
+    def grow(self, owner: Hashable, num_tokens: int) -> bool:
+        """Extend the owner's table to hold `num_tokens`; False, and nothing changed, if there are too few blocks."""
+        blocks = self._tables[owner].blocks
+        missing = self.blocks_for(num_tokens) - len(blocks)
+        if missing > self.num_available:
+            return False
+        blocks.extend(self._take() for _ in range(missing))
+        return True
+
+    def is_shared(self, owner: Hashable, position: int) -> bool:
+        """Whether writing at this token position would be seen by another owner."""
+        blocks = self._tables[owner].blocks
+        index = position // self.block_size
+        return index < len(blocks) and self._references[blocks[index]] > 1
+
+    def make_writable(self, owner: Hashable, position: int) -> Copy:
+        """Replace the shared block at `position` by a copy of its own. Needs one available block."""
+        blocks = self._tables[owner].blocks
+        index = position // self.block_size
+        source, target = blocks[index], self._take()
+        blocks[index] = target
+        self._references[source] -= 1
+        assert self._references[source] > 0, "a block that is not shared needs no copy"
+        return Copy(source, target)
+
+    def fork(self, owner: Hashable, child: Hashable) -> None:
+        """Give `child` the same blocks; whoever writes first into a shared one must copy it."""
+        assert child not in self._tables, "an owner is admitted once"
+        table = self._tables[owner]
+        for block in table.blocks:
+            self._references[block] += 1
+        self._tables[child] = _Table(list(table.blocks), list(table.contents))
+
+    def commit(self, owner: Hashable, tokens: Sequence[int], num_computed: int) -> None:
+        """Make full blocks findable whose `num_computed` leading tokens have been computed."""
+        if not self.prefix_cache:
+            return
+        table = self._tables[owner]
+        while (len(table.contents) + 1) * self.block_size <= num_computed:
+            index = len(table.contents)
+            own_tokens = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
+            table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
+
+    def release(self, owner: Hashable) -> None:
+        """Take the owner's blocks back. The end of its prefix becomes the first to be evicted."""
+        for block in reversed(self._tables.pop(owner).blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._retire(block)
+
+    def audit(self) -> None:
+        """Prove that free + cached + owned = total, that counts equal tables and that the index is sound.
+
+        Raises:
+            AssertionError: says what does not add up.
+        """
+        counted = Counter(block for table in self._tables.values() for block in table.blocks)
+        places = sorted([*self._free, *self._cached, *counted])
+        assert places == list(range(self.num_blocks)), "each block is free, cached or owned, exactly once"
+        assert counted == {b: n for b, n in enumerate(self._references) if n}, "reference counts equal the tables"
+        assert self._key_of == {content.block: key for key, content in self._index.items()}, "the index and its inverse"
+        assert set(self._cached) <= set(self._key_of), "a cached block can be found"
+        assert not set(self._free) & set(self._key_of), "a free block cannot be found"
+
+    def _find(self, tokens: Sequence[int]) -> list[_Content]:
+        found: list[_Content] = []
+        parent = _ROOT
+        for start in range(0, len(tokens) - self.block_size, self.block_size):
+            content = self._index.get((parent, tuple(tokens[start : start + self.block_size])))
+            if content is None:
+                break
+            found.append(content)
+            parent = content.number
+        return found
+
+    @staticmethod
+    def _last(table: _Table) -> int:
+        return table.contents[-1] if table.contents else _ROOT
+
+    def _register(self, block: int, key: _ContentKey) -> int:
+        known = self._index.get(key)
+        if known is not None:
+            return known.number  # the same tokens computed twice at once: this copy stays private
+        assert block not in self._key_of, "a registered block is never written again"
+        content = _Content(self._next_content, block)
+        self._next_content += 1
+        self._index[key] = content
+        self._key_of[block] = key
+        return content.number
+
+    def _share(self, block: int) -> None:
+        if self._references[block] == 0:
+            del self._cached[block]
+        self._references[block] += 1
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._index[self._key_of.pop(block)]
+        self._references[block] = 1
+        return block
+
+    def _retire(self, block: int) -> None:
+        if block in self._key_of:
+            self._cached[block] = None
+        else:
+            self._free.append(block)

@@ -1,0 +1,149 @@
+"""What one step computes and what it gave: plain numbers that can travel to any rank. Knows seats, not requests.
+
+A seat is a row of the runner's per-sequence tensors (tokens, block table, sampling values). A seat is opened once with
+everything known about its sequence; afterwards a step names only how far each seat goes. The token sampled in one step
+is already in the seat's row when the next step starts, so the host need not have seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.messages import TokenLogprobs
+from stoker.engine.request import Sequence
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.scheduler import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A sequence takes a seat."""
+
+    seat: int
+    tokens: tuple[int, ...]
+    """All that are known; more than the prompt after a preemption."""
+    num_prompt: int
+    choice: int
+    stop_tokens: tuple[int, ...]
+    """Not to be chosen before `params.min_tokens`."""
+    params: SamplingParams
+    """With a seed."""
+
+
+class TableEntry(NamedTuple):
+    """`block_table[seat, column] = block`."""
+
+    seat: int
+    column: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step. Its parts apply in the order of the fields; repeating the chunks gives the same result again."""
+
+    number: int
+    openings: tuple[Opening, ...]
+    table: tuple[TableEntry, ...]
+    copies: tuple[tuple[int, int], ...]
+    """(source, target) blocks, all read before any is written."""
+    seats: tuple[int, ...]
+    """One per chunk, as `starts`, `lengths` and `scored`."""
+    starts: tuple[int, ...]
+    """Tokens of the seat that are in the cache already."""
+    lengths: tuple[int, ...]
+    scored: tuple[bool, ...]
+    """Whether the log-probabilities of the tokens after each position of the chunk are wanted."""
+    sample_chunks: tuple[int, ...]
+    """One per token to sample: the chunk whose last position gives the logits."""
+    sample_seats: tuple[int, ...]
+    """The seat whose sampling values count and that receives the token."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def part(self, start: int, end: int) -> StepInput:
+        """Only the chunks [start, end), for a second attempt: openings, table and copies have been applied."""
+        samples = [i for i, chunk in enumerate(self.sample_chunks) if start <= chunk < end]
+        return replace(
+            self,
+            openings=(),
+            table=(),
+            copies=(),
+            seats=self.seats[start:end],
+            starts=self.starts[start:end],
+            lengths=self.lengths[start:end],
+            scored=self.scored[start:end],
+            sample_chunks=tuple(self.sample_chunks[i] - start for i in samples),
+            sample_seats=tuple(self.sample_seats[i] for i in samples),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step gave, on the host."""
+
+    number: int
+    tokens: tuple[int, ...]
+    """One per sample."""
+    valid: tuple[bool, ...]
+    """False where the logits were not finite: the token means nothing."""
+    logprobs: tuple[TokenLogprobs | None, ...]
+    """One per sample; None where the seat does not ask."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...]
+    """One per scored chunk, for the prompt tokens at `start + 1` to `start + length`."""
+
+
+def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
+    """The schedule as plain numbers."""
+    samples = [(index, seat_of(s)) for index, chunk in enumerate(schedule.chunks) for s in chunk.samples]
+    return StepInput(
+        number=number,
+        openings=tuple(_opening(sequence) for sequence in schedule.opened),
+        table=tuple(_table_entries(schedule, blocks)),
+        copies=tuple((copy.source, copy.target) for copy in schedule.copies),
+        seats=tuple(seat_of(chunk.sequence) for chunk in schedule.chunks),
+        starts=tuple(chunk.start for chunk in schedule.chunks),
+        lengths=tuple(chunk.length for chunk in schedule.chunks),
+        scored=tuple(chunk.sequence.scores_prompt for chunk in schedule.chunks),
+        sample_chunks=tuple(index for index, _ in samples),
+        sample_seats=tuple(seat for _, seat in samples),
+    )
+
+
+def seat_of(sequence: Sequence) -> int:
+    assert sequence.seat is not None, "only a running sequence takes part in a step"
+    return sequence.seat
+
+
+def _opening(sequence: Sequence) -> Opening:
+    request = sequence.request
+    return Opening(
+        seat=seat_of(sequence),
+        tokens=tuple(sequence.tokens),
+        num_prompt=sequence.num_prompt,
+        choice=sequence.choice,
+        stop_tokens=tuple(sorted(request.stop_tokens)),
+        params=request.params,
+    )
+
+
+def _table_entries(schedule: Schedule, blocks: BlockManager) -> Iterator[TableEntry]:
+    """The whole table of a seat that opens; of others the blocks that this step writes, which may be new or copies."""
+    opened = set(schedule.opened)
+    for sequence in schedule.opened:
+        yield from _entries(sequence, blocks, 0, len(blocks.table(sequence)))
+    for chunk in schedule.chunks:
+        if chunk.sequence not in opened:
+            first, last = chunk.start // blocks.block_size, (chunk.start + chunk.length - 1) // blocks.block_size
+            yield from _entries(chunk.sequence, blocks, first, last + 1)
+
+
+def _entries(sequence: Sequence, blocks: BlockManager, first: int, end: int) -> Iterator[TableEntry]:
+    seat, table = seat_of(sequence), blocks.table(sequence)
+    for column in range(first, end):
+        yield TableEntry(seat, column, table[column])

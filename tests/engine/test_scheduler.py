@@ -1,0 +1,289 @@
+"""The scheduler against a cache that checks every read: budget, order, preemption, fairness, aborts at any moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.errors import RequestRefused
+from stoker.engine.request import Request, Sequence, State
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.scheduler import Schedule, Scheduler
+
+BLOCK = 2
+
+
+class World:
+    """A scheduler, and a cache in which each slot remembers all tokens up to its own: stale or foreign reads are seen."""
+
+    def __init__(
+        self,
+        num_blocks: int = 12,
+        budget: int = 6,
+        seats: int = 4,
+        chunk: int | None = None,
+        prefix_cache: bool = True,
+        queue: int = 100,
+    ) -> None:
+        self.blocks = BlockManager(num_blocks, BLOCK, prefix_cache)
+        self.scheduler = Scheduler(
+            self.blocks, max_batch_tokens=budget, max_requests=seats, max_queued_requests=queue, chunk_tokens=chunk
+        )
+        self.cache: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.requests: list[Request] = []
+        self.steps = 0
+
+    def add(self, prompt: Iterable[int], max_tokens: int, n: int = 1, priority: int = 0) -> Request:
+        prompt = tuple(prompt)
+        number = len(self.requests)
+        request = Request(
+            ("front", str(number)), prompt, SamplingParams(n=n), max_tokens, frozenset(), number, 0.0, priority
+        )
+        self.scheduler.check(len(prompt), max_tokens, n)
+        self.scheduler.add(request)
+        self.requests.append(request)
+        return request
+
+    def step(self) -> Schedule:
+        schedule = self.scheduler.schedule(float(self.steps))
+        assert schedule.num_tokens <= self.scheduler.max_batch_tokens
+        assert len({chunk.sequence for chunk in schedule.chunks}) == len(schedule.chunks)
+        assert bool(schedule.chunks) == self.scheduler.has_unfinished, "somebody advances while anybody waits"
+        self._compute(schedule)
+        for chunk in schedule.chunks:
+            self.scheduler.complete(chunk)
+            for sequence in chunk.samples:
+                self._sample(sequence)
+        self.steps += 1
+        return schedule
+
+    def _compute(self, schedule: Schedule) -> None:
+        read = [(target, i, self.cache.get((source, i))) for source, target in schedule.copies for i in range(BLOCK)]
+        self.cache.update({(target, i): value for target, i, value in read if value is not None})
+        for chunk in schedule.chunks:
+            assert chunk.length <= self.scheduler.chunk_tokens
+            for position in range(chunk.start, chunk.start + chunk.length):
+                self.cache[self.slot(chunk.sequence, position)] = tuple(chunk.sequence.tokens[: position + 1])
+        for chunk in schedule.chunks:
+            for position in range(chunk.start + chunk.length):
+                assert self.cache[self.slot(chunk.sequence, position)] == tuple(chunk.sequence.tokens[: position + 1])
+
+    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return self.blocks.table(sequence)[position // BLOCK], position % BLOCK
+
+    def _sample(self, sequence: Sequence) -> None:
+        if sequence.append(next_token(sequence.tokens, sequence.choice), 0.0) is not None:
+            self.scheduler.end(sequence, "length")
+
+    def finish_all(self) -> None:
+        """Everybody ends with the tokens that its prompt alone decides, in a bounded number of steps."""
+        limit = self.steps + 60 + 20 * sum((len(r.prompt) + r.max_tokens) * r.params.n for r in self.requests)
+        while self.scheduler.has_unfinished:
+            self.step()
+            self.scheduler.audit()
+            assert self.steps < limit, "somebody starves"
+        for request in self.requests:
+            for sequence in request.sequences:
+                if sequence.state is not State.ABORTED:
+                    assert sequence.tokens == expected(request, sequence.choice)
+        assert self.blocks.num_owned == 0
+
+
+def next_token(tokens: list[int], choice: int) -> int:
+    return (sum(tokens) + len(tokens) * (choice + 1)) % 2
+
+
+def expected(request: Request, choice: int) -> list[int]:
+    tokens = list(request.prompt)
+    for _ in range(request.max_tokens):
+        tokens.append(next_token(tokens, choice))
+    return tokens
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_decodes_one_token_a_step() -> None:
+    world = World(budget=4)
+    world.add([1] * 6, max_tokens=2)
+    assert [[(c.start, c.length, len(c.samples)) for c in world.step().chunks] for _ in range(3)] == [
+        [(0, 4, 0)],
+        [(4, 2, 1)],
+        [(6, 1, 1)],
+    ]
+    assert not world.scheduler.has_unfinished
+
+
+def test_decoding_comes_before_prompts_and_prompts_fill_the_budget() -> None:
+    world = World(budget=4, seats=3)
+    world.add([1], max_tokens=5)
+    world.step()
+    world.add([0] * 10, max_tokens=1)
+    assert [(c.start, c.length) for c in world.step().chunks] == [(1, 1), (0, 3)]
+
+
+def test_the_chunk_limit_leaves_room_for_other_prompts() -> None:
+    world = World(budget=6, chunk=2)
+    for _ in range(3):
+        world.add([1] * 4, max_tokens=1)
+    assert [c.length for c in world.step().chunks] == [2, 2, 2]
+
+
+def test_priority_then_arrival_decides_who_is_admitted() -> None:
+    world = World(seats=1)
+    late = world.add([1, 1], max_tokens=1, priority=1)
+    first = world.add([0, 0], max_tokens=1)
+    second = world.add([0, 1], max_tokens=1)
+    order = [world.step().chunks[0].sequence.request for _ in range(3)]
+    assert order == [first, second, late]
+
+
+def test_a_higher_priority_takes_the_seat_of_a_lower_one_which_keeps_its_output() -> None:
+    world = World(seats=1)
+    low = world.add([1, 1], max_tokens=4, priority=5)
+    world.step()
+    high = world.add([0, 0], max_tokens=1, priority=0)
+    world.step()
+    assert low.sequences[0].state is State.WAITING
+    assert low.sequences[0].num_output == 1
+    assert low.sequences[0].preemptions == 1
+    world.step()
+    assert high.finished
+    world.finish_all()
+
+
+def test_who_cannot_grow_takes_blocks_of_the_youngest_which_is_computed_again() -> None:
+    world = World(num_blocks=6, budget=8)
+    old = world.add([1, 0, 1], max_tokens=8)
+    young = world.add([0, 0, 1], max_tokens=8)
+    world.finish_all()
+    assert old.sequences[0].preemptions == 0
+    assert young.sequences[0].preemptions == 1
+    assert world.scheduler.num_preemptions == 1
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    world = World(num_blocks=20)
+    world.add([1, 0, 1, 0, 1], max_tokens=1)
+    world.step()
+    second = world.add([1, 0, 1, 0, 0], max_tokens=1)
+    assert [(c.start, c.length) for c in world.step().chunks] == [(4, 1)]
+    assert second.cached_tokens == 4
+    assert (world.scheduler.prefix_queries, world.scheduler.prefix_hits) == (10, 4)
+
+
+def test_choices_fork_when_the_prompt_is_complete_and_copy_only_the_partial_block() -> None:
+    world = World(num_blocks=12, seats=3)
+    request = world.add([1, 0, 1], max_tokens=3, n=3)
+    assert len(world.step().chunks[0].samples) == 3
+    assert world.blocks.num_owned == 2
+    assert len(world.step().copies) == 2
+    assert world.blocks.num_owned == 4
+    world.finish_all()
+    assert len(request.sequences) == 3
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    world = World(num_blocks=4)
+    message = r"6 prompt tokens and 3 output tokens can never fit the cache of 8 tokens \(4 blocks of 2\)"
+    with pytest.raises(RequestRefused, match=message) as refused:
+        world.add([1] * 6, max_tokens=3)
+    assert refused.value.kind == "too_long"
+    with pytest.raises(RequestRefused, match="n must be at most 4"):
+        world.add([1], max_tokens=1, n=5)
+
+
+def test_a_full_queue_refuses() -> None:
+    world = World(queue=2)
+    world.add([1], max_tokens=1)
+    world.add([1], max_tokens=1)
+    with pytest.raises(RequestRefused, match="2 requests wait, at most 2 may") as refused:
+        world.add([1], max_tokens=1)
+    assert refused.value.kind == "queue_full"
+
+
+def test_ending_twice_is_harmless() -> None:
+    world = World()
+    request = world.add([1], max_tokens=3)
+    world.step()
+    for _ in range(2):
+        world.scheduler.end(request.sequences[0], "abort")
+    assert request.sequences[0].state is State.ABORTED
+    world.scheduler.audit()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    num_blocks=st.integers(8, 20),
+    budget=st.integers(1, 9),
+    seats=st.integers(1, 5),
+    chunk=st.none() | st.integers(1, 5),
+    prefix_cache=st.booleans(),
+    requests=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 1), min_size=1, max_size=10),
+            st.integers(1, 6),
+            st.integers(1, 3),
+            st.integers(0, 2),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
+    num_blocks, budget, seats, chunk, prefix_cache, requests
+) -> None:  # type: ignore[no-untyped-def]
+    world = World(num_blocks, budget, seats, chunk, prefix_cache)
+    for prompt, max_tokens, n, priority in requests:
+        world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority)
+    world.finish_all()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come, end and are aborted between any steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 6),
+        n=st.integers(1, 3),
+        priority=st.integers(0, 1),
+    )
+    def add(self, prompt: list[int], max_tokens: int, n: int, priority: int) -> None:
+        self.world.add(prompt, max_tokens, n, priority)
+
+    @rule()
+    def step(self) -> None:
+        self.world.step()
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.world.requests))
+        sequence = data.draw(st.sampled_from(request.sequences))
+        self.world.scheduler.end(sequence, "abort")
+        if len(request.sequences) < request.params.n:
+            assert request.finished
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        self.world.scheduler.audit()
+
+    def teardown(self) -> None:
+        self.world.finish_all()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_blocks_scheduler_and_request_never_import_torch() -> None:
+    code = "import sys, stoker.engine.blocks, stoker.engine.scheduler, stoker.engine.request, stoker.engine.step_input, stoker.engine.messages; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

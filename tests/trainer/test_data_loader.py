@@ -1,0 +1,329 @@
+"""From sources to micro-batches: what a rank gets, whatever the layout, the step and the restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.data.corpus import open_corpus
+from stoker.trainer.data.error import DataError
+from stoker.trainer.data.loader import Loader
+from stoker.trainer.data.shard import Encoded
+from stoker.trainer.data.source import Conversation, Document
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A token per byte; 256 ends a document, 257 a message, 258 pads."""
+
+    vocab_size: int = 259
+    pad_id: int = 258
+    fingerprint: str = "bytes"
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        return [self._encode(document) for document in documents]
+
+    def _encode(self, document: Document) -> Encoded:
+        if not isinstance(document, Conversation):
+            return Encoded([*document.text.encode(), *([256] if document.ends else [])])
+        ids: list[int] = []
+        learned: list[bool] = []
+        for message in document.messages:
+            said = [*message["content"].encode(), 257]
+            ids += said
+            learned += [message["role"] == "assistant"] * len(said)
+        return Encoded(ids, learned)
+
+
+def config_for(tmp_path: Path, data: dict[str, Any], **training: Any) -> TrainerConfig:
+    sizes = {"total_steps": 10, "global_batch_size": 8, "micro_batch_size": 2, "sequence_length": 32, **training}
+    return parse(
+        TrainerConfig,
+        {
+            "job": {"name": "job", "uid": "uid", "writer": "0a1b2c3d"},
+            "termination_log": str(tmp_path / "termination-log"),
+            "work_dir": str(tmp_path / "work"),
+            "model": {"vocab_size": 259},
+            "training": sizes,
+            "data": data,
+            "checkpoint": {"root": str(tmp_path / "checkpoints")},
+        },
+    )
+
+
+def text_source(tmp_path: Path, name: str = "books", documents: int = 30, weight: float = 1.0) -> dict[str, Any]:
+    """Documents of 5 to 75 characters: `name` and a number, repeated."""
+    lengths = np.random.default_rng(len(name)).integers(5, 75, documents)
+    lines = [json.dumps({"text": (f"{name}{i} " * 40)[:length]}) for i, length in enumerate(lengths)]
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    return {"name": name, "path": str(tmp_path / f"{name}.jsonl"), "weight": weight}
+
+
+def loader_for(tmp_path: Path, data: dict[str, Any], **training: Any) -> Loader:
+    config = config_for(tmp_path, data, **training)
+    return Loader(open_corpus(config, Bytes()), config)
+
+
+def flat(batch: MicroBatch) -> tuple[Any, ...]:
+    return (
+        batch.tokens_T.tolist(),
+        batch.positions_T.tolist(),
+        batch.targets_T.tolist(),
+        batch.weights_T.tolist(),
+        batch.cu_seqlens.tolist(),
+        batch.max_seqlen,
+    )
+
+
+def step_of(loader: Loader, step: int, dp_size: int) -> list[tuple[Any, ...]]:
+    return [flat(batch) for rank in range(dp_size) for batch in loader.micro_batches(step, rank, dp_size)]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_every_layout_sees_the_same_global_micro_batches(tmp_path: Path, packing: bool) -> None:
+    data = {
+        "sources": [text_source(tmp_path), text_source(tmp_path, "wiki", weight=0.3)],
+        "packing": packing,
+    }
+    loader = loader_for(tmp_path, data)
+    for step in (0, 1, 9, 1000):
+        assert step_of(loader, step, 1) == step_of(loader, step, 2) == step_of(loader, step, 4)
+
+
+def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
+    data = {"sources": [text_source(tmp_path)]}
+    before = loader_for(tmp_path, data)
+    cursor = json.loads(json.dumps(before.cursor(5)))
+    after = loader_for(tmp_path, data)
+    after.check(cursor)
+    assert [step_of(after, step, 2) for step in range(5, 9)] == [step_of(before, step, 1) for step in range(5, 9)]
+
+
+def test_packed_documents_keep_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}')
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]}
+    loader = loader_for(tmp_path, data, global_batch_size=1, micro_batch_size=1, sequence_length=8)
+    (batch,) = loader.micro_batches(0, 0, 1)
+    assert flat(batch) == (
+        [97, 98, 99, 100, 101, 258, 258, 258],
+        [0, 1, 2, 0, 1, 0, 1, 2],
+        [98, 99, 256, 101, 256, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+        [0, 3, 5, 8],
+        3,
+    )
+    assert loader.target_tokens(0) == 5
+
+
+def test_an_unpacked_document_has_a_sequence_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}')
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}], "packing": False}
+    loader = loader_for(tmp_path, data, global_batch_size=2, micro_batch_size=2, sequence_length=4)
+    (batch,) = loader.micro_batches(0, 0, 1)
+    assert batch.cu_seqlens.tolist() in ([0, 3, 4, 6, 8], [0, 2, 4, 7, 8])
+    assert batch.weights_T.sum() == loader.target_tokens(0) == 5
+
+
+def test_an_over_long_document_is_split_and_every_target_is_trained_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcdefghij")
+    loader = loader_for(
+        tmp_path,
+        {"sources": [{"name": "a", "path": str(tmp_path / "a.txt")}]},
+        global_batch_size=3,
+        micro_batch_size=3,
+        sequence_length=4,
+    )
+    (batch,) = loader.micro_batches(0, 0, 1)
+    assert sorted(batch.targets_T[batch.weights_T > 0].tolist()) == [*b"bcdefghij", 256]
+    assert loader.steps_per_epoch == 1
+
+
+def test_a_conversation_trains_only_what_the_assistant_says(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]}
+    loader = loader_for(tmp_path, data, global_batch_size=1, micro_batch_size=1, sequence_length=8)
+    (batch,) = loader.micro_batches(0, 0, 1)
+    assert batch.targets_T[batch.weights_T > 0].tolist() == [*b"2", 257]
+    assert loader.target_tokens(0) == 2
+
+
+def test_a_long_conversation_keeps_its_beginning_and_one_without_an_answer_in_it_is_left_out(tmp_path: Path) -> None:
+    lines = [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "abcdefgh"}],
+        [{"role": "user", "content": "q" * 20}, {"role": "assistant", "content": "a"}],
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in lines))
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]}
+    loader = loader_for(tmp_path, data, global_batch_size=1, micro_batch_size=1, sequence_length=6)
+    assert loader.corpus.num_sequences == 1
+    (batch,) = loader.micro_batches(0, 0, 1)
+    assert batch.targets_T[batch.weights_T > 0].tolist() == [*b"abcde"]
+
+
+def test_target_tokens_count_what_all_ranks_train(tmp_path: Path) -> None:
+    loader = loader_for(tmp_path, {"sources": [text_source(tmp_path), text_source(tmp_path, "wiki")]})
+    for step in range(4):
+        batches = [batch for rank in range(2) for batch in loader.micro_batches(step, rank, 2)]
+        assert loader.target_tokens(step) == sum(batch.weights_T.sum() for batch in batches)
+
+
+def test_weights_set_the_shares_of_the_sources(tmp_path: Path) -> None:
+    sources = [text_source(tmp_path, weight=3), text_source(tmp_path, "wiki", weight=1)]
+    loader = loader_for(tmp_path, {"sources": sources}, global_batch_size=400)
+    first = loader.order.samples(0, 400)
+    assert sum(place.source == 0 for place in first) == 300
+
+
+def test_the_held_out_fraction_is_never_trained_and_always_validated(tmp_path: Path) -> None:
+    data = {
+        "sources": [text_source(tmp_path, documents=40), text_source(tmp_path, "wiki", documents=20)],
+        "validation": {"fraction": 0.2, "max_sequences": 1000},
+    }
+    loader = loader_for(tmp_path, data)
+
+    def documents(parts: Sequence[Any]) -> list[set[int]]:
+        return [set(part.packing.spans[:, 0].tolist()) for part in parts]
+
+    for source, (trained, held) in enumerate(
+        zip(documents(loader.corpus.sources), documents(loader.corpus.validation), strict=True)
+    ):
+        assert trained.isdisjoint(held)
+        assert len(trained | held) == (40, 20)[source]
+        assert len(held) == (8, 4)[source]
+
+
+def test_validation_is_the_same_for_every_layout_and_as_long_on_every_rank(tmp_path: Path) -> None:
+    data = {
+        "sources": [text_source(tmp_path)],
+        "validation": {"source": text_source(tmp_path, "held", documents=17), "max_sequences": 5},
+    }
+    loader = loader_for(tmp_path, data)
+    alone = [flat(batch) for batch in loader.validation(0, 1)]
+    shared = [[flat(batch) for batch in loader.validation(rank, 4)] for rank in range(4)]
+    assert len(alone) == 3
+    assert {len(batches) for batches in shared} == {1}
+    joined = [batch for batches in shared for batch in batches]
+    assert joined[:3] == alone
+    assert sum(joined[3][3]) == 0
+
+
+def test_without_validation_there_is_nothing_to_validate(tmp_path: Path) -> None:
+    assert list(loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).validation(0, 1)) == []
+
+
+def test_the_corpus_is_tokenised_once(tmp_path: Path) -> None:
+    data = {"sources": [text_source(tmp_path)]}
+    loader_for(tmp_path, data)
+    shards = {file: file.stat().st_mtime_ns for file in (tmp_path / "work" / "tokens").rglob("*.bin")}
+    loader_for(tmp_path, data)
+    assert shards
+    assert shards == {file: file.stat().st_mtime_ns for file in (tmp_path / "work" / "tokens").rglob("*.bin")}
+
+
+def test_the_same_contents_elsewhere_are_the_same_corpus(tmp_path: Path) -> None:
+    first = loader_for(tmp_path, {"sources": [text_source(tmp_path)]})
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "books.jsonl").rename(tmp_path / "moved" / "other.jsonl")
+    second = loader_for(tmp_path, {"sources": [{"name": "books", "path": str(tmp_path / "moved")}]})
+    assert first.fingerprint == second.fingerprint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"documents": 31},
+        {"weight": 2.0},
+        {"name": "wiki"},
+    ],
+    ids=["contents", "weight", "name"],
+)
+def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    cursor = loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).cursor(3)
+    other = loader_for(tmp_path, {"sources": [text_source(tmp_path, **change)]})
+    with pytest.raises(DataError, match="not that of the checkpoint at step 3: fingerprint was"):
+        other.check(cursor)
+
+
+@pytest.mark.parametrize(
+    ("training", "named"),
+    [({"seed": 4}, "seed was 0, is 4"), ({"global_batch_size": 16}, "samples was 24, is 48; global_batch_size was 8, is 16")],
+)
+def test_a_checkpoint_of_another_order_is_refused(tmp_path: Path, training: dict[str, Any], named: str) -> None:
+    data = {"sources": [text_source(tmp_path)]}
+    cursor = loader_for(tmp_path, data).cursor(3)
+    with pytest.raises(DataError, match=named):
+        loader_for(tmp_path, data, **training).check(cursor)
+
+
+@pytest.mark.parametrize("cursor", [{}, {"step": "3"}, {"step": -1}, {"step": True}])
+def test_a_broken_cursor_is_refused(tmp_path: Path, cursor: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="no usable step"):
+        loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).check(cursor)
+
+
+def test_batches_that_do_not_share_out_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    data = {"sources": [text_source(tmp_path)]}
+    with pytest.raises(ConfigError, match="global_batch_size 8 is not a multiple of micro_batch_size 3"):
+        loader_for(tmp_path, data, micro_batch_size=3)
+    with pytest.raises(ConfigError, match="8 / micro_batch_size 2 = 4 micro-batches cannot be shared equally by 3"):
+        list(loader_for(tmp_path, data).micro_batches(0, 0, 3))
+
+
+def test_epochs_round_up_once(tmp_path: Path) -> None:
+    loader = loader_for(tmp_path, {"sources": [text_source(tmp_path, documents=3)]}, sequence_length=1024)
+    assert loader.corpus.num_sequences == 1
+    assert loader.steps_per_epoch == 1
+    assert loader.steps_in(epochs=17) == 3
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match="data source a: .* holds no document"):
+        loader_for(tmp_path, {"sources": [{"name": "a", "path": str(tmp_path)}]})
+
+
+def test_a_bad_line_leaves_no_shard_behind(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": 1}')
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"a\.jsonl:2: "):
+            loader_for(tmp_path, {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]})
+    assert list((tmp_path / "work" / "tokens").glob("*/")) == []
+
+
+def test_a_fraction_that_leaves_nothing_to_train_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("only one")
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.txt")}], "validation": {"fraction": 0.1}}
+    with pytest.raises(DataError, match="holds out all of its 1 documents"):
+        loader_for(tmp_path, data)
+
+
+def test_conversations_without_a_reachable_answer_are_refused(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q" * 50}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    with pytest.raises(DataError, match="the first 32 tokens of every conversation hold no token of the assistant"):
+        loader_for(tmp_path, {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]})
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
+    config = config_for(tmp_path, {"sources": [text_source(tmp_path)]})
+    with pytest.raises(DataError, match="the tokenizer has 259 tokens, the model's vocab_size is 100"):
+        open_corpus(config, Bytes(), model_vocab_size=100)
+
+
+def test_a_shard_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    data = {"sources": [text_source(tmp_path)]}
+    loader_for(tmp_path, data)
+    (tokens,) = (tmp_path / "work" / "tokens").rglob("tokens.bin")
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    with pytest.raises(DataError, match="is cut short; delete the folder"):
+        loader_for(tmp_path, data)

@@ -1,0 +1,83 @@
+"""`python -m stoker.router --config FILE`: the HTTP front of an InferenceDeployment."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.pod.config_file import load
+from stoker.pod.control_key import ControlVerifier
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord
+from stoker.pod.serve import Server, bind_tcp, bind_unix
+from stoker.router.app import Router
+from stoker.router.config import RouterConfig
+from stoker.router.policy import policy_named
+from stoker.router.snapshot import Snapshot, load_snapshot
+
+log = logging.getLogger("stoker.router")
+QUIET_S = 0.5
+"""After SIGTERM, the time without a request after which nobody sends us any more."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM; the exit code is one of docs/exit-codes.md."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.router", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="FILE", help="RouterConfig as JSON")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    config: RouterConfig | None = None
+    try:
+        config = load(RouterConfig, arguments.config)
+        policy_named(config.policy)
+        asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=os.environ.get("STOKER_POD_UID", "")))
+        word = LastWord(cause=Cause.INTERRUPTED, detail="stopped on SIGTERM after its requests")
+    except ValueError as error:  # ConfigError is one
+        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+    except OSError as error:
+        word = LastWord(cause=Cause.INTERNAL, detail=str(error))
+    if word.cause is not Cause.INTERRUPTED:
+        log.error("%s: %s", word.cause, word.detail)
+    if config is not None and config.termination_log is not None:
+        word.write(config.termination_log)
+    return EXIT_CODES[word.cause]
+
+
+async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None:
+    """Serve until SIGTERM or SIGINT, then drain within the grace period."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    keys = config.listen.control_keys
+    router = Router(config, pod_uid=pod_uid, verifier=ControlVerifier(keys, pod_uid, time.time) if keys else None)
+    servers = _servers(config, router)
+    router.start(snapshot)
+    for server in servers:
+        await server.start()
+    log.info("listening on %s:%d", config.listen.host, servers[0].port)
+    await stop.wait()
+    log.info("draining")
+    deadline = time.monotonic() + config.grace_period_s - 1
+    await router.drain(QUIET_S, max(deadline - time.monotonic(), 0))
+    for server in servers:
+        await server.stop(max(deadline - time.monotonic(), 0))
+    await router.stop()
+
+
+def _servers(config: RouterConfig, router: Router) -> list[Server]:
+    servers = [Server(router.app, bind_tcp(config.listen.host, config.listen.port))]
+    if config.listen.control_socket is not None:
+        Path(config.listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
+        servers.append(Server(router.control_app, bind_unix(config.listen.control_socket)))
+    return servers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

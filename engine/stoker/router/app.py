@@ -1,0 +1,122 @@
+"""The router as one object: backends, proxy and its own routes, started and stopped inside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from stoker.pod.control_key import ControlVerifier
+from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.router.backend import Times
+from stoker.router.backends import Backends
+from stoker.router.config import RouterConfig
+from stoker.router.metrics import RouterMetrics
+from stoker.router.policy import policy_named
+from stoker.router.proxy import Limits, Proxy, Receive, Scope, Send
+from stoker.router.snapshot import Snapshot, parse_snapshot
+
+FORWARDED = ("/tokenize", "/detokenize", "/version")
+"""What clients may reach of an engine beside `/v1/`; its control routes and metrics are not among them."""
+
+
+class Router:
+    """Build it inside a running event loop, `start` it with a snapshot, serve `app`."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        pod_uid: str,
+        verifier: ControlVerifier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.pod_uid = pod_uid
+        self.stopping = False
+        times = Times(
+            connect_s=config.connect_timeout_s,
+            silence_s=config.request_timeout_s,
+            probe_s=max(config.connect_timeout_s, 2 * config.probe_interval_s),
+        )
+        self.backends = Backends(
+            policy=policy_named(config.policy), times=times, probe_interval_s=config.probe_interval_s, clock=clock
+        )
+        registry = CollectorRegistry()
+        self.metrics = RouterMetrics(registry, self.backends)
+        limits = Limits(config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes)
+        self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
+        own = [
+            *probe_routes(alive=lambda: True, ready=self._ready, status=self.status, registry=registry),
+            Route("/health", self._health),
+        ]
+        control = ControlRoute("PUT", "/backends", self._put_backends)
+        guarded = control_routes([control], verifier) if verifier is not None else []
+        self.app = _App([*own, *guarded], self.proxy)
+        self.control_app = _App([*own, *control_routes([control], None)], self.proxy)
+        """For the Unix socket, whose mode is the guard."""
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin with the mounted snapshot."""
+        self.backends.apply(snapshot)
+
+    async def drain(self, quiet_s: float, deadline_s: float) -> None:
+        """Stop being ready, but serve until no request has run for `quiet_s`, at most `deadline_s`."""
+        self.stopping = True
+        deadline = time.monotonic() + deadline_s
+        quiet_since = time.monotonic()
+        while (now := time.monotonic()) < deadline and now - quiet_since < quiet_s:
+            await asyncio.sleep(0.02)
+            if self.proxy.running:
+                quiet_since = time.monotonic()
+
+    async def stop(self) -> None:
+        await self.backends.stop()
+
+    def status(self) -> Mapping[str, Any]:
+        """The `/status` page."""
+        return {
+            "program": "router",
+            "pod_uid": self.pod_uid,
+            "phase": "Draining" if self.stopping else "Serving",
+            "snapshot_version": self.backends.version,
+            "ready_backends": len(self.backends.ready),
+            "running": self.proxy.running,
+            "held": self.metrics.held,
+            "backends": self.backends.status(),
+        }
+
+    def _ready(self) -> bool:
+        """Ready without backends too: it then holds or refuses requests, and says so in words."""
+        return self.backends.version >= 0 and not self.stopping
+
+    async def _health(self, _: Request) -> Response:
+        """For clients: can a request be answered now?"""
+        ready = self._ready() and bool(self.backends.ready)
+        return JSONResponse({"ready_backends": len(self.backends.ready)}, status_code=200 if ready else 503)
+
+    async def _put_backends(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        accepted = self.backends.apply(parse_snapshot(body))
+        return {"accepted": accepted, "version": self.backends.version}
+
+
+class _App:
+    """The router's own routes, and the proxy for what clients may reach of an engine."""
+
+    def __init__(self, own: list[BaseRoute], proxy: Proxy) -> None:
+        self.own = Starlette(routes=own)
+        self.proxy = proxy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and (path in FORWARDED or path.startswith("/v1/")):
+            await self.proxy(scope, receive, send)
+        else:
+            await self.own(scope, receive, send)

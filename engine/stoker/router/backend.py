@@ -1,0 +1,131 @@
+"""One backend as this router sees it: health, load and the idle connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stoker.router.connection import BackendError, Connection, Outgoing, Silent
+from stoker.router.snapshot import BackendEntry
+
+MAX_IDLE_CONNECTIONS = 64
+MAX_IDLE_S = 30.0
+"""Below the keep-alive time of the engine's server, so that it is we who close an idle connection."""
+MAX_SILENT_PROBES = 3
+"""A busy engine may answer a probe late; one that refuses it is ejected at once."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Limits in seconds."""
+
+    connect_s: float
+    silence_s: float
+    probe_s: float
+
+
+class Backend:
+    """A backend of the current snapshot, or one that was in it and finishes its requests."""
+
+    def __init__(self, entry: BackendEntry, times: Times, clock: Callable[[], float]) -> None:
+        self.entry = entry
+        self.times = times
+        self.clock = clock
+        self.pending = 0
+        self.healthy = False
+        self.problem = "not probed yet"
+        self.retired = False
+        self._idle: list[Connection] = []
+        self._probe: Connection | None = None
+        self._silent_probes = 0
+        self.probe_now = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """May get a new request."""
+        return self.healthy and not self.entry.draining and not self.retired
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request as pending."""
+        self.pending += 1
+        try:
+            yield
+        finally:
+            self.pending -= 1
+
+    async def connect(self, *, fresh: bool = False) -> Connection:
+        """A connection whose other end is known to be this pod.
+
+        Raises:
+            Unreachable, WrongPod, Silent: it cannot be used now.
+        """
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if connection.reusable and self.clock() - connection.idle_since <= MAX_IDLE_S:
+                connection.fresh = False
+                return connection
+            connection.close()
+        connection = await Connection.open(self.entry.address, self.times.connect_s)
+        try:
+            await connection.check_identity(self.entry.pod_uid, self.times.probe_s)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.reusable:
+            return connection
+        connection.close()
+        raise BackendError(f"{self.entry.url} closes every connection after one answer")
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection after an exchange if another one fits on it."""
+        connection.finish()
+        if connection.reusable and not self.retired and len(self._idle) < MAX_IDLE_CONNECTIONS:
+            connection.idle_since = self.clock()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def suspect(self, problem: str) -> None:
+        """A request found it broken: nothing new until a probe says otherwise."""
+        self.healthy = False
+        self.problem = problem
+        self.probe_now.set()
+
+    async def probe(self) -> None:
+        """Ask `/readyz` once, on a connection of its own, and note the answer."""
+        try:
+            healthy, problem = await self._ask()
+            self._silent_probes = 0
+        except Silent as silence:
+            self._silent_probes += 1
+            healthy, problem = self.healthy and self._silent_probes < MAX_SILENT_PROBES, str(silence)
+        except BackendError as error:
+            healthy, problem = False, str(error)
+        self.healthy, self.problem = healthy, problem
+
+    async def _ask(self) -> tuple[bool, str]:
+        connection, self._probe = self._probe, None
+        if connection is not None and not connection.reusable:
+            connection.close()
+            connection = None
+        if connection is None:
+            connection = await self.connect(fresh=True)
+        try:
+            head, _ = await connection.small_exchange(Outgoing("GET", b"/readyz", ()), self.times.probe_s)
+        except BaseException:
+            connection.close()
+            raise
+        self._probe = connection
+        return head.status == 200, "" if head.status == 200 else f"/readyz answers {head.status}"
+
+    def retire(self) -> None:
+        """It left the snapshot: no new request, running ones finish, idle connections close."""
+        self.retired = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        if self._probe is not None:
+            self._probe.close()

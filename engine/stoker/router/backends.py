@@ -1,0 +1,136 @@
+"""The set of backends: follows the snapshots, probes each backend, chooses one for a request and lets requests wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.router.backend import Backend, Times
+from stoker.router.policy import Policy
+from stoker.router.snapshot import Snapshot
+
+log = logging.getLogger("stoker.router")
+
+
+class Backends:
+    """Lives in one event loop; `start` and `stop` bracket its probes."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy[Backend],
+        times: Times,
+        probe_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy = policy
+        self.times = times
+        self.probe_interval_s = probe_interval_s
+        self.clock = clock
+        self.version = -1
+        self._backends: dict[tuple[str, str], Backend] = {}
+        self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._snapshot: Snapshot | None = None
+        self._turn = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def all(self) -> list[Backend]:
+        return list(self._backends.values())
+
+    @property
+    def ready(self) -> list[Backend]:
+        return [backend for backend in self._backends.values() if backend.ready]
+
+    def apply(self, snapshot: Snapshot) -> bool:
+        """Follow a snapshot if it is newer than the one in use (or is the very same); say whether it now holds."""
+        if snapshot.version <= self.version:
+            return snapshot == self._snapshot
+        wanted = {entry.key: entry for entry in snapshot.backends}
+        for key in self._backends.keys() - wanted.keys():
+            self._backends.pop(key).retire()
+            self._probes.pop(key).cancel()
+        for key, entry in wanted.items():
+            if key in self._backends:
+                self._backends[key].entry = entry
+            else:
+                self._add(Backend(entry, self.times, self.clock))
+        self.version, self._snapshot = snapshot.version, snapshot
+        log.info("snapshot %d: %d backends", snapshot.version, len(wanted))
+        self._announce()
+        return True
+
+    def _add(self, backend: Backend) -> None:
+        key = backend.entry.key
+        self._backends[key] = backend
+        self._probes[key] = asyncio.create_task(self._keep_probing(backend), name=f"probe {backend.entry.url}")
+
+    async def _keep_probing(self, backend: Backend) -> None:
+        while not backend.retired:
+            backend.probe_now.clear()
+            was_ready, was_problem = backend.ready, backend.problem
+            await backend.probe()
+            if backend.problem != was_problem:
+                log.info("backend %s: %s", backend.entry.url, backend.problem or "ready")
+            if backend.ready and not was_ready:
+                self._announce()
+            try:
+                async with asyncio.timeout(self.probe_interval_s):
+                    await backend.probe_now.wait()
+                await asyncio.sleep(self.probe_interval_s / 10)  # a suspect is asked soon, but not in a tight loop
+            except TimeoutError:
+                pass
+
+    def _announce(self) -> None:
+        """Wake the requests that wait for a backend."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def choose(self, exclude: set[tuple[str, str]]) -> Backend | None:
+        """A ready backend outside `exclude`, or None."""
+        candidates = [backend for backend in self.ready if backend.entry.key not in exclude]
+        if not candidates:
+            return None
+        self._turn += 1
+        return self.policy(candidates, self._turn)
+
+    async def wait_for_one(self, exclude: set[tuple[str, str]], timeout_s: float) -> Backend | None:
+        """As `choose`, after waiting at most `timeout_s` for one to become ready."""
+        deadline = self.clock() + timeout_s
+        while (backend := self.choose(exclude)) is None:
+            left_s = deadline - self.clock()
+            if left_s <= 0:
+                return None
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return self.choose(exclude)
+        return backend
+
+    def status(self) -> list[Mapping[str, Any]]:
+        """The `backends` part of `/status`."""
+        return [
+            {
+                "url": backend.entry.url,
+                "pod_uid": backend.entry.pod_uid,
+                "healthy": backend.healthy,
+                "pending": backend.pending,
+                "draining": backend.entry.draining,
+                "revision": backend.entry.revision,
+                "problem": backend.problem,
+            }
+            for backend in self._backends.values()
+        ]
+
+    async def stop(self) -> None:
+        """End the probes and close idle connections."""
+        probes = list(self._probes.values())
+        for backend in self._backends.values():
+            backend.retire()
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)

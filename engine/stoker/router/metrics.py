@@ -1,0 +1,49 @@
+"""The router's own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker.router.backends import Backends
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class RouterMetrics:
+    """Counters for what happened; gauges are read from the backends when they are scraped."""
+
+    def __init__(self, registry: CollectorRegistry, backends: Backends) -> None:
+        self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
+        self.retries = Counter("stoker_router_retries", "Tries on another backend.", registry=registry)
+        self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
+        self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
+        self.first_byte = Histogram(
+            "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.held = 0
+        """Requests that wait for a backend."""
+        registry.register(_Gauges(self, backends))
+
+
+class _Gauges(Collector):
+    def __init__(self, metrics: RouterMetrics, backends: Backends) -> None:
+        self.metrics = metrics
+        self.backends = backends
+
+    def collect(self) -> Iterator[Metric]:
+        backends = self.backends.all
+        yield GaugeMetricFamily("stoker_router_held_requests", "Requests that wait for a backend.", self.metrics.held)
+        yield GaugeMetricFamily("stoker_router_snapshot_version", "Version in use.", self.backends.version)
+        yield GaugeMetricFamily("stoker_router_ready_backends", "Backends that get requests.", len(self.backends.ready))
+        pending = GaugeMetricFamily("stoker_router_pending_requests", "Unfinished requests.", labels=["backend"])
+        healthy = GaugeMetricFamily("stoker_router_backend_healthy", "1: the last probe was good.", labels=["backend"])
+        for backend in backends:
+            pending.add_metric([backend.entry.url], backend.pending)
+            healthy.add_metric([backend.entry.url], float(backend.healthy))
+        yield pending
+        yield healthy

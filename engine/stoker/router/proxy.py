@@ -1,0 +1,341 @@
+"""The data path: choose a backend, send the request, stream the answer.
+
+A request may be sent again until the first byte of an answer's body has come; after that a break is reported to the client
+in the stream itself. The answer's head is held until then, because an event stream sends its head long before its first token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.router.backend import Backend
+from stoker.router.backends import Backends
+from stoker.router.connection import (
+    BackendError,
+    Connection,
+    Head,
+    Headers,
+    Outgoing,
+    Silent,
+    Unreachable,
+)
+from stoker.router.metrics import RouterMetrics
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+BUSY = (429, 503)
+"""Answers after which another backend may still say yes."""
+HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+     b"transfer-encoding", b"upgrade", b"expect")
+)  # fmt: skip
+STREAM_CUT = {
+    "error": {
+        "message": "The engine that was answering is gone; the answer is not complete.",
+        "type": "server_error",
+        "param": None,
+        "code": "backend_lost",
+    }
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the proxy allows itself."""
+
+    max_attempts: int
+    hold_s: float
+    max_held_requests: int
+    max_body_bytes: int
+
+
+class Refused(Exception):
+    """The router answers itself, in OpenAI's shape."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before it had sent the whole request."""
+
+
+@dataclass
+class Answer:
+    """The begun answer of a backend: its head and the first part of its body are here."""
+
+    backend: Backend
+    connection: Connection
+    head: Head
+    first: bytes | None
+    """None: the body is empty."""
+    rest: AsyncIterator[bytes] = field(repr=False)
+
+
+class Proxy:
+    """An ASGI application that forwards every HTTP request to a backend."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        limits: Limits,
+        metrics: RouterMetrics,
+        *,
+        new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.backends = backends
+        self.limits = limits
+        self.metrics = metrics
+        self.new_id = new_id
+        self.clock = clock
+        self.running = 0
+        """Requests between their first byte and their end."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.running += 1
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            self.running -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward, but stop at once when the client leaves."""
+        request_id = _header(scope, b"x-request-id") or self.new_id().encode()
+        try:
+            body = await read_body(receive, self.limits.max_body_bytes)
+        except Refused as refused:
+            await self._refuse(refused, request_id, send)
+            return
+        except ClientLeft:
+            self.metrics.left.inc()
+            return
+        request = outgoing(scope, body, request_id)
+        work = asyncio.create_task(self._forward(request, request_id, send))
+        gone = asyncio.create_task(client_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.metrics.left.inc()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.wait({work, gone})
+        if not work.cancelled():
+            work.result()  # a failure of ours is uvicorn's to log
+
+    async def _forward(self, request: Outgoing, request_id: bytes, send: Send) -> None:
+        arrived = self.clock()
+        try:
+            answer = await self._begin(request)
+        except Refused as refused:
+            await self._refuse(refused, request_id, send)
+            return
+        self.metrics.first_byte.observe(self.clock() - arrived)
+        self.metrics.requests.labels(answer.head.status).inc()
+        try:
+            with answer.backend.request():
+                await self._relay(answer, request_id, send)
+        except BaseException:
+            answer.connection.close()
+            raise
+        answer.backend.give_back(answer.connection)
+
+    async def _begin(self, request: Outgoing) -> Answer:
+        """The first answer that is worth relaying.
+
+        Raises:
+            Refused: no backend took the request.
+        """
+        busy: set[tuple[str, str]] = set()
+        held_until = self.clock() + self.limits.hold_s
+        problem = "no backend is ready"
+        for attempt in range(self.limits.max_attempts):
+            if attempt:
+                self.metrics.retries.inc()
+            backend = self.backends.choose(busy) or await self._hold(busy, held_until - self.clock())
+            if backend is None:
+                break
+            try:
+                answer = await self._ask(backend, request)
+            except Silent as silence:
+                raise Refused(504, "timeout", f"The engine did not answer: {silence}") from silence
+            except BackendError as error:
+                problem = str(error)
+                backend.suspect(problem)
+                continue
+            others = [other for other in self.backends.ready if other.entry.key not in {*busy, backend.entry.key}]
+            if answer.head.status not in BUSY or not others or attempt + 1 == self.limits.max_attempts:
+                return answer
+            answer.connection.close()
+            busy.add(backend.entry.key)
+        raise Refused(503, "no_backend", f"No engine can take the request now: {problem}", retry_after_s=1)
+
+    async def _hold(self, busy: set[tuple[str, str]], hold_s: float) -> Backend | None:
+        """Wait for a backend, if this router may hold one more request."""
+        if hold_s <= 0 or self.metrics.held >= self.limits.max_held_requests:
+            return None
+        self.metrics.held += 1
+        try:
+            return await self.backends.wait_for_one(busy, hold_s)
+        finally:
+            self.metrics.held -= 1
+
+    async def _ask(self, backend: Backend, request: Outgoing) -> Answer:
+        """Send the request and wait for the first part of the answer's body.
+
+        Raises:
+            BackendError: nothing of an answer has come, so the request may go elsewhere.
+        """
+        with backend.request():
+            connection = await self._connect(backend)
+            stale = not connection.fresh
+            try:
+                return await self._exchange(backend, connection, request)
+            except Unreachable:
+                if not stale:
+                    raise
+            connection = await self._connect(backend, fresh=True)  # the kept one was closed meanwhile: no fault
+            return await self._exchange(backend, connection, request)
+
+    async def _connect(self, backend: Backend, *, fresh: bool = False) -> Connection:
+        try:
+            return await backend.connect(fresh=fresh)
+        except Silent as silence:  # the request itself was not sent: another backend may have it
+            raise Unreachable(str(silence)) from silence
+
+    async def _exchange(self, backend: Backend, connection: Connection, request: Outgoing) -> Answer:
+        silence_s = backend.times.silence_s
+        try:
+            head = await connection.exchange(request, silence_s)
+            rest = connection.chunks(silence_s)
+            first = await anext(rest, None)
+        except BaseException:
+            connection.close()
+            raise
+        return Answer(backend, connection, head, first, rest)
+
+    async def _relay(self, answer: Answer, request_id: bytes, send: Send) -> None:
+        """Pass the answer on as it arrives."""
+        head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
+        await send(_start(head.status, answer_headers(head.headers, request_id)))
+        body = whole_events(_joined(answer)) if events else _joined(answer)
+        try:
+            async for chunk in body:
+                await send(_body(chunk, more=True))
+        except BackendError as error:
+            self.metrics.cut.inc()
+            answer.backend.suspect(str(error))
+            if not events:
+                raise  # a cut connection is all that says it once a body of known length has begun
+            await send(_body(f"data: {json.dumps(STREAM_CUT)}\n\ndata: [DONE]\n\n".encode(), more=True))
+            answer.connection.close()
+        await send(_body(b"", more=False))
+
+    async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
+        kind = "invalid_request_error" if refused.status < 500 else "server_error"
+        error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+        body = json.dumps({"error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers.append((b"x-request-id", request_id))
+        if refused.retry_after_s is not None:
+            headers.append((b"retry-after", str(refused.retry_after_s).encode()))
+        self.metrics.requests.labels(refused.status).inc()
+        await send(_start(refused.status, headers))
+        await send(_body(body, more=False))
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        Refused: it is larger than `max_bytes`.
+        ClientLeft: the client went away.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise Refused(413, "request_too_large", f"The request's body is larger than {max_bytes} bytes.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def client_gone(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
+    """The request as the backend gets it: credentials and unknown headers pass, hop-by-hop ones stay here."""
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
+    headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
+    headers.append((b"x-request-id", request_id))
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", str(scope["client"][0]).encode()))
+    target = scope.get("raw_path") or scope["path"].encode()
+    if scope.get("query_string"):
+        target += b"?" + scope["query_string"]
+    return Outgoing(scope["method"], target, headers, body)
+
+
+def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
+    """The backend's headers as the client gets them, with the request's id once."""
+    kept = [(key, value) for key, value in headers if key not in HOP_BY_HOP and key != b"x-request-id"]
+    return [*kept, (b"x-request-id", request_id)]
+
+
+async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Server-sent events without delay, but never a part of one: what a dying backend left unfinished must not reach a parser."""
+    tail = b""
+    async for chunk in chunks:
+        tail += chunk
+        if end := _end_of_events(tail):
+            yield tail[:end]
+            tail = tail[end:]
+    if tail:
+        yield tail
+
+
+def _end_of_events(data: bytes) -> int:
+    """Length of the whole events at the start of `data`."""
+    return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
+
+
+async def _joined(answer: Answer) -> AsyncIterator[bytes]:
+    if answer.first is None:
+        return
+    yield answer.first
+    async for chunk in answer.rest:
+        yield chunk
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

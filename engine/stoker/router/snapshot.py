@@ -1,0 +1,82 @@
+"""The versioned list of backends that the operator writes: `{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from stoker.pod.config_file import Config, load, parse
+
+
+class BackendEntry(Config):
+    """One engine replica as the operator knows it."""
+
+    url: str
+    """`http://HOST:PORT`, nothing more."""
+    pod_uid: str = Field(min_length=1)
+    """Who must answer there; an address that another pod took over is never used."""
+    role: Literal["colocated", "prefill", "decode"] = "colocated"
+    revision: str = ""
+    draining: bool = False
+    """Finishes what it has and gets nothing new."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
+            raise ValueError("http://HOST:PORT is needed")
+        return url.rstrip("/")
+
+    @field_validator("role")
+    @classmethod
+    def _built(cls, role: str) -> str:
+        if role != "colocated":
+            raise ValueError(f"not supported yet: role {role}")
+        return role
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 80
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it the same backend in two snapshots."""
+        return self.url, self.pod_uid
+
+
+class Snapshot(Config):
+    """All backends at one version; only a higher version replaces it."""
+
+    version: int = Field(ge=0)
+    backends: tuple[BackendEntry, ...] = Field(max_length=4096)
+
+    @model_validator(mode="after")
+    def _unique(self) -> Snapshot:
+        urls = [entry.url for entry in self.backends]
+        if twice := sorted({url for url in urls if urls.count(url) > 1}):
+            raise ValueError(f"backends: listed twice: {', '.join(twice)}")
+        return self
+
+
+def parse_snapshot(mapping: Mapping[str, Any]) -> Snapshot:
+    """A snapshot from a request's body.
+
+    Raises:
+        ConfigError: names each wrong field.
+    """
+    return parse(Snapshot, mapping, "snapshot")
+
+
+def load_snapshot(path: Path | str) -> Snapshot:
+    """The mounted snapshot.
+
+    Raises:
+        ConfigError: missing, not JSON, or not a snapshot.
+    """
+    return load(Snapshot, path)

@@ -1,0 +1,94 @@
+"""An HTTP server that a program starts and stops inside its own event loop: uvicorn on sockets that are already bound.
+
+Signals stay with the program. `Server` is one door (a TCP port or a Unix socket); a program has one or two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+KEEP_ALIVE_S = 75
+"""Longer than any client of ours keeps an idle connection, so that the server is not the one that closes it."""
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A bound TCP socket, not listening yet. Port 0 takes a free one.
+
+    Raises:
+        OSError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only if it sees TCP
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, f"{host}:{port}: {os.strerror(error.errno or 0)}") from error
+    return bound
+
+
+def bind_unix(path: Path | str) -> socket.socket:
+    """A bound Unix socket that only its owner may use (mode 0600); a leftover of an earlier run is replaced."""
+    Path(path).unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    finally:
+        os.umask(mask)
+    return bound
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One ASGI application on one bound socket."""
+
+    def __init__(self, app: Any, bound: socket.socket, *, max_concurrency: int | None = None) -> None:
+        self.bound = bound
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=max_concurrency, backlog=2048,
+            )
+        )  # fmt: skip
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port, known before the start."""
+        return int(self.bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Return when connections are accepted."""
+        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self.bound]), name="http server")
+        while not self._uvicorn.started:
+            if self._task.done():
+                self._task.result()
+                raise RuntimeError("the HTTP server ended while it started")
+            await asyncio.sleep(0.005)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Accept nothing new, let running answers end within `timeout_s` (rounded down, at least 1), then cut them."""
+        if self._task is None:
+            self.bound.close()
+            return
+        self._uvicorn.config.timeout_graceful_shutdown = max(int(timeout_s), 1)
+        self._uvicorn.should_exit = True
+        await asyncio.wait({self._task})
+        self._task.result()

@@ -1,0 +1,159 @@
+"""The router as a program: starts from its file, guards its control route, restarts, drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker.pod.control_key import new_private_key, public_key, sign
+from stoker.pod.last_word import parse_last_word
+from stoker.router.__main__ import main
+from tests.router.fake_engine import FakeEngine, stream
+from tests.router.harness import events, run, snapshot, until
+
+
+def write_config(folder: Path, **settings: Any) -> Path:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {
+        "deployment": "d",
+        "listen": {"host": "127.0.0.1", "port": port, **settings.pop("listen", {})},
+        "backends_file": str(folder / "backends.json"),
+        "termination_log": str(folder / "termination-log"),
+        "probe_interval_s": 0.1,
+        **settings,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@asynccontextmanager
+async def program(config: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stoker.router", "--config", str(config),
+        env={**os.environ, "STOKER_POD_UID": "router-0"}, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    port = json.loads(config.read_text())["listen"]["port"]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        try:
+            async with asyncio.timeout(20):
+                while not await answers(client, "/readyz"):
+                    assert process.returncode is None
+                    await asyncio.sleep(0.05)
+            yield process, client
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def answers(client: httpx.AsyncClient, path: str) -> bool:
+    try:
+        return (await client.get(path)).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def wait_for_backends(client: httpx.AsyncClient, count: int) -> None:
+    async with asyncio.timeout(10):
+        while (await client.get("/status")).json()["ready_backends"] != count:
+            await asyncio.sleep(0.02)
+
+
+def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tmp_path: Path) -> None:
+    private = new_private_key()
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "current.pem").write_bytes(public_key(private))
+    config = write_config(tmp_path, listen={"control_keys": str(tmp_path / "keys")})
+
+    async def put(client: httpx.AsyncClient, body: dict[str, Any], *, signed: bool = True) -> httpx.Response:
+        content = json.dumps(body).encode()
+        token = sign(private, pod_uid="router-0", method="PUT", path="/backends", body=content, now=time.time(),
+                     token_id=str(time.monotonic_ns()))  # fmt: skip
+        return await client.put(
+            "/backends", content=content, headers={"Authorization": f"Bearer {token}"} if signed else {}
+        )
+
+    async def scenario() -> None:
+        a, b = await FakeEngine("a").start(), await FakeEngine("b", stream(20, 0.05)).start()
+        (tmp_path / "backends.json").write_text(json.dumps(snapshot(3, a.entry())))
+        async with program(config) as (process, client):
+            await wait_for_backends(client, 1)
+            assert (await client.get("/v1/models")).json()["pod"] == "a"
+            assert (await put(client, snapshot(4, b.entry()), signed=False)).status_code == 401
+            assert (await put(client, snapshot(2))).json() == {"accepted": False, "version": 3}
+            assert (await put(client, snapshot(4, b.entry()))).json() == {"accepted": True, "version": 4}
+            await wait_for_backends(client, 1)
+            running = asyncio.ensure_future(client.post("/v1/completions", content=b"{}"))
+            await until(lambda: b.running == 1)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            assert (await client.get("/readyz")).status_code == 503  # no longer ready, but it still answers
+            assert len(events((await running).text)) == 21
+            assert await asyncio.wait_for(process.wait(), 10) == 78
+        word = parse_last_word((tmp_path / "termination-log").read_text())
+        assert word is not None
+        assert word.cause == "Interrupted"
+        for engine in (a, b):
+            engine.kill()
+
+    run(scenario)
+
+
+def test_a_killed_router_starts_again_from_the_newest_file(tmp_path: Path) -> None:
+    socket_path = tmp_path / "c.sock"
+    config = write_config(tmp_path, listen={"control_socket": str(socket_path)})
+
+    async def scenario() -> None:
+        a, b = await FakeEngine("a").start(), await FakeEngine("b").start()
+        (tmp_path / "backends.json").write_text(json.dumps(snapshot(1, a.entry())))
+        async with program(config) as (process, client):
+            assert (await client.put("/backends", json=snapshot(2))).status_code == 404  # without keys: not on TCP
+            newer = snapshot(2, b.entry())
+            (tmp_path / "backends.json").write_text(json.dumps(newer))  # the operator writes the file before each PUT
+            transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+                assert (await control.put("/backends", json=newer)).json() == {"accepted": True, "version": 2}
+            process.kill()
+            await process.wait()
+        async with program(config) as (_, client):
+            await wait_for_backends(client, 1)
+            status = (await client.get("/status")).json()
+            assert (status["snapshot_version"], status["backends"][0]["pod_uid"]) == (2, "b")
+            assert (await client.get("/v1/models")).json()["pod"] == "b"
+        for engine in (a, b):
+            engine.kill()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "backends", "detail"),
+    [
+        pytest.param({"policy": "cacheAware"}, snapshot(1), "not supported yet: policy cacheAware", id="policy"),
+        pytest.param({}, {"version": "x"}, "version", id="snapshot"),
+        pytest.param({"colour": 1}, snapshot(1), None, id="unknown key"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_program_with_its_code(
+    tmp_path: Path, settings: dict[str, Any], backends: dict[str, Any], detail: str | None
+) -> None:
+    config = write_config(tmp_path, **settings)
+    (tmp_path / "backends.json").write_text(json.dumps(backends))
+    assert main(["--config", str(config)]) == 64
+    if detail is not None:
+        word = parse_last_word((tmp_path / "termination-log").read_text())
+        assert word is not None
+        assert detail in word.detail

@@ -1,0 +1,63 @@
+"""Snapshots and policies: what is accepted, what is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.pod.config_file import ConfigError
+from stoker.router.policy import least_pending, policy_named, round_robin
+from stoker.router.snapshot import parse_snapshot
+
+GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param({"backends": []}, "version is missing", id="no version"),
+        pytest.param({"version": -1, "backends": []}, "version: .* greater than or equal to 0", id="negative version"),
+        pytest.param({"version": 1, "backends": [{**GOOD, "pod_uid": ""}]}, "backends.0.pod_uid", id="no pod uid"),
+        pytest.param({"version": 1, "backends": [{**GOOD, "url": "https://a"}]}, "http://HOST:PORT is needed", id="https"),
+        pytest.param({"version": 1, "backends": [{**GOOD, "url": "http://a/x"}]}, "http://HOST:PORT is needed", id="path"),
+        pytest.param({"version": 1, "backends": [{**GOOD, "role": "decode"}]}, "not supported yet: role decode", id="role"),
+        pytest.param({"version": 1, "backends": [GOOD, {**GOOD, "pod_uid": "b"}]}, "listed twice", id="same address twice"),
+        pytest.param({"version": 1, "backends": [{**GOOD, "weight": 2}]}, "unknown key backends.0.weight", id="unknown key"),
+    ],
+)  # fmt: skip
+def test_a_wrong_snapshot_is_refused_with_the_field(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_snapshot(body)
+
+
+def test_an_address_is_read_from_the_url() -> None:
+    entry = parse_snapshot({"version": 3, "backends": [GOOD]}).backends[0]
+    assert (entry.address, entry.key) == (("10.0.0.7", 8000), ("http://10.0.0.7:8000", "a"))
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    pending: int
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 100))
+def test_least_pending_always_takes_a_least_loaded_backend(loads: list[int], turn: int) -> None:
+    chosen = least_pending([Load(str(i), load) for i, load in enumerate(loads)], turn)
+    assert chosen.pending == min(loads)
+
+
+@pytest.mark.parametrize("policy", [round_robin, least_pending])
+def test_equally_loaded_backends_are_used_evenly(policy: Any) -> None:
+    backends = [Load(name, 0) for name in "abc"]
+    assert Counter(policy(backends, turn).name for turn in range(30)) == {"a": 10, "b": 10, "c": 10}
+
+
+def test_a_policy_that_is_not_built_is_refused() -> None:
+    with pytest.raises(ValueError, match="not supported yet: policy cacheAware"):
+        policy_named("cacheAware")

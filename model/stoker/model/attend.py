@@ -1,0 +1,82 @@
+"""Attention as the model sees it: one call per layer. Who keeps keys and values, and where, is the caller's business.
+
+T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count this rank's heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.sequences import PackedSequences
+from stoker.model.rotary import RotaryTable
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What attention must know about a layer, built at each call from the block's current parameters."""
+
+    layer: int
+    """Index in the whole model, also within a pipeline stage."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    norm_eps: float
+    rope: RotaryTable
+    window: int | None = None
+    """Tokens that a query sees, itself included; None: all before it."""
+    q_norm: Tensor | None = None
+    """[H]: weight of the norm over each head of q, or None."""
+    k_norm: Tensor | None = None
+
+
+class Attend(Protocol):
+    """Attention over packed tokens. Normalises and rotates q and k as `spec` says; may store k and v. The model never sees a cache."""
+
+    def __call__(
+        self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
+    ) -> Tensor:
+        """out_TNH"""
+        ...
+
+
+class RotaryRows:
+    """The table's rows for the positions of one pass, looked up once for all layers."""
+
+    def __init__(self) -> None:
+        self.key: tuple[RotaryTable, Tensor] | None = None
+        self.rows: tuple[Tensor, Tensor] | None = None
+
+    def forget(self) -> None:
+        """The positions' buffer holds other numbers now."""
+        self.key = self.rows = None
+
+    def of(self, table: RotaryTable, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        if self.rows is None or self.key is None or self.key[0] is not table or self.key[1] is not positions_T:
+            self.key, self.rows = (table, positions_T), table.rows(positions_T)
+        return self.rows
+
+
+class PackedAttend:
+    """The trainer's attention: whole sequences packed one after another, no cache, differentiable. Built once per micro-batch."""
+
+    def __init__(self, ops: Ops, attention: str, cu_seqlens: Tensor, max_seqlen: int | None = None) -> None:
+        """`attention`: auto | stoker | sdpa. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing."""
+        bounds = tuple(cu_seqlens.tolist())
+        lengths = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        if not lengths or bounds[0] != 0 or min(lengths) < 1:
+            raise ValueError(f"cu_seqlens must rise from 0, not {list(bounds[:8])}")
+        self.ops, self.attention = ops, ops.attention(attention)
+        self.sequences = PackedSequences(cu_seqlens, max_seqlen or max(lengths), bounds)
+        self.rotary = RotaryRows()
+
+    def __call__(
+        self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
+    ) -> Tensor:
+        cos, sin = self.rotary.of(spec.rope, positions_T)
+        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
+        return self.ops.packed_attention(q_TNH, k_TKH, v_TKH, self.sequences, spec.scale, spec.window)

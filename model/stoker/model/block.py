@@ -1,0 +1,114 @@
+"""One decoder block: attention and the feed-forward part around a residual stream. T tokens, D hidden, N heads, K kv heads, H head_dim, F ffn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from stoker.model.attend import Attend, LayerAttention
+from stoker.model.aux import Aux
+from stoker.model.config import ModelConfig
+from stoker.model.kernels.ops import Ops
+from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, copy_to_group, shard_size
+from stoker.model.parameter import Part, Section
+from stoker.model.rotary import RotaryTable
+
+
+class Block(nn.Module):
+    """`layer` is the index in the whole model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        ops: Ops,
+        rope: RotaryTable,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self.ops, self.layer, self.rope, self.group = ops, layer, rope, group
+        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
+        self.num_heads = shard_size(config.num_heads, group, "num_heads")
+        self.num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
+        name, heads, kv_heads = (
+            f"model.layers.{layer}",
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        )
+        hidden, ffn, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+
+        def norm(suffix: str, size: int) -> Norm:
+            return Norm(f"{name}.{suffix}", size, config.norm_eps, ops, dtype=dtype, device=device)
+
+        def column(sections: dict[str, int], has_bias: bool) -> ColumnParallelLinear:
+            named = [Section(f"{name}.{suffix}", rows) for suffix, rows in sections.items()]
+            return ColumnParallelLinear(named, hidden, ops, bias=has_bias, dtype=dtype, device=device, group=group)
+
+        def row(suffix: str, in_features: int, has_bias: bool) -> RowParallelLinear:
+            return RowParallelLinear(
+                Section(f"{name}.{suffix}", hidden),
+                in_features,
+                ops,
+                bias=has_bias,
+                dtype=dtype,
+                device=device,
+                group=group,
+            )
+
+        self.attention_norm = norm("input_layernorm", hidden)
+        self.qkv_proj = column(
+            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}, bias
+        )
+        self.q_norm = norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None
+        self.k_norm = norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None
+        self.o_proj = row("self_attn.o_proj", heads, bias)
+        self.mlp_norm = norm("post_attention_layernorm", hidden)
+        self.gate_up_proj = column({"mlp.gate_proj": ffn, "mlp.up_proj": ffn}, False)
+        self.down_proj = row("mlp.down_proj", ffn, False)
+
+    @property
+    def attention(self) -> LayerAttention:
+        """Built anew at each call, because the parameters may have been replaced or gathered since."""
+        # Each rank norms its own heads with the same weight, so the weight's gradient is a sum over tp.
+        q_norm = None if self.q_norm is None else copy_to_group(self.q_norm.weight, self.group)
+        k_norm = None if self.k_norm is None else copy_to_group(self.k_norm.weight, self.group)
+        return LayerAttention(
+            self.layer,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            self.norm_eps,
+            self.rope,
+            None,
+            q_norm,
+            k_norm,
+        )
+
+    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
+        q_TNH, k_TKH, v_TKH = self.project_qkv(self.attention_norm(x_TD))
+        attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+        normed_TD, x_TD = self.ops.add_rms_norm(attended_TD, x_TD, self.mlp_norm.weight, self.norm_eps)
+        return x_TD + self.mlp(normed_TD)
+
+    def project_qkv(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of one product: q_TNH, k_TKH, v_TKH."""
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv_proj(x_TD).view(x_TD.shape[0], num_heads + 2 * num_kv_heads, self.head_dim)
+        q_TNH, k_TKH, v_TKH = qkv.split((num_heads, num_kv_heads, num_kv_heads), 1)
+        return q_TNH, k_TKH, v_TKH
+
+    def mlp(self, x_TD: Tensor) -> Tensor:
+        out_TD: Tensor = self.down_proj(self.ops.swiglu(self.gate_up_proj(x_TD)))
+        return out_TD
+
+    def parts(self, prefix: str) -> Iterator[Part]:
+        for name, module in self.named_children():
+            if isinstance(module, Norm | ColumnParallelLinear | RowParallelLinear):
+                yield from module.parts(f"{prefix}.{name}")

@@ -1,0 +1,144 @@
+"""The decoder that trainer and engine share: packed tokens in, hidden states or logits out. It knows neither caches nor losses.
+
+T tokens, D hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from stoker.model.attend import Attend
+from stoker.model.aux import Aux
+from stoker.model.block import Block
+from stoker.model.config import ModelConfig
+from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.parallel import Norm, VocabParallel
+from stoker.model.parameter import Part, Section
+from stoker.model.rotary import RotaryTable
+
+
+class Decoder(nn.Module):
+    """A llama or qwen3 decoder, or the slice `layers` of one (a pipeline stage). Parameters are uninitialised until `init_weights` or a loader fills them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        group: ProcessGroup | None = None,
+        layers: range | None = None,
+    ) -> None:
+        super().__init__()
+        device = torch.device(device)
+        self.config, self.ops, self.group = config, ops, group
+        self.layers = check_layers(config, layers)
+        self.rope = RotaryTable(config)
+
+        def table(name: str) -> VocabParallel:
+            return VocabParallel(
+                Section(name, config.vocab_size), config.hidden_size, ops, dtype=dtype, device=device, group=group
+            )
+
+        self.embedding = table("model.embed_tokens") if self.is_first else None
+        self.blocks = nn.ModuleList(
+            Block(config, layer, ops, self.rope, dtype=dtype, device=device, group=group) for layer in self.layers
+        )
+        self.final_norm = (
+            Norm("model.norm", config.hidden_size, config.norm_eps, ops, dtype=dtype, device=device)
+            if self.is_last
+            else None
+        )
+        self.lm_head = table("lm_head") if self.is_last and not config.tie_embeddings else None
+
+    @property
+    def is_first(self) -> bool:
+        """This slice begins with the embedding."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """This slice ends with the norm and the output layer."""
+        return self.layers.stop == self.config.num_layers
+
+    @property
+    def head(self) -> VocabParallel:
+        """The output layer: a table of its own, or the embedding's."""
+        head = self.embedding if self.config.tie_embeddings else self.lm_head
+        assert head is not None, "the output layer belongs to the last slice"
+        return head
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
+        """hidden_TD after the last norm."""
+        x_TD = self.embed(tokens_T)
+        for block in self.blocks:
+            x_TD = block(x_TD, positions_T, attend, aux)
+        return self.norm(x_TD)
+
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """x_TD"""
+        assert self.embedding is not None, "the embedding belongs to the first slice"
+        return self.embedding.embed(tokens_T)
+
+    def norm(self, x_TD: Tensor) -> Tensor:
+        """hidden_TD"""
+        assert self.final_norm is not None, "the final norm belongs to the last slice"
+        hidden_TD: Tensor = self.final_norm(x_TD)
+        return hidden_TD
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """logits_TV in the model's dtype, whole on every rank."""
+        return self.head.logits(hidden_TD)
+
+    def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
+        """Output layer and loss together: see `Ops.cross_entropy`. The same result on every rank."""
+        return self.ops.cross_entropy(
+            hidden_TD, self.head.weight, targets_T, weights_T, first_token=self.head.first_token, group=self.group
+        )
+
+    def named_parts(self) -> Iterator[Part]:
+        """The parts table: every Hugging Face tensor that this rank holds a box of, in the order of the forward pass."""
+        if self.embedding is not None:
+            yield from self.embedding.parts("embedding")
+        for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            yield from block.parts(f"blocks.{index}")
+        if self.final_norm is not None:
+            yield from self.final_norm.parts("final_norm")
+        if self.lm_head is not None:
+            yield from self.lm_head.parts("lm_head")
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Matrices normal with `initializer_range`, norms one, biases zero. A tensor's numbers depend on the seed and its name only, so every layout begins with the same model."""
+        for part in self.named_parts():
+            if part.hf_name.endswith("norm.weight"):
+                part.local().fill_(1)
+            elif part.hf_name.endswith(".bias"):
+                part.local().zero_()
+            else:
+                whole = torch.empty(part.global_shape).normal_(
+                    0, self.config.initializer_range, generator=named_generator(seed, part.hf_name)
+                )
+                part.local().copy_(part.cut(whole))
+
+
+def check_layers(config: ModelConfig, layers: range | None) -> range:
+    whole = range(config.num_layers)
+    layers = whole if layers is None else layers
+    if layers.step != 1 or not layers or layers.start < 0 or layers.stop > config.num_layers:
+        raise ValueError(f"layers must be a run within 0..{config.num_layers}, not {layers}")
+    if config.tie_embeddings and layers != whole:
+        raise ValueError("layers: not supported yet: a slice of a model with tied embeddings")
+    return layers
+
+
+def named_generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,0 +1,57 @@
+"""The rotary table: cosine and sine of every position, made once in float32.
+
+Rows are looked up, never recomputed, so that a position has the same bits in every batch. T tokens, H head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stoker.model.config import ModelConfig, RopeScaling
+
+
+class RotaryTable:
+    """`cos` and `sin` of shape [max_position, H], `sin` with the sign of the half that it multiplies. Made at first use on a device, then kept."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.head_dim = config.head_dim
+        self.max_position = config.max_position_embeddings
+        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The whole table on `device`. The first call there allocates: make it before capturing a graph."""
+        if device not in self.tables:
+            with torch.inference_mode(False):  # the same table serves passes with and without gradients
+                self.tables[device] = self.build(device)
+        return self.tables[device]
+
+    def build(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        angles = torch.arange(self.max_position, dtype=torch.float32)[:, None] * self.frequencies[None, :]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device)
+
+    def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """cos_T1H and sin_T1H in float32. A position beyond the table raises IndexError on the CPU."""
+        cos, sin = self.on(positions_T.device)
+        return cos.index_select(0, positions_T).unsqueeze(1), sin.index_select(0, positions_T).unsqueeze(1)
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Angle per position of each of the H/2 pairs, float32, on the CPU."""
+    frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim))
+    return frequencies if scaling is None else stretch(frequencies, scaling)
+
+
+def stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3: slow pairs are divided by `factor`, fast ones kept, those between blended by wavelength."""
+    wavelength = 2 * math.pi / frequencies
+    original = scaling.original_max_position_embeddings
+    long, short = original / scaling.low_freq_factor, original / scaling.high_freq_factor
+    share = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blended = (1 - share) * frequencies / scaling.factor + share * frequencies
+    slow = torch.where(wavelength > long, frequencies / scaling.factor, blended)
+    return torch.where(wavelength < short, frequencies, slow)

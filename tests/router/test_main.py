@@ -45,7 +45,7 @@ async def program(config: Path) -> AsyncIterator[tuple[asyncio.subprocess.Proces
         sys.executable, "-m", "stoker.router", "--config", str(config),
         env={**os.environ, "STOKER_POD_UID": "router-0"}, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
-    port = json.loads(config.read_text())["listen"]["port"]
+    port = json.loads(config.read_text())["listen"]["port"]  # noqa: ASYNC240 - a tiny file
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         try:
             async with asyncio.timeout(20):
@@ -68,7 +68,7 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
 
 async def wait_for_backends(client: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(10):
-        while (await client.get("/status")).json()["ready_backends"] != count:
+        while (await client.get("/status")).json()["ready_backends"] != count:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
 
 

@@ -23,8 +23,9 @@ from stoker.operator.api.value import (
     Value,
     Word,
     exactly_one,
+    forbidden,
+    immutable,
     list_map,
-    rule,
     rules,
 )
 
@@ -71,22 +72,17 @@ class CheckpointSpec(Value):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "!has(self.source.import) || self.deletionPolicy == 'Retain'",
+            forbidden(
+                "!has(self.source.__import__) || self.deletionPolicy == 'Retain'",
                 "imported data is never deleted: deletionPolicy must be Retain",
-                field=".deletionPolicy",
-                reason="FieldValueForbidden",
-            )
+                ".deletionPolicy",
+            ),
         )
     )
 
     source: Annotated[
         CheckpointSource,
-        Field(
-            json_schema_extra=rules(
-                rule("self == oldSelf", "source cannot be changed: make a new Checkpoint", reason="FieldValueForbidden")
-            )
-        ),
+        Field(json_schema_extra=immutable("source cannot be changed: make a new Checkpoint")),
     ]
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
     """`Delete`: deleting the object deletes the data, once nobody uses it."""

@@ -18,6 +18,7 @@ from stoker.operator.api.value import (
     Uid,
     Value,
     Word,
+    immutable,
     list_map,
     rule,
     rules,
@@ -44,15 +45,7 @@ class Revision(Value):
     name: RevisionName
     template: Annotated[
         EngineTemplate,
-        Field(
-            json_schema_extra=rules(
-                rule(
-                    "self == oldSelf",
-                    "a revision's template cannot be changed: add another revision",
-                    reason="FieldValueForbidden",
-                )
-            )
-        ),
+        Field(json_schema_extra=immutable("a revision's template cannot be changed: add another revision")),
     ]
     share: Percent
     """Percent of the pool's replicas; all shares together are 100."""

@@ -187,6 +187,26 @@ class SmallPod(Value):
     """`{metadata: {labels, annotations}, spec: {...}}`, merged last (strategic merge). Checked by a dry run; a template that cannot be applied sets `Stalled`."""
 
 
+RANKS_PER_POD = "(has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1))"
+"""CEL: processes in one pod, where `self` is the section with the pod's fields."""
+
+POD_RULES = (
+    rule(
+        "!has(self.volumeMounts) || has(self.podTemplate)"
+        " || self.volumeMounts.all(mount, has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
+        "every volumeMount needs a volume of its name",
+        shown="'no volume is named ' + self.volumeMounts.filter(mount, !has(self.volumes) || !self.volumes.exists(volume, volume.name == mount.name))[0].name",
+        field=".volumeMounts",
+    ),
+    rule(
+        "!has(self.resources) || ((!has(self.resources.limits) || !('nvidia.com/gpu' in self.resources.limits))"
+        " && (!has(self.resources.requests) || !('nvidia.com/gpu' in self.resources.requests)))",
+        "GPUs are asked for with gpusPerPod",
+        field=".resources",
+    ),
+)
+
+
 class PodFields(SmallPod):
     """What may be chosen for a pod that does the work: trainer, engine."""
 

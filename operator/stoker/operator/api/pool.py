@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.pod_fields import PodFields
-from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, rule, rules
+from stoker.operator.api.pod_fields import POD_RULES, RANKS_PER_POD, PodFields
+from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, rule, rules
 
 Role = Literal["colocated", "prefill", "decode"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
@@ -56,31 +56,45 @@ class Autoscaling(Value):
     """How long fewer replicas must have sufficed."""
 
 
+_SPREAD = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+
+
 class Pool(PodFields):
     """Replicas of one role."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "self.role == oldSelf.role",
-                "role cannot be changed: give a pool of another role another name",
-                field=".role",
-                reason="FieldValueForbidden",
+            *POD_RULES,
+            forbidden(
+                "self.role == oldSelf.role", "role cannot be changed: give a pool of another role another name", ".role"
             ),
             rule(
-                "self.podsPerReplica * (has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1)) == self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data",
+                f"self.podsPerReplica * {RANKS_PER_POD} == {_SPREAD}",
                 "podsPerReplica x ranksPerPod must equal tensor x pipeline x data",
-                shown="'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string(has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1))"
-                " + ' = ' + string(self.podsPerReplica * (has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1)))"
-                " + ' ranks, but tensor ' + string(self.parallelism.tensor) + ' x pipeline ' + string(self.parallelism.pipeline) + ' x data ' + string(self.parallelism.data)"
-                " + ' = ' + string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data)",
+                shown=f"'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string({RANKS_PER_POD})"
+                f" + ' = ' + string(self.podsPerReplica * {RANKS_PER_POD}) + ' ranks, but tensor ' + string(self.parallelism.tensor)"
+                " + ' x pipeline ' + string(self.parallelism.pipeline) + ' x data ' + string(self.parallelism.data)"
+                f" + ' = ' + string({_SPREAD})",
                 field=".parallelism",
+            ),
+            rule(
+                "self.parallelism.tensor * self.parallelism.data % self.parallelism.expert == 0",
+                "expert must divide tensor x data",
+                shown="'expert ' + string(self.parallelism.expert) + ' does not divide tensor ' + string(self.parallelism.tensor)"
+                " + ' x data ' + string(self.parallelism.data)",
+                field=".parallelism.expert",
             ),
             rule(
                 "!has(self.autoscaling) || (self.replicas >= self.autoscaling.min && self.replicas <= self.autoscaling.max)",
                 "replicas must lie between autoscaling.min and autoscaling.max",
-                shown="'replicas ' + string(self.replicas) + ' does not lie between autoscaling.min ' + string(self.autoscaling.min) + ' and autoscaling.max ' + string(self.autoscaling.max)",
+                shown="'replicas ' + string(self.replicas) + ' does not lie between autoscaling.min ' + string(self.autoscaling.min)"
+                " + ' and autoscaling.max ' + string(self.autoscaling.max)",
                 field=".replicas",
+            ),
+            rule(
+                "self.maxSurge != 0 || self.maxUnavailable != 0",
+                "maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced",
+                field=".maxSurge",
             ),
         )
     )

@@ -11,8 +11,9 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
-from stoker.operator.api.pod_fields import PodFields, Runtime
+from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
 from stoker.operator.api.storage import Storage
+from stoker.operator.api.training_rules import SPEC_RULES
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
     Count,
@@ -26,11 +27,14 @@ from stoker.operator.api.value import (
     Weight,
     Word,
     exactly_one,
+    forbidden,
+    immutable,
     list_map,
     rule,
     rules,
 )
 
+_FIXED = "cannot be changed, it belongs to what is trained: make a new TrainingJob"
 Degree = Annotated[int, Field(ge=1, le=4096)]
 
 
@@ -50,17 +54,15 @@ class Parallelism(Value):
 class Workers(PodFields):
     """The pods of one attempt: all or none of them run."""
 
+    model_config = ConfigDict(json_schema_extra=rules(*POD_RULES))
+
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1
 
 
 class Training(Value):
     """How much to train, in which batches."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            exactly_one("totalSteps", "totalTokens", "epochs"),
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(exactly_one("totalSteps", "totalTokens", "epochs")))
 
     total_steps: Count | None = None
     total_tokens: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
@@ -77,6 +79,21 @@ class Training(Value):
 
 class Optimization(Value):
     """Optimizer and learning-rate schedule. Rates are decimal strings."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("double(self.learningRate) > 0.0", "learningRate must be above 0", field=".learningRate"),
+            rule("double(self.epsilon) > 0.0", "epsilon must be above 0", field=".epsilon"),
+            rule(
+                "double(self.minLearningRate) <= double(self.learningRate)",
+                "minLearningRate is above learningRate",
+                shown="'minLearningRate ' + self.minLearningRate + ' is above learningRate ' + self.learningRate",
+                field=".minLearningRate",
+            ),
+            rule("double(self.beta1) < 1.0", "beta1 must be below 1", field=".beta1"),
+            rule("double(self.beta2) < 1.0", "beta2 must be below 1", field=".beta2"),
+        )
+    )
 
     optimizer: Literal["adam", "adamw", "lamb"] = "adamw"
     learning_rate: Decimal = "3e-4"
@@ -100,7 +117,10 @@ class NvmeOffload(Value):
 class Memory(Value):
     """What keeps a run within the memory it has."""
 
-    precision: Literal["fp32", "fp16", "bf16", "fp8"] = "bf16"
+    precision: Annotated[
+        Literal["fp32", "fp16", "bf16", "fp8"],
+        Field(json_schema_extra=immutable(f"precision {_FIXED}")),
+    ] = "bf16"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     cpu_offload: bool = False
@@ -151,7 +171,20 @@ class Validation(Value):
 
 
 class Data(Value):
-    """What is learned from."""
+    """What is learned from: fixed, except for `cacheDir`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            forbidden("self.sources == oldSelf.sources", f"sources {_FIXED}", ".sources"),
+            forbidden("self.tokenizer == oldSelf.tokenizer", f"tokenizer {_FIXED}", ".tokenizer"),
+            forbidden("self.packing == oldSelf.packing", f"packing {_FIXED}", ".packing"),
+            forbidden(
+                "has(self.validation) == has(oldSelf.validation) && (!has(self.validation) || self.validation == oldSelf.validation)",
+                f"validation {_FIXED}",
+                ".validation",
+            ),
+        )
+    )
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=64, json_schema_extra=list_map("name"))]
     tokenizer: Tokenizer = Tokenizer()
@@ -165,7 +198,7 @@ class Data(Value):
 class CheckpointPolicy(Value):
     """Where and when to save, and how many saves to keep. The last step is always saved."""
 
-    storage: Storage
+    storage: Annotated[Storage, Field(json_schema_extra=immutable("storage cannot be changed: make a new TrainingJob"))]
     interval_steps: Count | None = None
     interval_minutes: Count | None = None
     max_to_keep: Count | None = None
@@ -197,7 +230,12 @@ class Run(Value):
 
     suspend: bool = False
     """Save, then release the pods; can be undone."""
-    cancel: bool = False
+    cancel: Annotated[
+        bool,
+        Field(
+            json_schema_extra=rules(forbidden("self || !oldSelf", "cancel cannot be undone: make a new TrainingJob"))
+        ),
+    ] = False
     """End for good after a last save (phase Cancelled); cannot be undone."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 6
     """Failed attempts without progress before the job fails; progress refills it."""
@@ -267,16 +305,16 @@ class Deadlines(Value):
 class TrainingJobSpec(Value):
     """What the user wants."""
 
-    model_config = ConfigDict(json_schema_extra=rules(exactly_one("model", "modelFrom")))
+    model_config = ConfigDict(json_schema_extra=rules(*SPEC_RULES))
 
-    model: ModelSpec | None = None
+    model: Annotated[ModelSpec | None, Field(json_schema_extra=immutable(f"model {_FIXED}"))] = None
     """A model with random weights."""
-    model_from: ModelFrom | None = None
+    model_from: Annotated[ModelFrom | None, Field(json_schema_extra=immutable(f"modelFrom {_FIXED}"))] = None
     """Weights to start from."""
     parallelism: Parallelism = Parallelism()
     workers: Workers = Workers()
-    training: Training
-    optimization: Optimization = Optimization()
+    training: Annotated[Training, Field(json_schema_extra=immutable(f"training {_FIXED}"))]
+    optimization: Annotated[Optimization, Field(json_schema_extra=immutable(f"optimization {_FIXED}"))] = Optimization()
     memory: Memory = Memory()
     data: Data
     checkpoint: CheckpointPolicy

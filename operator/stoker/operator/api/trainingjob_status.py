@@ -88,7 +88,7 @@ class Failure(Value):
 class Attempt(Value):
     """One gang of pods from start to end."""
 
-    number: Int32 = 0
+    number: Int32
     writer: Writer | None = None
     """Part of the name of every folder that it writes; only its saves, and those of the attempt before, are accepted."""
     phase: Annotated[str, Field(max_length=32)] | None = None

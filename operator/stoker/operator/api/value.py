@@ -105,20 +105,14 @@ def measured(value: float | None) -> str | None:
 
 
 def rule(
-    expression: str,
-    message: str = "",
-    *,
-    shown: str = "",
-    field: str = "",
-    reason: str = "FieldValueInvalid",
-    old_optional: bool = False,
+    expression: str, message: str, *, shown: str = "", field: str = "", reason: str = "FieldValueInvalid"
 ) -> dict[str, Any]:
     """One CEL validation.
 
     Args:
         expression: true for what is allowed; one that names `oldSelf` is checked on updates only.
         message: fixed text.
-        shown: a CEL expression that gives the text, with the numbers; `message` is then what is said where it cannot be computed.
+        shown: a CEL expression that gives the text, with the numbers; `message` is said where it cannot be computed.
         field: path below the object that the message is about, for instance ".parallelism".
     """
     found: dict[str, Any] = {"rule": expression, "message": message, "reason": reason}
@@ -126,25 +120,34 @@ def rule(
         found["messageExpression"] = shown
     if field:
         found["fieldPath"] = field
-    if old_optional:
-        found["optionalOldSelf"] = True
     return found
 
 
 def rules(*found: dict[str, Any]) -> dict[str, Any]:
-    """`json_schema_extra` of a section that has CEL validations."""
+    """`json_schema_extra` of a section or field that has CEL validations."""
     return {"x-kubernetes-validations": list(found)}
 
 
 def exactly_one(*fields: str) -> dict[str, Any]:
     """Of these optional members one must be given."""
-    given = " + ".join(f"(has(self.{field}) ? 1 : 0)" for field in fields)
-    text = ", ".join(fields[:-1]) + " and " + fields[-1]
-    return rule(
-        f"{given} == 1",
-        f"exactly one of {text} is needed",
-        shown=f"'exactly one of {text} is needed, got ' + string({given})",
-    )
+    given = " + ".join(f"(has(self.{_escaped(field)}) ? 1 : 0)" for field in fields)
+    text = f"exactly one of {', '.join(fields[:-1])} and {fields[-1]} is needed"
+    return rule(f"{given} == 1", text, shown=f"'{text}, got ' + string({given})")
+
+
+def forbidden(expression: str, message: str, field: str = "") -> dict[str, Any]:
+    """A rule about a change or a name that is never allowed, whatever the value."""
+    return rule(expression, message, field=field, reason="FieldValueForbidden")
+
+
+def immutable(message: str) -> dict[str, Any]:
+    """`json_schema_extra` of a required or defaulted field that is fixed once the object exists."""
+    return rules(forbidden("self == oldSelf", message))
+
+
+def _escaped(field: str) -> str:
+    """A property name as CEL sees it in Kubernetes: reserved words stand between double underscores."""
+    return f"__{field}__" if field in {"import", "namespace", "package"} else field
 
 
 def list_map(*keys: str) -> dict[str, Any]:

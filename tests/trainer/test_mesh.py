@@ -65,8 +65,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         ),
         ("optimization__optimizer", "lamb", "not supported yet: optimization.optimizer 'lamb'"),
         ("logging__tensorboard", "runs", "not supported yet: logging.tensorboard 'runs'"),
-        ("kernels", "fused", "not supported yet: kernels 'fused'"),
-        ("attention", "flash", "not supported yet: attention 'flash'"),
         (
             "training__global_batch_size",
             6,

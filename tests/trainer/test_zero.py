@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.trainer.bucket import make_buckets
+from stoker.trainer.clip import clip_factor
 from stoker.trainer.communicator import Communicator, make_communicator
 from stoker.trainer.config import OptimizationConfig
 from stoker.trainer.gradient_sum import merges_after
@@ -19,7 +20,7 @@ from stoker.trainer.zero import Zero, ZeroSettings
 from tests.trainer.gloo_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2
-FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True, clipping=0.5)
+FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True)
 CONFIG = OptimizationConfig(learning_rate=RATE, weight_decay=0.1)
 
 
@@ -53,7 +54,9 @@ def loss_of(model: nn.Module, step: int, index: int) -> Tensor:
     return nn.functional.cross_entropy(model(tokens), targets, reduction="sum") / (10 * MICRO_BATCHES)
 
 
-def train(communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG) -> dict[str, Any]:
+def train(
+    communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG, clipping: float = 0.5
+) -> dict[str, Any]:
     """Norms of every step and all parameters and moments at the end, as this rank sees them."""
     model = Net()
     units = {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
@@ -69,7 +72,7 @@ def train(communicator: Communicator, settings: ZeroSettings, config: Optimizati
             loss_of(model, step, index).backward()
             zero.end_micro_batch()
         norms.append(zero.reduce())
-        zero.update(step + 1, RATE, norms[-1])
+        zero.update(step + 1, RATE, clip_factor(norms[-1], clipping))
     zero.wait_parameters()
     shards = [{kind: shard.numpy().copy() for kind, shard in state.shards().items()} for state in zero.states]
     parameters = {name: value.detach().float().numpy().copy() for name, value in model.named_parameters()}
@@ -106,7 +109,7 @@ ALONE = Communicator(0, 1, None, ordered=True)
 @pytest.mark.parametrize("tree", [False, True])
 def test_one_rank_equals_torchs_optimizer(optimizer: str, clipping: float, tree: bool) -> None:
     config = CONFIG.model_copy(update={"optimizer": optimizer})
-    got = train(ALONE, replace(FP32, clipping=clipping, any_data_parallel=tree), config)
+    got = train(ALONE, replace(FP32, any_data_parallel=tree), config, clipping)
     expected = reference(config, clipping)
     np.testing.assert_allclose(got["norms"], expected["norms"], rtol=1e-5)
     for name, value in expected["parameters"].items():

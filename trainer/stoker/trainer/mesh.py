@@ -1,6 +1,6 @@
 """The rank grid `[pipeline, replicate, shard, context, tensor]`: sizes that multiply out to the world, and the place of one rank.
 
-Also the list of what the trainer does not do yet: a configuration that asks for it is refused by name.
+Also the list of what the trainer does not do yet: a configuration that asks for it is refused by name (kernels and attention are refused by `stoker.model.kernels.ops`).
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ def _limits(config: TrainerConfig) -> list[tuple[str, object, str]]:
         ("logging.tensorboard", config.logging.tensorboard, config.logging.tensorboard is None, "none"),
         ("logging.wandb", config.logging.wandb, config.logging.wandb is None, "none"),
         ("logging.mlflow", config.logging.mlflow, config.logging.mlflow is None, "none"),
-        ("kernels", config.kernels, config.kernels != "fused", "auto, reference"),
-        ("attention", config.attention, config.attention in ("auto", "stoker"), "auto, stoker"),
     ]
     return [(field, value, allowed) for field, value, fits, allowed in asked if not fits]
 

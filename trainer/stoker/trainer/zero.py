@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.trainer.bucket import Bucket
-from stoker.trainer.clip import clip_factor, global_norm
+from stoker.trainer.clip import global_norm
 from stoker.trainer.communicator import DONE, Communicator, Pending
 from stoker.trainer.gradient_sum import GradientSum
 from stoker.trainer.optimizer import Adam
@@ -33,8 +33,6 @@ class ZeroSettings:
     """Dtype of the parameters that forward and backward use."""
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
-    clipping: float
-    """Largest global norm; 0 is off."""
 
 
 class Zero:
@@ -99,18 +97,17 @@ class Zero:
             state.start_reduce()
 
     def reduce(self) -> float:
-        """Finish the reduction; the norm of the whole gradient (not clipped)."""
+        """Finish the reduction; the norm of the whole gradient."""
         for state in self.states:
             state.finish_reduce()
         shards = [state.owned(state.gradient) for state in self.states]
         return float(global_norm(shards, [state.bucket.plan for state in self.states], self.communicator))
 
-    def update(self, step: int, learning_rate: float, grad_norm: float) -> None:
-        """Clip, update this rank's state, and start to gather the parameters. `step` counts from 1."""
-        factor = clip_factor(grad_norm, self.settings.clipping)
+    def update(self, step: int, learning_rate: float, scale: float) -> None:
+        """Update this rank's state with the gradient times `scale`, and start to gather the parameters. `step` counts from 1."""
         for state in self.states:
-            if factor != 1.0:
-                state.gradient.mul_(factor)
+            if scale != 1.0:
+                state.gradient.mul_(scale)
             self._optimizer.update(
                 state.master,
                 state.gradient,

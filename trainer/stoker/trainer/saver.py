@@ -1,0 +1,201 @@
+"""Saves while training goes on: every rank writes its own pieces in a thread, rank 0 commits, reads back and reports.
+
+A save has one snapshot in host memory; the training may change its tensors as soon as `start` returns. One save is in flight at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest import Box, Manifest, Piece, TensorInfo, folder_name
+from stoker.checkpoint.store import CheckpointRoot, Published
+from stoker.checkpoint.verify import verify
+from stoker.checkpoint.writer import PieceWriter, write_file
+from stoker.trainer.beacon import Beacon, RequestEvent, SaveEvent, SaveReason
+from stoker.trainer.save_group import SaveGroup
+
+
+class StorageFailed(RuntimeError):
+    """A save could not be written or does not read back; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class HostPiece:
+    """One part of a tensor in host memory, owned by the save."""
+
+    tensor: TensorInfo
+    box: Box
+    flat: tuple[int, int]
+    data: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavePlan:
+    """What the ranks agree to save."""
+
+    step: int
+    tokens: int
+    loss: float | None
+    reason: SaveReason
+    requests: tuple[str, ...] = ()
+    """Ids of the commands that it answers (rank 0 knows them)."""
+    tensors: Sequence[TensorInfo]
+    """The whole state, for the manifest."""
+    meta: Mapping[str, Any]
+
+
+class Saver:
+    """Runs saves for one rank. All ranks call `start` for the same plans in the same order."""
+
+    def __init__(
+        self,
+        root: CheckpointRoot,
+        writer: str,
+        group: SaveGroup,
+        beacon: Beacon,
+        files: Mapping[str, bytes],
+        keep: int | None,
+        verified: frozenset[str] = frozenset(),
+    ) -> None:
+        """`files` travel along in every checkpoint; `keep`: retain that many verified ones (None deletes nothing); `verified` are known good."""
+        self._root = root
+        self._writer = writer
+        self._group = group
+        self._beacon = beacon
+        self._files = files
+        self._keep = keep
+        self._verified = {name: True for name in verified}
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+        self.last_started: int | None = None
+        """Step of the last save that was started."""
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> None:
+        """Begin to write; waits for the save before it."""
+        self.wait()
+        self.last_started = plan.step
+        self._thread = threading.Thread(target=self._run, args=(plan, pieces), name=f"save-{plan.step}")
+        self._thread.start()
+
+    def wait(self) -> str | None:
+        """Until the save in flight has been read back; what went wrong with the last one, or None."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._error
+
+    def _run(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> None:
+        name = folder_name(plan.step, self._writer)
+        event = SaveEvent(
+            id=plan.requests[0] if plan.requests else name,
+            folder=name,
+            step=plan.step,
+            tokens=plan.tokens,
+            loss=plan.loss,
+            state="Saving",
+            reason=plan.reason,
+            layout=dict(plan.meta["layout"]),
+        )
+        self._tell(event)
+        try:
+            published = self._write(plan, pieces)
+            event = replace(event, state="Committed", digest=published.digest, bytes=published.bytes)
+            self._tell(event)
+            event = replace(event, verified=self._read_back(published))
+            self._error = None if event.verified else f"{name} does not read back as it was written"
+        except StorageFailed as error:
+            self._error = str(error)
+            event = replace(event, state="Failed", detail=str(error))
+        self._tell(event)
+        self._answer(plan.requests, event)
+        self._retain()
+
+    def _write(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> Published:
+        """Every rank writes, rank 0 publishes; raises StorageFailed on every rank when any rank failed."""
+        staging, problem = self._group.broadcast(_attempt(lambda: str(self._root.begin(plan.step, self._writer)), self._leads))
+        if problem is None:
+            written = _attempt(lambda: self._write_pieces(Path(staging), pieces), True)
+            reports = self._group.gather(written)
+            problems = [text for _, text in reports if text is not None]
+            lists = [list_ for list_, _ in reports]
+            publish = _attempt(lambda: self._publish(plan, Path(staging), lists), self._leads and not problems)
+            published, problem = self._group.broadcast((publish[0], "; ".join(problems) or publish[1]))
+        if problem is not None:
+            if self._leads and staging is not None:
+                _attempt(lambda: self._root.discard(Path(staging)), True)
+            raise StorageFailed(problem)
+        return Published(**published)
+
+    def _write_pieces(self, staging: Path, pieces: Sequence[HostPiece]) -> list[dict[str, Any]]:
+        with PieceWriter(staging, f"rank-{self._group.rank:05d}.bin") as writer:
+            for piece in pieces:
+                writer.add(piece.tensor, piece.box, piece.flat, piece.data)
+            return [piece.as_json() for piece in writer.close()]
+
+    def _publish(self, plan: SavePlan, staging: Path, lists: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        manifest = Manifest.build(
+            step=plan.step,
+            writer=self._writer,
+            tensors=plan.tensors,
+            pieces=[Piece.from_json(item) for items in lists for item in items],
+            files=[write_file(staging, name, data) for name, data in self._files.items()],
+            meta=plan.meta,
+        )
+        return vars(self._root.publish(staging, manifest))
+
+    def _read_back(self, published: Published) -> bool:
+        """Rank 0 reads everything again; the others learn what it found."""
+        good, problem = _attempt(lambda: verify(self._root.root / published.folder_name, published.digest).ok, self._leads)
+        good = bool(self._group.broadcast(good and problem is None))
+        self._verified[published.folder_name] = good
+        return good
+
+    def _retain(self) -> None:
+        """Rank 0 deletes old verified checkpoints; one of an earlier run is read once to know."""
+        if self._leads and self._keep is not None:
+            keep = self._keep
+            _attempt(lambda: self._root.retain(keep, self._is_verified), True)
+
+    def _is_verified(self, name: str) -> bool:
+        if name not in self._verified:
+            self._verified[name] = verify(self._root.root / name).ok
+        return self._verified[name]
+
+    def _answer(self, requests: Sequence[str], event: SaveEvent) -> None:
+        good = event.state == "Committed"
+        for request in requests:
+            self._beacon.send(
+                RequestEvent(
+                    id=request, state="Done" if good else "Failed", folder=event.folder if good else "", detail=event.detail
+                )
+            )
+
+    def _tell(self, event: SaveEvent) -> None:
+        if self._leads:
+            self._beacon.send(event)
+
+    @property
+    def _leads(self) -> bool:
+        return self._group.rank == 0
+
+
+def _attempt(action: Callable[[], Any], wanted: bool) -> tuple[Any, str | None]:
+    """Value and problem of an action that a full disk or a bad folder may stop; `(None, None)` when it is not wanted on this rank."""
+    if not wanted:
+        return None, None
+    try:
+        return action(), None
+    except (OSError, CheckpointError) as error:
+        return None, f"{type(error).__name__}: {error}"

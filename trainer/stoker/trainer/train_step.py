@@ -1,0 +1,129 @@
+"""One optimizer step: micro-batches forward and backward, one exchange of losses and wishes, reduction, update.
+
+T tokens of one micro-batch, packed; D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from stoker.model.attend import Attend, PackedAttend
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import AttentionName, Ops
+from stoker.trainer.clip import clip_factor
+from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.wishes import Wishes
+from stoker.trainer.zero import Zero
+
+
+class NonFinite(RuntimeError):
+    """Loss or gradient norm is infinite or not a number; the weights are still those before the step."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did; the same values on every rank."""
+
+    loss: float
+    """Mean over all target tokens of the step, before the update."""
+    grad_norm: float
+    """Before clipping."""
+    wishes: Wishes
+    """What any rank was asked to do after this step."""
+
+
+class ForwardPass:
+    """The model's forward to a loss sum, with or without activation checkpointing."""
+
+    def __init__(self, decoder: Decoder, ops: Ops, attention: AttentionName, device: torch.device, recompute: bool) -> None:
+        self._decoder = decoder
+        self._ops = ops
+        self._attention = attention
+        self._device = device
+        self._recompute = recompute
+        """Keep only each block's input and compute the block again in backward."""
+
+    def loss_sum(self, batch: MicroBatch) -> Tensor:
+        """Sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
+        attend = PackedAttend(self._ops, self._attention, self._tensor(batch.cu_seqlens), batch.max_seqlen)
+        hidden_TD = self._hidden(self._tensor(batch.tokens_T), self._tensor(batch.positions_T), attend)
+        weight_VD = self._decoder.output_weight
+        result = self._ops.cross_entropy(hidden_TD, weight_VD, self._tensor(batch.targets_T), self._tensor(batch.weights_T))
+        return result.loss_sum
+
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        x_TD = self._decoder.embed(tokens_T)
+        for block in self._decoder.blocks:
+            if self._recompute:
+                # Nothing in a block is random, so no generator state has to be kept for the second pass.
+                x_TD = checkpoint(block, x_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TD = block(x_TD, positions_T, attend)
+        return self._decoder.norm(x_TD)
+
+    def _tensor(self, array: object) -> Tensor:
+        return torch.as_tensor(array, device=self._device)
+
+
+class TrainStep:
+    """Runs steps of one rank."""
+
+    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float) -> None:
+        self._forward = forward
+        self._zero = zero
+        self._clipping = clipping
+
+    def __call__(
+        self, step: int, batches: Iterable[MicroBatch], num_batches: int, target_tokens: int, learning_rate: float, wishes: Wishes
+    ) -> StepResult:
+        """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
+
+        Raises:
+            NonFinite: on every rank alike; nothing was updated.
+        """
+        # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
+        # of backward would be rounded to bf16.
+        self._zero.begin_step(num_batches)
+        sums = [self._backward(batch) for batch in batches]
+        assert len(sums) == num_batches
+        loss_sum, wishes = self._exchange(torch.stack(sums), wishes)
+        norm = self._zero.reduce() / target_tokens
+        result = StepResult(loss_sum / target_tokens, norm, wishes)
+        if not (math.isfinite(result.loss) and math.isfinite(norm)):
+            raise NonFinite(f"step {step}: loss {result.loss}, gradient norm {norm}; the last good weights are those of step {step - 1}")
+        self._zero.update(step, learning_rate, clip_factor(norm, self._clipping) / target_tokens)
+        return result
+
+    def _backward(self, batch: MicroBatch) -> Tensor:
+        self._zero.before_forward()
+        loss_sum = self._forward.loss_sum(batch)
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+        self._zero.end_micro_batch()
+        return loss_sum.detach()
+
+    def _exchange(self, sums: Tensor, wishes: Wishes) -> tuple[float, Wishes]:
+        """One small gather per step carries losses and wishes; the sum follows the global index of the micro-batches."""
+        numbers = torch.cat([torch.tensor(wishes.numbers(), dtype=torch.float64, device=sums.device), sums.double()])
+        by_rank = self._zero.communicator.exchange(numbers).cpu()
+        width = len(wishes.numbers())
+        return float(by_rank[:, width:].reshape(-1).sum()), Wishes.merge(by_rank[:, :width].tolist())
+
+
+def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+    """Mean loss over the weighted targets of all ranks, and how many they are. Every rank brings as many micro-batches."""
+    zero.wait_parameters()
+    loss_sum, targets = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            loss_sum += float(forward.loss_sum(batch))
+            targets += int(batch.weights_T.sum())
+    device = zero.states[0].bucket.device
+    by_rank = zero.communicator.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
+    total = by_rank.sum(0).tolist()
+    return total[0] / max(1.0, total[1]), int(total[1])

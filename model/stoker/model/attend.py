@@ -5,6 +5,7 @@ T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,7 +68,7 @@ class PackedAttend:
     def __init__(self, ops: Ops, attention: str, cu_seqlens: Tensor, max_seqlen: int | None = None) -> None:
         """`attention`: auto | stoker | sdpa. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing."""
         bounds = tuple(cu_seqlens.tolist())
-        lengths = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
         if not lengths or bounds[0] != 0 or min(lengths) < 1:
             raise ValueError(f"cu_seqlens must rise from 0, not {list(bounds[:8])}")
         self.ops, self.attention = ops, ops.attention(attention)

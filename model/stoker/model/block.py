@@ -91,7 +91,7 @@ class Block(nn.Module):
             k_norm,
         )
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
+    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:  # noqa: ARG002  router losses will leave through aux
         q_TNH, k_TKH, v_TKH = self.project_qkv(self.attention_norm(x_TD))
         attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
         normed_TD, x_TD = self.ops.add_rms_norm(attended_TD, x_TD, self.mlp_norm.weight, self.norm_eps)

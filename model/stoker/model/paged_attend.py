@@ -117,7 +117,7 @@ class PagedAttend:
         others = sorted(set(range(len(lengths))) - set(single))
         self.sequences = PagedSequences(
             num_tokens=batch.num_tokens,
-            slot_rows_LT=self.slot_rows(batch.num_tokens),
+            slot_rows=self.slot_rows(batch.num_tokens),
             decode=tuple(self.decode_group(members, starts, lengths) for members in group_by_length(single, lengths)),
             prefill=tuple(self.cached_sequence(i, starts, lengths) for i in others),
         )
@@ -177,8 +177,8 @@ class PagedAttend:
             token_rows=None if is_whole_pass else torch.tensor([starts[i] for i in members], device=device),
             num_sequences=len(members),
             padded_len=padded_len,
-            block_rows_LB=self.block_rows(self.clean_tables(self.block_tables[chosen, :num_blocks], seq_lens)),
-            positions_S11P=(seq_lens[:, None] - 1 - torch.arange(padded_len, device=device))[:, None, None, :],
+            block_rows=self.block_rows(self.clean_tables(self.block_tables[chosen, :num_blocks], seq_lens)),
+            key_distances=(seq_lens[:, None] - 1 - torch.arange(padded_len, device=device))[:, None, None, :],
             masks={},
         )
 

@@ -7,6 +7,7 @@ T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_di
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ ROW_TILE = 16
 """Rows of every product."""
 KEY_TILE = 64
 """Keys that attention takes at once."""
+MIN_COLUMNS = 16
+"""Results narrower than a vector register (attention's values: not a multiple of it) depend on the row's place; they are padded."""
 LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
@@ -50,16 +53,21 @@ class RowTiledLinear(torch.autograd.Function):
 
 def tiled_product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
     num_rows, x_TD = x_TD.shape[0], pad_rows(x_TD.contiguous(), ROW_TILE)
-    y_TE = torch.empty(x_TD.shape[0], weight_ED.shape[0], dtype=x_TD.dtype, device=x_TD.device)
-    columns = weight_ED.t()
+    columns = (weight_ED if weight_ED.shape[0] >= MIN_COLUMNS else pad_rows(weight_ED, MIN_COLUMNS)).t()
+    y_TE = torch.empty(x_TD.shape[0], columns.shape[1], dtype=x_TD.dtype, device=x_TD.device)
     for begin in range(0, x_TD.shape[0], ROW_TILE):
         torch.mm(x_TD[begin : begin + ROW_TILE], columns, out=y_TE[begin : begin + ROW_TILE])
-    return y_TE[:num_rows]
+    return y_TE[:num_rows, : weight_ED.shape[0]]
 
 
 def pad_rows(x: Tensor, multiple: int) -> Tensor:
     missing = -x.shape[0] % multiple
     return x if missing == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
+
+
+def pad_columns(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % MIN_COLUMNS
+    return x if missing == 0 else F.pad(x, (0, missing))
 
 
 def ordered_sum(x: Tensor) -> Tensor:
@@ -133,7 +141,7 @@ def packed_attention(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
     bounds = sequences.bounds
-    pairs = list(zip(bounds, bounds[1:], strict=False))
+    pairs = list(itertools.pairwise(bounds))
     return torch.cat([TiledAttention.apply(q_TNH[a:b], k_TKH[a:b], v_TKH[a:b], scale, window) for a, b in pairs])
 
 
@@ -176,7 +184,7 @@ def attend_tiles(
     num_kv_heads, seq_len = k_LKH.shape[1], k_LKH.shape[0]
     q_KGTH = pad_rows(q_TNH.float(), ROW_TILE).unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     keys_KHL = pad_rows(k_LKH.float(), KEY_TILE).permute(1, 2, 0)
-    values_KLH = pad_rows(v_LKH.float(), KEY_TILE).transpose(0, 1)
+    values_KLH = pad_columns(pad_rows(v_LKH.float(), KEY_TILE)).transpose(0, 1)
     outputs, sums = [], []
     for begin in range(0, num_queries, ROW_TILE):
         first = seq_len - num_queries + begin
@@ -189,7 +197,7 @@ def attend_tiles(
         out_KRH, lse_KR = attend_row_tile(
             q_KRH, keys_KHL, values_KLH, positions_R, min(first + ROW_TILE, seq_len), scale, window
         )
-        outputs.append(out_KRH.view(num_heads, ROW_TILE, head_dim))
+        outputs.append(out_KRH[..., :head_dim].reshape(num_heads, ROW_TILE, head_dim))
         sums.append(lse_KR.view(num_heads, ROW_TILE))
     out_TNH = torch.cat(outputs, 1).transpose(0, 1)[:num_queries].to(q_TNH.dtype)
     return out_TNH.contiguous(), torch.cat(sums, 1).t()[:num_queries]
@@ -206,7 +214,7 @@ def attend_row_tile(
 ) -> tuple[Tensor, Tensor]:
     """One tile of queries over the key tiles that hold positions below `num_keys`: running maximum, sum and weighted values."""
     biggest = torch.full((*q_KRH.shape[:2], 1), LOWEST, device=q_KRH.device)
-    total, out_KRH = torch.zeros_like(biggest), torch.zeros_like(q_KRH)
+    total, out_KRH = torch.zeros_like(biggest), torch.zeros(*q_KRH.shape[:2], values_KLH.shape[-1], device=q_KRH.device)
     for begin in range(0, num_keys, KEY_TILE):
         tile = slice(begin, begin + KEY_TILE)
         key_positions = torch.arange(begin, begin + KEY_TILE, device=q_KRH.device)

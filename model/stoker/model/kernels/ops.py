@@ -31,7 +31,7 @@ class CrossEntropy(NamedTuple):
     """Scalar, float32, differentiable: sum over tokens of weight * -logprob."""
     num_targets: Tensor
     """Scalar, float32: sum of the weights."""
-    logprobs_T: Tensor
+    logprobs: Tensor
     """float32, no gradient: log-probability of each target; 0 where the weight is 0."""
 
 

@@ -5,6 +5,8 @@ T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_di
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,7 +76,7 @@ def packed_attention(
 ) -> Tensor:
     bounds = sequences.bounds
     outputs = []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         mask = None if window is None else causal_mask(end - begin, end - begin, window, q_TNH.device)
         outputs.append(attend_one(q_TNH[begin:end], k_TKH[begin:end], v_TKH[begin:end], mask, scale))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -133,7 +135,7 @@ def paged_attention(
 
 
 def write_cache(k_TKH: Tensor, v_TKH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences) -> None:
-    rows_T = sequences.slot_rows_LT[layer]
+    rows_T = sequences.slot_rows[layer]
     by_token = cache.view(-1, *cache.shape[-2:])
     by_token.index_copy_(0, rows_T[: sequences.num_tokens], k_TKH)
     by_token.index_copy_(0, rows_T[sequences.num_tokens :], v_TKH)
@@ -142,7 +144,7 @@ def write_cache(k_TKH: Tensor, v_TKH: Tensor, cache: Tensor, layer: int, sequenc
 def read_cache(cache: Tensor, layer: int, sequence: CachedSequence) -> tuple[Tensor, Tensor]:
     """Copies of the sequence's keys and values, [seq_len, K, H] each."""
     by_block = cache.view(-1, *cache.shape[-3:])
-    both = by_block.index_select(0, sequence.block_rows_LB[layer]).view(2, -1, *cache.shape[-2:])[:, : sequence.seq_len]
+    both = by_block.index_select(0, sequence.block_rows[layer]).view(2, -1, *cache.shape[-2:])[:, : sequence.seq_len]
     return both[0], both[1]
 
 
@@ -152,7 +154,7 @@ def attend_group(
     """One new token per sequence: the G heads of a kv head are the queries of one small product."""
     num_kv_heads, head_dim = cache.shape[-2:]
     by_block = cache.view(-1, *cache.shape[-3:])
-    both = by_block.index_select(0, group.block_rows_LB[layer]).view(
+    both = by_block.index_select(0, group.block_rows[layer]).view(
         2, group.num_sequences, group.padded_len, num_kv_heads, head_dim
     )
     q_SKGH = q_SNH.reshape(group.num_sequences, num_kv_heads, -1, head_dim)
@@ -166,9 +168,9 @@ def attend_group(
 
 
 def additive_mask(group: DecodeGroup, window: int | None, dtype: torch.dtype) -> Tensor:
-    seen = group.positions_S11P >= 0
+    seen = group.key_distances >= 0
     if window is not None:
-        seen &= group.positions_S11P < window
+        seen &= group.key_distances < window
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 

@@ -29,7 +29,7 @@ class CachedSequence:
     query_end: int
     seq_len: int
     """Keys, this pass's own included."""
-    block_rows_LB: Tensor
+    block_rows: Tensor
     """int64 [layers, 2 * blocks]: rows of the cache seen as [rows, block_size, kv_heads, head_dim]; all key blocks, then all value blocks."""
     masks: dict[int | None, Tensor | None]
     """Per window: bool [queries, seq_len], true where a query may look; None where plain causal order says it all."""
@@ -43,9 +43,9 @@ class DecodeGroup:
     """int64 [S]: their places among the tokens; None: the group is the whole pass in order."""
     num_sequences: int
     padded_len: int
-    block_rows_LB: Tensor
+    block_rows: Tensor
     """int64 [layers, 2 * S * blocks], as in CachedSequence."""
-    positions_S11P: Tensor
+    key_distances: Tensor
     """int64 [S, 1, 1, padded_len]: distance of each key from the query; negative beyond the sequence's end."""
     masks: dict[int | None, Tensor]
     """Per window: additive [S, 1, 1, padded_len] in the cache's dtype; made at first use."""
@@ -56,7 +56,7 @@ class PagedSequences:
     """One engine step."""
 
     num_tokens: int
-    slot_rows_LT: Tensor
+    slot_rows: Tensor
     """int64 [layers, 2 * T]: rows of the cache seen as [rows, kv_heads, head_dim] that the new keys, then the new values go to."""
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[CachedSequence, ...]

@@ -21,7 +21,10 @@ from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, Checkpo
 from stoker.checkpoint.manifest import FileEntry, Manifest, Piece, TensorInfo
 from stoker.checkpoint.storage import PosixStorage, Storage
 from stoker.checkpoint.store import read_manifest, read_whole
-from stoker.checkpoint.writer import PARALLEL_HASH_BYTES, hash_bytes, write_file
+from stoker.checkpoint.writer import write_file
+
+PARALLEL_HASH_BYTES = 2**20
+"""Below this a hash takes less time than handing it to other threads."""
 
 
 class CheckpointReader:
@@ -84,6 +87,10 @@ class CheckpointReader:
             for piece in index.find(box, first, end):
                 self._copy(piece, box, first, end, values)
         return values if flat is not None else values.reshape(box.size)
+
+    def check_cover(self, tensor: str) -> None:
+        """Refuse a tensor whose pieces leave a gap or overlap; `read` asks this by itself."""
+        self._index(self.tensor(tensor))
 
     def read_piece(self, piece: Piece) -> Array:
         """The verified elements of one piece of this manifest, 1-D. The array must not be written to."""
@@ -162,7 +169,7 @@ class CheckpointReader:
         view = elements.data.cast("B")
         if self.storage.read(self.folder / piece.file, piece.offset, view) != piece.bytes:
             raise CheckpointCorrupt(f"{self.folder}: {piece} ends early")
-        digest = hash_bytes(view) if piece.bytes >= PARALLEL_HASH_BYTES else blake3(view).hexdigest()
+        digest = hash_bytes(view)
         if digest != piece.blake3:
             raise CheckpointCorrupt(f"{self.folder}: {piece} is damaged: blake3 {digest}, {piece.blake3} was written")
 
@@ -182,6 +189,13 @@ class _Index:
         """Every piece that may hold an element of the non-empty range `box[first:end]`."""
         low, high = _span(self._shape, box, first, end)
         return self._pieces[bisect_right(self._reach, low) : bisect_left(self._starts, high)]
+
+
+def hash_bytes(data: memoryview) -> str:
+    """blake3 of a buffer; large ones on all cores."""
+    hasher = blake3(max_threads=blake3.AUTO if len(data) >= PARALLEL_HASH_BYTES else 1)
+    hasher.update(data)
+    return hasher.hexdigest()
 
 
 def check_size(storage: Storage, path: Path, size: int) -> None:

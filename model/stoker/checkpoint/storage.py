@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,9 @@ from stoker.checkpoint.errors import CheckpointCorrupt
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+FLUSH_BYTES = 64 * 2**20
+"""Written bytes after which a push to the disk is begun in the background."""
 
 
 class Sink(Protocol):
@@ -71,26 +75,54 @@ class Storage(Protocol):
 
 
 class PosixSink:
-    """A file descriptor that knows its path, for errors that say which file."""
+    """A file descriptor that knows its path, for errors that say which file.
+
+    A large file is pushed to the disk while it is being written: the final `sync` is short, and a save never piles up dirty pages until the
+    kernel stops every writer of the machine. A failure of such a push is kept and raised by the next call, because the kernel tells it only once.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = os.open(path, _CREATE_FLAGS, 0o644)
+        self._flusher: ThreadPoolExecutor | None = None
+        self._flush: Future[None] | None = None
+        self._unflushed_bytes = 0
 
     def write(self, data: memoryview) -> None:
         with _path_in_errors(self.path):
+            self._unflushed_bytes += len(data)
             while data:
                 data = data[os.write(self._opened(), data) :]
+            if self._unflushed_bytes >= FLUSH_BYTES:
+                self._start_flush()
 
     def sync(self) -> None:
         with _path_in_errors(self.path):
+            self._finish_flush()
             os.fsync(self._opened())
 
     def close(self) -> None:
         handle, self._handle = self._handle, None
+        if self._flusher is not None:
+            self._flusher.shutdown()
         if handle is not None:
             with _path_in_errors(self.path):
                 os.close(handle)
+
+    def _start_flush(self) -> None:
+        """Begin a push to the disk unless one is still going."""
+        if self._flush is not None and not self._flush.done():
+            return
+        self._finish_flush()
+        if self._flusher is None:
+            self._flusher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flush")
+        self._flush = self._flusher.submit(os.fdatasync, self._opened())
+        self._unflushed_bytes = 0
+
+    def _finish_flush(self) -> None:
+        flush = self._flush
+        if flush is not None:
+            flush.result()
 
     def _opened(self) -> int:
         if self._handle is None:

@@ -5,7 +5,6 @@ Nothing here is visible to a reader until `CheckpointRoot.publish` has run.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,8 +19,7 @@ from stoker.checkpoint.manifest import PIECE_BYTES, FileEntry, Piece, TensorInfo
 from stoker.checkpoint.storage import PosixStorage, Sink, Storage
 
 Buffer = memoryview | bytes | bytearray | Array
-PARALLEL_HASH_BYTES = 2**20
-"""Below this a hash takes less time than handing it to another thread."""
+CHUNK_BYTES = 512 * 2**10
 
 
 class PieceWriter:
@@ -44,7 +42,6 @@ class PieceWriter:
         self._pieces: list[Piece] = []
         self._offset = 0
         self._sink: Sink | None = None
-        self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hash")
         self._usable = True
 
     def add(self, tensor: TensorInfo, box: Box, flat: tuple[int, int], data: Buffer) -> None:
@@ -116,25 +113,21 @@ class PieceWriter:
             raise CheckpointError(f"{self.folder / self.file}: the writer is closed or a write failed")
 
     def _write(self, part: memoryview) -> str:
-        """Write and hash the same bytes at the same time."""
+        """Hash and write by small chunks, so that the second of the two finds the bytes in the processor's cache."""
+        hasher = blake3()
         try:
             if self._sink is None:
                 self._sink = self._storage.create(self.folder / self.file)
-            if len(part) < PARALLEL_HASH_BYTES:
-                self._sink.write(part)
-                return blake3(part).hexdigest()
-            hashing = self._hasher.submit(hash_bytes, part)
-            try:
-                self._sink.write(part)
-            finally:
-                digest = hashing.result()
+            for start in range(0, len(part), CHUNK_BYTES):
+                chunk = part[start : start + CHUNK_BYTES]
+                hasher.update(chunk)
+                self._sink.write(chunk)
         except BaseException:
             self.abort()
             raise
-        return digest
+        return hasher.hexdigest()
 
     def _release(self) -> None:
-        self._hasher.shutdown()
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()
@@ -150,13 +143,6 @@ def write_file(folder: Path, name: str, data: bytes, *, storage: Storage | None 
     finally:
         sink.close()
     return FileEntry(name, len(data), blake3(data).hexdigest())
-
-
-def hash_bytes(data: memoryview) -> str:
-    """blake3 of a large buffer, on all cores."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update(data)
-    return hasher.hexdigest()
 
 
 def raw_bytes(data: Buffer, name: str) -> memoryview:

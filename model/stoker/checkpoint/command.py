@@ -1,0 +1,298 @@
+"""The command line: `verify`, `show`, `diff`, `export` and `list` for people, `task ...` for task pods.
+
+Facts go to standard output (`--json` for programs), progress and errors to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from stoker.checkpoint import task as tasks
+from stoker.checkpoint.diff import diff
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_hugging_face
+from stoker.checkpoint.facts import facts_of
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.storage import PosixStorage
+from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
+from stoker.checkpoint.verify import Progress, verify
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord
+
+DIFFERENT = 1
+"""Exit code of `diff` when the two differ, as in diff(1)."""
+
+FOLDER = click.Path(path_type=Path)
+as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON object.")
+
+
+def main() -> None:
+    """Run the program; a wrong command line ends with the table's code for it."""
+    try:
+        sys.exit(program.main(prog_name="stoker checkpoint", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_CODES[Cause.CONFIG_INVALID])
+    except click.Abort:
+        sys.exit(130)
+
+
+@click.group(epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.")
+def program() -> None:
+    """Verify, look into, compare and export Stoker checkpoints."""
+
+
+@program.command("verify", epilog="Example: stoker checkpoint verify runs/tiny/step-00001200.1a2b3c4d")
+@click.argument("folder", type=FOLDER)
+@click.option("--digest", help="The manifest digest that the checkpoint must have.")
+@as_json
+def verify_command(folder: Path, digest: str | None, json_output: bool) -> int:
+    """Read every byte of FOLDER and prove that it is whole: hashes, sizes, no gap and no overlap."""
+    with _errors(), _progress("verifying") as progress:
+        report = verify(folder, digest, progress=progress)
+    if json_output:
+        _print_json(report.as_json())
+    elif report.ok:
+        click.echo(f"ok: step {report.step}, {report.tensors} tensors, {report.pieces} pieces, {_size(report.bytes)}")
+        click.echo(f"digest {report.digest}")
+    else:
+        click.echo("\n".join(["not ok:", *report.problems]))
+    return 0 if report.ok else EXIT_CODES[Cause.CHECKPOINT_CORRUPT]
+
+
+@program.command("show", epilog="Example: stoker checkpoint show --tensors runs/tiny/step-00001200.1a2b3c4d")
+@click.argument("folder", type=FOLDER)
+@click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor with its shape and dtype.")
+@as_json
+def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
+    """Say what FOLDER holds. Reads the manifest only."""
+    with _errors():
+        manifest = read_manifest(folder, PosixStorage())
+    facts = facts_of(manifest).as_json()
+    listed = [
+        {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+        for tensor in sorted(manifest.tensors.values(), key=lambda tensor: tensor.name)
+    ]
+    if json_output:
+        _print_json(facts | {"meta": dict(manifest.meta)} | ({"tensor_list": listed} if with_tensors else {}))
+        return 0
+    for key, value in facts.items():
+        click.echo(f"{key:<8} {_size(value) if key == 'bytes' else _plain(value)}")
+    if with_tensors:
+        for item in listed:
+            click.echo(f"  {item['dtype']:<10} {item['shape']!s:<20} {item['name']}")
+    return 0
+
+
+@program.command("diff", epilog="Example: stoker checkpoint diff --only model. runs/a/step-... runs/b/step-...")
+@click.argument("first", type=FOLDER)
+@click.argument("second", type=FOLDER)
+@click.option("--only", default="", metavar="PREFIX", help="Compare only tensors whose name starts so, and no files.")
+@click.option(
+    "--tolerance", type=click.FloatRange(min=0), default=0.0, help="Allowed absolute difference; 0: same bits."
+)
+@as_json
+def diff_command(first: Path, second: Path, only: str, tolerance: float, json_output: bool) -> int:
+    """Compare the values of two checkpoints, whatever layouts wrote them. Exit code 1 when they differ."""
+    with _errors():
+        differences = diff(CheckpointReader(first), CheckpointReader(second), prefix=only, tolerance=tolerance)
+    if json_output:
+        _print_json({"same": not differences, "differences": [item.as_json() for item in differences]})
+    else:
+        for item in differences:
+            counted = (
+                f"{item.elements} elements, at most {item.max_abs} apart" if item.kind == "values" else item.detail
+            )
+            click.echo(f"{item.name}: {item.kind} {counted}".rstrip())
+        click.echo("the same" if not differences else f"{len(differences)} differences")
+    return DIFFERENT if differences else 0
+
+
+@program.command(
+    "export", epilog="Example: stoker checkpoint export --format hf --dtype bfloat16 runs/tiny/step-... out/"
+)
+@click.argument("folder", type=FOLDER)
+@click.argument("out", type=FOLDER)
+@click.option("--format", "export_format", type=click.Choice(["hf"]), default="hf", help="hf: a Hugging Face folder.")
+@click.option("--dtype", type=click.Choice(["stored", "float32", "bfloat16", "float16"]), default="stored")
+@click.option("--shard-bytes", type=click.IntRange(min=1), default=SHARD_BYTES, show_default=True)
+@as_json
+def export_command(
+    folder: Path, out: Path, export_format: str, dtype: Dtype, shard_bytes: int, json_output: bool
+) -> int:
+    """Write the weights of FOLDER, with config and tokenizer, to the new folder OUT."""
+    with _errors():
+        done = export_hugging_face(CheckpointReader(folder), out, dtype=dtype, shard_bytes=shard_bytes)
+    if json_output:
+        _print_json(
+            {
+                "format": export_format,
+                "folder": done.folder,
+                "tensors": done.tensors,
+                "bytes": done.bytes,
+                "files": list(done.files),
+            }
+        )
+    else:
+        click.echo(f"{done.folder}: {done.tensors} tensors, {_size(done.bytes)}, files {', '.join(done.files)}")
+    return 0
+
+
+@program.command("list", epilog="Example: stoker checkpoint list runs/tiny")
+@click.argument("root", type=FOLDER)
+@as_json
+def list_command(root: Path, json_output: bool) -> int:
+    """List the checkpoints below ROOT, newest first, and folders that are not committed."""
+    with _errors():
+        items = CheckpointRoot(root).scan()
+    if json_output:
+        _print_json({"checkpoints": [_row(item) for item in items]})
+        return 0
+    for item in items:
+        if isinstance(item, Broken):
+            click.echo(f"{item.folder_name}  not committed: {item.problem}")
+        else:
+            facts = facts_of(item.manifest)
+            click.echo(
+                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)}  {item.digest[:16]}"
+            )
+    return 0
+
+
+@program.group("task")
+def task_group() -> None:
+    """Tasks of the operator; each leaves its result in the termination message."""
+
+
+def _task(name: str, *, with_folder: bool = True) -> Callable[[Callable[..., tasks.Result]], click.Command]:
+    """A task command: `body` gets the options and returns the result."""
+
+    def decorate(body: Callable[..., tasks.Result]) -> click.Command:
+        def callback(termination_log: Path | None, **options: Any) -> int:
+            folder = options.get("folder") or ""
+            return _leave(tasks.run(lambda: body(**options), name, folder), termination_log)
+
+        command = click.Command(name, callback=callback, help=body.__doc__, params=_task_options(with_folder))
+        task_group.add_command(command)
+        return command
+
+    return decorate
+
+
+def _task_options(with_folder: bool) -> list[click.Parameter]:
+    options: list[click.Parameter] = [
+        click.Option(["--root"], type=FOLDER, required=not with_folder, help="Folder that holds the checkpoints."),
+        click.Option(
+            ["--termination-log"], type=FOLDER, help="File for the last word (default: standard output only)."
+        ),
+    ]
+    if with_folder:
+        options.append(click.Option(["--folder"], required=True, help="Checkpoint folder, relative to --root."))
+        options.append(click.Option(["--digest"], help="The manifest digest that it must have."))
+    else:
+        options.append(click.Option(["--writer"], help="Only folders of this writer (8 hex digits)."))
+    return options
+
+
+@_task("verify")
+def task_verify(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
+    """Read every byte and prove that the checkpoint is whole."""
+    return tasks.verify_task(tasks.Target(root, folder, digest))
+
+
+@_task("inspect")
+def task_inspect(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
+    """Report what the manifest says."""
+    return tasks.inspect_task(tasks.Target(root, folder, digest))
+
+
+@_task("import")
+def task_import(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
+    """Report what the manifest says and verify every byte."""
+    return tasks.import_task(tasks.Target(root, folder, digest))
+
+
+@_task("delete")
+def task_delete(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
+    """Remove the files that the manifest with --digest lists, then the empty folder."""
+    if root is None or digest is None:
+        raise CheckpointError("delete needs --root and --digest")
+    return tasks.delete_task(root, folder, digest)
+
+
+@_task("list", with_folder=False)
+def task_list(root: Path, writer: str | None) -> tasks.Result:
+    """Report the newest committed checkpoints below --root."""
+    return tasks.list_task(root, writer)
+
+
+def _leave(word: LastWord, termination_log: Path | None) -> int:
+    """Write the last word, print it too (for logs), and give its exit code."""
+    encoded = word.encode()
+    if termination_log is not None:
+        word.write(termination_log)
+    click.echo(encoded.decode())
+    return EXIT_CODES[word.cause]
+
+
+def _row(item: Found | Broken) -> dict[str, Any]:
+    if isinstance(item, Broken):
+        return {"folder": item.folder_name, "committed": False, "problem": item.problem}
+    return {"folder": item.folder_name, "committed": True} | facts_of(item.manifest).as_json()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        _fail(str(error), Cause.CHECKPOINT_CORRUPT)
+    except OSError as error:
+        _fail(str(error), Cause.STORAGE_ERROR)
+
+
+def _fail(message: str, cause: Cause) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(EXIT_CODES[cause])
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Progress | None]:
+    """A line on a terminal, nothing in a log."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+
+    def show(done: int, total: int) -> None:
+        click.echo(f"\r{what} {done * 100 // max(total, 1)} %", nl=False, err=True)
+
+    yield show
+    click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value))
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict | list):
+        return json.dumps(value) if value else "-"
+    return str(value)
+
+
+def _size(count: int | None) -> str:
+    value = float(count or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1000
+    return f"{value:.2f} TB"

@@ -1,0 +1,82 @@
+"""Facts about a checkpoint for people, for the operator and for `--json`: what its manifest says, nothing that needs the data.
+
+`meta` is the writer's and foreign: a fact of the wrong type is None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.checkpoint.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The short answer to "what is this checkpoint?"."""
+
+    step: int
+    writer: str
+    digest: str
+    bytes: int
+    tokens: int | None
+    loss: float | None
+    layout: Mapping[str, Any]
+    """How the writer cut its state: world size, parallel sizes, ZeRO stage."""
+    lineage: Mapping[str, Any]
+    """Parent checkpoint, job uid, attempt."""
+    tensors: int
+    pieces: int
+    dtypes: Mapping[str, int]
+    """Bytes of the tensors by dtype."""
+    files: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "writer": self.writer,
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "layout": dict(self.layout),
+            "lineage": dict(self.lineage),
+            "tensors": self.tensors,
+            "pieces": self.pieces,
+            "dtypes": dict(self.dtypes),
+            "files": list(self.files),
+        }
+
+
+def facts_of(manifest: Manifest) -> Facts:
+    dtypes: Counter[str] = Counter()
+    for tensor in manifest.tensors.values():
+        dtypes[tensor.dtype] += tensor.bytes
+    return Facts(
+        step=manifest.step,
+        writer=manifest.writer,
+        digest=manifest.digest,
+        bytes=manifest.bytes,
+        tokens=_integer(manifest.meta.get("tokens")),
+        loss=_number(manifest.meta.get("loss")),
+        layout=_object(manifest.meta.get("layout")),
+        lineage=_object(manifest.meta.get("lineage")),
+        tensors=len(manifest.tensors),
+        pieces=len(manifest.pieces),
+        dtypes=dict(sorted(dtypes.items())),
+        files=tuple(entry.name for entry in manifest.files),
+    )
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,180 @@
+"""Task pods: what the operator has done to checkpoints that it must not open itself. The answer goes into the termination message.
+
+Each task is a function from paths to a `result` object; `run` turns its outcome into a last word and an exit code:
+
+=============  =========  ======================================================================
+cause          exit code  when
+=============  =========  ======================================================================
+Completed      0          done; for verify and import: everything is right
+TaskFailed     76         the task's answer is no: damaged, missing, another digest
+StorageError   68         the disk or the mount failed, so nothing is known; worth another try
+ConfigInvalid  64         the command line is wrong
+=============  =========  ======================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.facts import facts_of
+from stoker.checkpoint.manifest import Manifest
+from stoker.checkpoint.storage import PosixStorage
+from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
+from stoker.checkpoint.verify import Report, verify
+from stoker.pod.exit_code import Cause
+from stoker.pod.last_word import MAX_BYTES, LastWord
+
+MAX_SAVES = 8
+MAX_SHOWN_PROBLEMS = 8
+MAX_TEXT = 240
+MAX_LAYOUT_BYTES = 400
+
+Result = dict[str, Any]
+
+
+class TaskRefused(CheckpointError):
+    """The task's answer is no; `result` has what is known."""
+
+    def __init__(self, detail: str, result: Result) -> None:
+        super().__init__(detail)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which checkpoint: a folder below the root (or any folder, without one), and the digest that it must have."""
+
+    root: Path | None
+    folder: str
+    digest: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where it lies.
+
+        Raises:
+            CheckpointError: the folder leaves the root, by its name or through a link.
+        """
+        if self.root is None:
+            return Path(self.folder)
+        path = self.root / self.folder
+        if Path(self.folder).is_absolute() or not path.resolve().is_relative_to(self.root.resolve()):
+            raise CheckpointError(f"folder {self.folder!r} must lie below the root {self.root}")
+        return path
+
+
+def verify_task(target: Target) -> Result:
+    """`{task, folder, ok, step, digest, bytes, problems}`; every byte is read."""
+    return _verified(target, "verify")
+
+
+def inspect_task(target: Target) -> Result:
+    """What the manifest says: `{task, folder, ok, step, tokens, loss, layout, digest, bytes, ...}`; no data is read."""
+    manifest = _manifest(target, "inspect")
+    return {"task": "inspect", "folder": target.folder, "ok": True} | _facts(manifest)
+
+
+def import_task(target: Target) -> Result:
+    """`inspect` and `verify` in one answer."""
+    return _facts(_manifest(target, "import")) | _verified(target, "import")
+
+
+def delete_task(root: Path, folder: str, digest: str) -> Result:
+    """`{task, folder, deleted, bytes, left}`. Deleting what is gone already is a success with nothing deleted."""
+    try:
+        gone = CheckpointRoot(root).delete(folder, digest)
+    except CheckpointError as error:
+        raise TaskRefused(str(error), {"task": "delete", "folder": folder, "deleted": []}) from error
+    deleted = [folder] if gone.files else []
+    return {"task": "delete", "folder": folder, "deleted": deleted, "bytes": gone.bytes, "left": list(gone.left[:8])}
+
+
+def list_task(root: Path, writer: str | None = None) -> Result:
+    """`{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and folders that are none."""
+    items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
+    found = [item for item in items if isinstance(item, Found)]
+    result: Result = {
+        "task": "list",
+        "saves": [{"folder": item.folder_name} | _facts(item.manifest) for item in found[:MAX_SAVES]],
+        "broken": [item.folder_name for item in items if isinstance(item, Broken)][:MAX_SAVES],
+        "omitted": max(len(found) - MAX_SAVES, 0),
+    }
+    return _fit_list(result)
+
+
+def run(task: Callable[[], Result], name: str, folder: str) -> LastWord:
+    """Carry a task out and say how it went. Never raises for a checkpoint, a disk or a path that is bad."""
+    try:
+        result = task()
+        return LastWord(cause=Cause.COMPLETED, step=result.get("step"), result=result)
+    except TaskRefused as refused:
+        result = refused.result
+        return LastWord(cause=Cause.TASK_FAILED, step=result.get("step"), detail=str(refused), result=result)
+    except CheckpointError as error:
+        result = {"task": name, "folder": folder, "ok": False, "problems": [_shortened(str(error))]}
+        return LastWord(cause=Cause.TASK_FAILED, detail=str(error), result=result)
+    except OSError as error:
+        return LastWord(cause=Cause.STORAGE_ERROR, detail=str(error), result={"task": name, "folder": folder})
+
+
+def _manifest(target: Target, task: str) -> Manifest:
+    try:
+        return read_manifest(target.path, PosixStorage(), target.digest)
+    except CheckpointError as error:
+        result = {"task": task, "folder": target.folder, "ok": False, "problems": [_shortened(str(error))]}
+        raise TaskRefused(str(error), result) from error
+
+
+def _verified(target: Target, task: str) -> Result:
+    report = verify(target.path, target.digest)
+    result = {"task": task, "folder": target.folder} | _verdict(report)
+    if not report.ok:
+        raise TaskRefused(report.problems[0], result)
+    return result
+
+
+def _verdict(report: Report) -> Result:
+    problems = [_shortened(problem) for problem in report.problems[:MAX_SHOWN_PROBLEMS]]
+    if len(report.problems) > MAX_SHOWN_PROBLEMS:
+        problems.append(f"and {len(report.problems) - MAX_SHOWN_PROBLEMS} more")
+    return {
+        "ok": report.ok,
+        "step": report.step,
+        "digest": report.digest,
+        "bytes": report.bytes,
+        "problems": problems,
+    }
+
+
+def _facts(manifest: Manifest) -> Result:
+    facts = facts_of(manifest)
+    return {
+        "step": facts.step,
+        "writer": facts.writer,
+        "tokens": facts.tokens,
+        "loss": facts.loss,
+        "layout": _small(facts.layout),
+        "digest": facts.digest,
+        "bytes": facts.bytes,
+    }
+
+
+def _small(layout: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A layout comes from the writer: one that would crowd out the rest of the message is left out."""
+    return layout if len(json.dumps(dict(layout))) <= MAX_LAYOUT_BYTES else {}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+
+
+def _fit_list(result: Result) -> Result:
+    """Drop the oldest saves until the last word fits its limit."""
+    while result["saves"] and len(json.dumps(result)) > MAX_BYTES - 256:
+        result = result | {"saves": result["saves"][:-1], "omitted": result["omitted"] + 1}
+    return result

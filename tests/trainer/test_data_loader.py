@@ -256,7 +256,10 @@ def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[
 
 @pytest.mark.parametrize(
     ("training", "named"),
-    [({"seed": 4}, "seed was 0, is 4"), ({"global_batch_size": 16}, "samples was 24, is 48; global_batch_size was 8, is 16")],
+    [
+        ({"seed": 4}, "seed was 0, is 4"),
+        ({"global_batch_size": 16}, "samples was 24, is 48; global_batch_size was 8, is 16"),
+    ],
 )
 def test_a_checkpoint_of_another_order_is_refused(tmp_path: Path, training: dict[str, Any], named: str) -> None:
     data = {"sources": [text_source(tmp_path)]}
@@ -288,7 +291,7 @@ def test_epochs_round_up_once(tmp_path: Path) -> None:
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="data source a: .* holds no document"):
+    with pytest.raises(DataError, match=r"data source a: .* holds no document"):
         loader_for(tmp_path, {"sources": [{"name": "a", "path": str(tmp_path)}]})
 
 

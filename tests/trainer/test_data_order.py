@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -25,7 +26,9 @@ def test_the_permutation_stays_the_same_for_ever() -> None:
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
-    orders = {tuple(permute(np.arange(50), 50, f"{seed}/s/{epoch}").tolist()) for seed in range(5) for epoch in range(5)}
+    orders = {
+        tuple(permute(np.arange(50), 50, f"{seed}/s/{epoch}").tolist()) for seed in range(5) for epoch in range(5)
+    }
     assert len(orders) == 25
 
 
@@ -54,11 +57,13 @@ def test_each_source_is_counted_without_gaps(weights: list[float], count: int) -
 
 @given(weights=WEIGHTS, sizes=st.data(), cuts=st.lists(st.integers(0, 120), max_size=5))
 @settings(max_examples=50, deadline=None)
-def test_samples_do_not_depend_on_how_they_are_asked_for(weights: list[float], sizes: st.DataObject, cuts: list[int]) -> None:
+def test_samples_do_not_depend_on_how_they_are_asked_for(
+    weights: list[float], sizes: st.DataObject, cuts: list[int]
+) -> None:
     counts = sizes.draw(st.lists(st.integers(1, 40), min_size=len(weights), max_size=len(weights)))
     order = Order(seed=3, names=tuple("abcd"[: len(weights)]), sizes=tuple(counts), weights=tuple(weights))
     edges = sorted({0, 120, *cuts})
-    pieces = [place for low, high in zip(edges, edges[1:], strict=False) for place in order.samples(low, high)]
+    pieces = [place for low, high in itertools.pairwise(edges) for place in order.samples(low, high)]
     assert pieces == order.samples(0, 120)
 
 

@@ -58,7 +58,9 @@ def test_no_sequence_overflows_and_none_is_empty(lengths: list[int], size: int, 
     ],
     ids=["fits", "is split", "keeps its beginning", "two share", "packing off", "best fit", "too short"],
 )
-def test_documents_become_sequences_of_four(lengths: list[int], whole: list[int], several: bool, sequences: list[list[Span]]) -> None:
+def test_documents_become_sequences_of_four(
+    lengths: list[int], whole: list[int], several: bool, sequences: list[list[Span]]
+) -> None:
     packing = pack(lengths, whole, 4, several=several)
     assert [packing.sequence(index) for index in range(len(packing))] == sequences
 

@@ -77,8 +77,14 @@ def test_the_format_can_be_said(tmp_path: Path) -> None:
             '{"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}',
             r"messages\[0\]: exactly the fields role and content",
         ),
-        ('{"messages": [{"role": "bot", "content": "a"}]}', "role 'bot' is unknown; allowed: system, user, assistant, tool"),
-        ('{"messages": [{"role": "assistant", "content": null}]}', r"messages\[0\]: content must be a string, got None"),
+        (
+            '{"messages": [{"role": "bot", "content": "a"}]}',
+            "role 'bot' is unknown; allowed: system, user, assistant, tool",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": null}]}',
+            r"messages\[0\]: content must be a string, got None",
+        ),
         ('{"messages": [{"role": "user", "content": "a"}]}', "no message has the role assistant"),
     ],
     ids=lambda value: str(value)[:30],
@@ -98,7 +104,7 @@ def test_bytes_that_are_not_text_are_named_with_their_place(tmp_path: Path) -> N
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="books: .*none.txt does not exist; a file, folder or glob pattern is needed"):
+    with pytest.raises(DataError, match=r"books: .*none\.txt does not exist; a file, folder or glob pattern is needed"):
         read(tmp_path / "none.txt")
     with pytest.raises(DataError, match="holds no file"):
         read(tmp_path)

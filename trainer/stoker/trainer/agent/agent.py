@@ -1,0 +1,295 @@
+"""The parent of a pod's ranks: starts them, answers for them, judges their progress, and has the last word.
+
+It imports no torch and computes nothing, so it answers while every rank is busy. Nothing that it starts outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.pod.config_file import ConfigError
+from stoker.pod.control_key import ControlVerifier
+from stoker.pod.exit_code import Cause
+from stoker.pod.http import control_routes, probe_routes
+from stoker.pod.last_word import LastWord
+from stoker.trainer.agent.console import Console
+from stoker.trainer.agent.control import Control
+from stoker.trainer.agent.metrics import registry_of
+from stoker.trainer.agent.metrics_log import MetricsLog
+from stoker.trainer.agent.peers import ask_peers
+from stoker.trainer.agent.place import PodPlace, open_rendezvous, rank_environment
+from stoker.trainer.agent.rank_process import RankProcess
+from stoker.trainer.agent.run_state import RunState
+from stoker.trainer.agent.server import AgentServer
+from stoker.trainer.agent.stacks import collect_stacks, innermost
+from stoker.trainer.agent.verdict import GOOD, RankEnd, Verdict, judge, read_oom_kills
+from stoker.trainer.beacon import Event, SaveCommand, StopCommand, StopMode
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.phase import Silence, find_silence
+from stoker.trainer.wishes import STOP_MODES
+
+SETTLE_S = 1.0
+"""After a rank failed without a telling cause: time for the others to say why."""
+PEER_POLL_S = 2.0
+MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+@dataclass
+class Stop:
+    """The end of the run that somebody asked for."""
+
+    mode: StopMode
+    why: str
+    at: float
+    """When the ranks are killed, on the agent's clock."""
+
+
+class Agent:
+    """One pod's part of a run. `rank_command` starts a rank; the agent adds `--beacon-fd N --stacks FILE`, and `--master-listen-fd N` for global rank 0."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        place: PodPlace,
+        *,
+        rank_command: Sequence[str],
+        environment: Mapping[str, str],
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.place = config, place
+        self.state = RunState(config.job, place, started_at=clock())
+        self._command, self._environment = rank_command, environment
+        self._console, self._clock = console, clock
+        self._log = self._open_log()
+        self._processes: list[RankProcess] = []
+        self._ended: list[RankProcess] = []
+        self._stop: Stop | None = None
+        self._server = self._new_server()
+
+    @property
+    def port(self) -> int:
+        """The HTTP port, known once the server runs."""
+        return self._server.port
+
+    async def run(self) -> LastWord:
+        """From the first process to the last word; every rank is gone when it returns.
+
+        Raises:
+            ConfigError: an address cannot be bound, or the pod's place is impossible.
+        """
+        oom_kills = _count_oom_kills()
+        helpers: list[asyncio.Task[Any]] = []
+        try:
+            await self._server.start()
+            await self._start_ranks()
+            if self.place.node_rank == 0 and len(self.config.gang.agents) > 1:
+                helpers.append(asyncio.create_task(self._watch_peers()))
+            verdict = await _first(self._watch_ranks(oom_kills), self._watch_progress(), self._watch_stop())
+        finally:
+            await self._end_ranks()
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await self._server.close()
+            if self._log is not None:
+                self._log.close()
+        return self._last_word(verdict)
+
+    def stop(self, mode: StopMode, deadline_s: float, why: str) -> None:
+        """Save and exit, within `deadline_s`. A second call can only hasten the end, or make it a cancel."""
+        at = self._clock() + (0 if self._nothing_to_save() else deadline_s)
+        if self._stop is not None:
+            mode = max(mode, self._stop.mode, key=STOP_MODES.index)
+            at = min(at, self._stop.at)
+        self._stop = Stop(mode=mode, why=why, at=at)
+        self.state.stopping = why
+        for process in self._processes:
+            process.send(StopCommand(mode=mode))
+
+    def interrupt(self, why: str) -> None:
+        """SIGTERM or Ctrl-C: the first one saves within the grace period, the next one ends at once."""
+        grace = self.config.grace_period_s
+        margin = min(3.0, 0.1 * grace)  # the last word must be out before SIGKILL comes
+        self.stop("interrupt", 0 if self._stop is not None else grace - margin, why)
+
+    # --- what goes on while ranks run ---
+
+    async def _watch_ranks(self, oom_kills: int) -> Verdict:
+        """Until all ranks ended well, or one did not."""
+        waiting = {asyncio.create_task(process.ended.wait()): process for process in self._processes}
+        try:
+            while len(self._ended) < len(self._processes):
+                done, _ = await asyncio.wait(waiting.keys() - self._ended_tasks(waiting), return_when="FIRST_COMPLETED")
+                self._ended += [waiting[task] for task in done]
+                verdict = self._judge(oom_kills)
+                if verdict.cause in (Cause.RANK_FAILED, Cause.PEER_LOST):
+                    await asyncio.wait(waiting, timeout=SETTLE_S)
+                    self._ended += [
+                        process for process in self._processes if process.ended.is_set() and process not in self._ended
+                    ]
+                    return self._judge(oom_kills)
+                if verdict.cause not in GOOD:
+                    return verdict
+            return self._judge(oom_kills)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _watch_progress(self) -> Verdict:
+        """Until a rank is silent for too long."""
+        deadlines = self.config.deadlines
+        shortest = min(
+            deadlines.load_s, deadlines.first_step_s, deadlines.step_s, deadlines.save_s, deadlines.validation_s
+        )
+        tick_s = min(1.0, shortest / 10)
+        while True:
+            await asyncio.sleep(tick_s)
+            running = {process.rank: process.returncode is None for process in self._processes}
+            silence = find_silence(self.state.pulses(running), deadlines, self._clock())
+            if silence is not None:
+                return await self._hang(silence)
+
+    async def _watch_stop(self) -> Verdict:
+        """Until the time of a stop is over."""
+        while self._stop is None or self._clock() < self._stop.at:  # noqa: ASYNC110  (the time may be moved forward)
+            await asyncio.sleep(0.05)
+        cause = Cause.CANCELLED if self._stop.mode == "cancel" else Cause.INTERRUPTED
+        left = "nothing new to save" if self._nothing_to_save() else "the time for a last save was over"
+        return Verdict(cause, None, self.state.step, f"{self._stop.why}: {left} (phase {self.state.phase})")
+
+    async def _watch_peers(self) -> None:
+        while True:
+            self.state.peers = await ask_peers(self.config.gang.agents, self.place.node_rank)
+            await asyncio.sleep(PEER_POLL_S)
+
+    async def _hang(self, silence: Silence) -> Verdict:
+        stacks = await collect_stacks([process for process in self._processes if process.returncode is None])
+        for rank, text in stacks.items():
+            self._console.line(f"stacks of rank {rank}:\n{text or '(none)'}")
+        detail = f"rank {silence.rank} made no progress in phase {silence.phase} for {silence.silent_s:.0f} s ({silence.allowed_s:.0f} allowed)"
+        lost = await self._lost_peers()
+        if lost:
+            return Verdict(
+                Cause.PEER_LOST,
+                silence.rank,
+                self.state.step,
+                f"{detail}; no answer from node {', '.join(map(str, lost))}",
+            )
+        places = "; ".join(f"rank {rank}: {innermost(text)}" for rank, text in stacks.items())
+        return Verdict(Cause.HANG, silence.rank, self.state.step, f"{detail}; {places}")
+
+    async def _lost_peers(self) -> list[int]:
+        peers = await ask_peers(self.config.gang.agents, self.place.node_rank)
+        return [rank for rank, node in peers.items() if not node.reachable or node.phase == "Exited"]
+
+    # --- ranks ---
+
+    async def _start_ranks(self) -> None:
+        rendezvous = open_rendezvous(self.config, self.place)
+        with rendezvous or contextlib.nullcontext():
+            place = self.place if rendezvous is None else replace(self.place, master_port=rendezvous.getsockname()[1])
+            for local_rank, rank in enumerate(place.ranks):
+                environment = rank_environment(self.config, place, local_rank, self._environment)
+                stacks = Path(self.config.work_dir) / "stacks" / f"rank-{rank:05}.txt"
+                process = RankProcess(rank, stacks, self._on_event, self._console.rank_line)
+                self._processes.append(process)
+                if rank == 0 and rendezvous is not None:
+                    fd = rendezvous.fileno()
+                    await process.start([*self._command, "--master-listen-fd", str(fd)], environment, (fd,))
+                else:
+                    await process.start(self._command, environment)
+
+    async def _end_ranks(self) -> None:
+        for process in self._processes:
+            process.kill()
+        await asyncio.gather(*(process.ended.wait() for process in self._processes if process.started))
+
+    def _on_event(self, rank: int, event: Event) -> None:
+        self.state.apply(rank, event, clock=self._clock(), unix=time.time())
+        if rank == self.place.first_rank:
+            self._console.show(event)
+        if rank == 0 and self._log is not None:
+            self._write_log(self._log, event)
+
+    def _write_log(self, log: MetricsLog, event: Event) -> None:
+        """A log that cannot be written (a full disk) does not stop the training."""
+        try:
+            log.write(event)
+        except OSError as error:
+            self._console.line(f"logging.jsonl: {error}; no more is written there")
+            self._log = None
+
+    def _ended_tasks(self, waiting: Mapping[asyncio.Task[Any], RankProcess]) -> set[asyncio.Task[Any]]:
+        return {task for task, process in waiting.items() if process in self._ended}
+
+    def _judge(self, oom_kills: int) -> Verdict:
+        ends = [
+            RankEnd(process.rank, process.returncode or 0, self.state.ranks[process.rank].end, process.last_lines)
+            for process in self._ended
+        ]
+        return judge(ends, oom_kills=_count_oom_kills() - oom_kills, nodes=self.place.nodes)
+
+    def _nothing_to_save(self) -> bool:
+        return not self.state.has_stepped and self.state.phase == "Loading"
+
+    # --- what the world sees ---
+
+    def _new_server(self) -> AgentServer:
+        listen, state = self.config.listen, self.state
+        probes = probe_routes(
+            alive=lambda: True,
+            ready=lambda: state.phase not in ("Loading", "Exited"),
+            status=state.status,
+            registry=registry_of(state, self._clock),
+        )
+        control = Control(state, self._save, self.stop).routes()
+        public = list(probes)
+        if listen.control_keys is not None:
+            public += control_routes(control, ControlVerifier(listen.control_keys, self.place.pod_uid, time.time))
+        return AgentServer(listen, public, [*probes, *control_routes(control, None)])
+
+    def _save(self, command: SaveCommand) -> bool:
+        return bool(self._processes) and self._processes[0].send(command)
+
+    def _open_log(self) -> MetricsLog | None:
+        path = self.config.logging.jsonl
+        if path is None or self.place.node_rank != 0:
+            return None
+        try:
+            return MetricsLog(Path(path), self.config.job.attempt, self.config.logging.every_steps)
+        except OSError as error:
+            raise ConfigError(f"logging.jsonl: {path} cannot be written: {error.strerror}") from error
+
+    def _last_word(self, verdict: Verdict) -> LastWord:
+        self.state.cause = verdict.cause
+        unread = False if verdict.cause in GOOD else None
+        return LastWord(
+            cause=verdict.cause,
+            step=verdict.step if verdict.step is not None else self.state.step,
+            rank=verdict.rank,
+            detail=verdict.detail,
+            saves=self.state.save_records(unread=unread),
+        )
+
+
+async def _first(*watches: Coroutine[Any, Any, Verdict]) -> Verdict:
+    """The verdict of the watch that ends first; the others are cancelled."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _count_oom_kills() -> int:
+    return read_oom_kills(MEMORY_EVENTS.read_text()) if MEMORY_EVENTS.is_file() else 0

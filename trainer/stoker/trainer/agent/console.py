@@ -1,0 +1,94 @@
+"""What a person sees: one live line on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
+from stoker.pod.last_word import LastWord
+from stoker.trainer.agent.metrics_log import due
+from stoker.trainer.beacon import Event, PhaseEvent, SaveEvent, StepEvent, ValidationEvent
+
+
+class Console:
+    """Shows events of the pod's first rank, and what ranks write to their logs."""
+
+    def __init__(self, screen: RichConsole, every_steps: int) -> None:
+        self._screen, self._every_steps = screen, every_steps
+        self._live = (
+            Live(Text("Starting"), console=screen, auto_refresh=False, transient=True) if screen.is_terminal else None
+        )
+        self._last_phase = ""
+        if self._live is not None:
+            self._live.start()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case StepEvent():
+                self._show_step(event)
+            case PhaseEvent():
+                self._show_phase(event)
+            case ValidationEvent():
+                self.line(f"step {event.step}  validation loss {event.loss:.4f}")
+            case SaveEvent():
+                self.line(_save_line(event))
+
+    def line(self, text: str) -> None:
+        self._screen.print(Text(text), soft_wrap=True)
+
+    def rank_line(self, rank: int, text: str) -> None:
+        self.line(f"[rank {rank}] {text}")
+
+    def close(self, word: LastWord | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if word is None:
+            return
+        where = f" at step {word.step}" if word.step is not None else ""
+        self.line(f"{word.cause.value}{where}{': ' + word.detail if word.detail else ''}")
+
+    def _show_step(self, event: StepEvent) -> None:
+        text = step_line(event)
+        if self._live is not None:
+            self._live.update(Text(text), refresh=True)
+        elif due(event, self._every_steps):
+            self.line(text)
+
+    def _show_phase(self, event: PhaseEvent) -> None:
+        text = f"{event.phase}  {event.message}".rstrip()
+        if self._live is not None:
+            self._live.update(Text(text), refresh=True)
+        elif text != self._last_phase and event.phase != "Training":
+            self.line(text)
+        self._last_phase = text
+
+
+def step_line(event: StepEvent) -> str:
+    """`step 7/60  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s  ETA 2m10s`"""
+    return (
+        f"step {event.step}/{event.total_steps}  loss {event.loss:.4f}  lr {event.learning_rate:.1e}  norm {event.grad_norm:.2f}  "
+        f"{event.tokens_per_s:,.0f} tokens/s  ETA {duration(event.eta_s)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `2m10s`, `3h05m`, `2d04h`."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def _save_line(event: SaveEvent) -> str:
+    outcome = {None: "", True: ", verified", False: ", NOT verified"}[event.verified]
+    detail = f": {event.detail}" if event.detail else ""
+    return f"step {event.step}  save {event.folder} {event.state.lower()}{outcome}{detail}"

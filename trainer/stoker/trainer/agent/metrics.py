@@ -1,0 +1,77 @@
+"""`/metrics`: the run's facts as Prometheus reads them, taken from the state at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker.trainer.agent.run_state import RunState
+
+STEP_GAUGES = (
+    ("stoker_trainer_step", "step", "Last finished optimizer step."),
+    ("stoker_trainer_total_steps", "total_steps", "Steps that the run takes."),
+    ("stoker_trainer_trained_tokens", "tokens", "Tokens trained since the start of the run, over all ranks."),
+    ("stoker_trainer_loss", "loss", "Training loss of the last step."),
+    ("stoker_trainer_learning_rate", "learning_rate", "Learning rate of the last step."),
+    ("stoker_trainer_grad_norm", "grad_norm", "Global norm of the gradient before clipping."),
+    ("stoker_trainer_tokens_per_second", "tokens_per_s", "Tokens per second over all ranks."),
+    ("stoker_trainer_step_seconds", "step_s", "Duration of the last step."),
+    ("stoker_trainer_eta_seconds", "eta_s", "Expected time to the last step."),
+)
+
+
+def registry_of(state: RunState, clock: Callable[[], float]) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_RunMetrics(state, clock))
+    return registry
+
+
+class _RunMetrics(Collector):
+    def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
+        self.state, self.clock = state, clock
+
+    def collect(self) -> Iterator[Metric]:
+        if self.state.last_step is not None:
+            for name, attribute, text in STEP_GAUGES:
+                yield GaugeMetricFamily(name, text, value=float(getattr(self.state.last_step, attribute)))
+        if self.state.last_validation is not None:
+            yield GaugeMetricFamily(
+                "stoker_trainer_validation_loss", "Last validation loss.", value=self.state.last_validation.loss
+            )
+        yield self._phase()
+        yield self._silence()
+        yield self._saves()
+        yield self._nodes()
+
+    def _phase(self) -> Metric:
+        family = GaugeMetricFamily("stoker_trainer_phase", "1 for the pod's phase.", labels=["phase"])
+        family.add_metric([self.state.phase], 1)
+        return family
+
+    def _silence(self) -> Metric:
+        family = GaugeMetricFamily(
+            "stoker_trainer_rank_silent_seconds", "Time since the rank's last sign.", labels=["rank"]
+        )
+        for rank, state in self.state.ranks.items():
+            family.add_metric([str(rank)], max(0.0, self.clock() - state.progressed_at))
+        return family
+
+    def _saves(self) -> Metric:
+        family = CounterMetricFamily(
+            "stoker_trainer_saves", "Saves of this attempt by how they ended.", labels=["state"]
+        )
+        for ending, count in self.state.save_counts.items():
+            family.add_metric([ending], count)
+        return family
+
+    def _nodes(self) -> Metric:
+        family = GaugeMetricFamily(
+            "stoker_trainer_node_reachable", "1 for a pod of the gang that answers.", labels=["node_rank"]
+        )
+        for node in self.state.nodes():
+            family.add_metric([str(node.node_rank)], float(node.reachable))
+        return family

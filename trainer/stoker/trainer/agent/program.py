@@ -1,0 +1,81 @@
+"""`python -m stoker.trainer --config FILE`: one pod of a run, from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+
+from stoker.pod.config_file import ConfigError, load
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord
+from stoker.trainer.agent.agent import Agent
+from stoker.trainer.agent.console import Console
+from stoker.trainer.agent.place import find_place
+from stoker.trainer.config import TrainerConfig
+
+
+def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank")) -> int:
+    """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stoker.trainer",
+        description="Train a model: start this pod's ranks, answer for them, and leave a last word.",
+        epilog="example: python -m stoker.trainer --config /etc/stoker/config.json",
+    )
+    parser.add_argument("--config", required=True, type=Path, help="the run's configuration, JSON")
+    path: Path = parser.parse_args(arguments).config
+    try:
+        config = load(TrainerConfig, path)
+        refuse_unsupported(config)
+        word = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
+    except ConfigError as error:
+        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+        sys.stderr.write(f"{error}\n")
+    except Exception as error:  # noqa: BLE001  (the last word must go out whatever happened)
+        word = LastWord(cause=Cause.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+    _leave(word, path)
+    return EXIT_CODES[word.cause]
+
+
+async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environment: Mapping[str, str]) -> LastWord:
+    """Run this pod's part; SIGTERM, SIGHUP and Ctrl-C save within the grace period."""
+    console = Console(RichConsole(highlight=False), config.logging.every_steps)
+    agent = Agent(
+        config,
+        find_place(config, environment),
+        rank_command=rank_command,
+        environment=environment,
+        console=console,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, agent.interrupt, number.name)
+    word: LastWord | None = None
+    try:
+        word = await agent.run()
+    finally:
+        console.close(word)
+    return word
+
+
+def refuse_unsupported(config: TrainerConfig) -> None:
+    """Raises ConfigError for what the agent cannot do yet."""
+    for name in ("tensorboard", "wandb", "mlflow"):
+        if getattr(config.logging, name) is not None:
+            raise ConfigError(f"not supported yet: logging.{name}")
+
+
+def _leave(word: LastWord, config: Path) -> None:
+    """Write the last word where the configuration says, even if the rest of it is wrong."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        word.write(json.loads(config.read_text())["termination_log"])

@@ -1,0 +1,122 @@
+"""One rank as the agent's child: started on a leash, heard through its beacon, its output passed on with its name in front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stoker.pod.exit_code import Cause
+from stoker.trainer.agent import leash
+from stoker.trainer.beacon import AgentEnd, BeaconError, Command, EndEvent, Event, beacon_pair
+
+LAST_LINES = 12
+MAX_LINE_BYTES = 64 << 10
+
+OnEvent = Callable[[int, Event], None]
+OnLine = Callable[[int, str], None]
+
+
+class RankProcess:
+    """A running rank. `ended` is set once the process is gone and everything that it said was handed on."""
+
+    def __init__(self, rank: int, stacks: Path, on_event: OnEvent, on_line: OnLine) -> None:
+        self.rank = rank
+        self.stacks = stacks
+        self.returncode: int | None = None
+        self.ended = asyncio.Event()
+        self._on_event, self._on_line = on_event, on_line
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._beacon: AgentEnd | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+        """Start `command --beacon-fd N --stacks FILE`. Must run in the main thread: the leash is tied to the thread that forks."""
+        self.stacks.parent.mkdir(parents=True, exist_ok=True)
+        self.stacks.unlink(missing_ok=True)
+        beacon, theirs = beacon_pair()
+        leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *leashed,
+                *("--beacon-fd", str(theirs.fileno()), "--stacks", str(self.stacks)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                pass_fds=(theirs.fileno(), *pass_fds),
+                start_new_session=True,  # Ctrl-C is for the agent, which decides
+                limit=MAX_LINE_BYTES,
+            )
+        self._beacon = beacon
+        asyncio.get_running_loop().add_reader(beacon.fileno(), self._listen)
+        self._watch = asyncio.create_task(self._watch_end(self._process))
+
+    @property
+    def started(self) -> bool:
+        return self._watch is not None
+
+    @property
+    def last_lines(self) -> str:
+        return "\n".join(self._last_lines)
+
+    def send(self, command: Command) -> bool:
+        return self._beacon is not None and not self._beacon.closed and self._beacon.send(command)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send to the rank alone; nothing happens when it is gone."""
+        if self._process is not None and self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the rank and whatever it started."""
+        if self._process is not None and self.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _listen(self) -> None:
+        assert self._beacon is not None
+        try:
+            for event in self._beacon.receive():
+                self._on_event(self.rank, event)
+        except BeaconError as error:
+            self._on_event(self.rank, EndEvent(cause=Cause.INTERNAL.value, detail=f"rank {self.rank}: {error}"))
+            self._beacon.closed = True
+            self.kill()
+        if self._beacon.closed:
+            asyncio.get_running_loop().remove_reader(self._beacon.fileno())
+
+    async def _watch_end(self, process: asyncio.subprocess.Process) -> None:
+        output = asyncio.create_task(self._pass_on(process.stdout))
+        self.returncode = await process.wait()
+        done, _ = await asyncio.wait({output}, timeout=1.0)  # a grandchild may keep the pipe open
+        if not done:
+            output.cancel()
+        assert self._beacon is not None
+        if not self._beacon.closed:
+            self._listen()
+            asyncio.get_running_loop().remove_reader(self._beacon.fileno())
+        self._beacon.close()
+        self.ended.set()
+
+    async def _pass_on(self, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        while line := await _read_line(stream):
+            text = line.decode(errors="replace").rstrip()
+            self._last_lines.append(text)
+            self._on_line(self.rank, text)
+
+
+async def _read_line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or a part of one that is too long."""
+    try:
+        return await stream.readline()
+    except ValueError:  # readline has dropped the over-long line
+        return b"(a line of more than 64 KiB)\n"

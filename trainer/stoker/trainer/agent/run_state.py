@@ -1,0 +1,234 @@
+"""What the ranks have said so far, folded into the facts that `/status`, `/metrics`, the console and the last word show.
+
+Only the agent's loop changes it. It knows no process and no clock: times are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stoker.pod.exit_code import Cause
+from stoker.pod.last_word import MAX_SAVES, SaveRecord
+from stoker.trainer.agent.place import PodPlace
+from stoker.trainer.beacon import (
+    EndEvent,
+    Event,
+    Phase,
+    PhaseEvent,
+    RequestEvent,
+    SaveEvent,
+    StepEvent,
+    ValidationEvent,
+)
+from stoker.trainer.config import JobIdentity
+from stoker.trainer.phase import Pulse
+
+MAX_REQUESTS = 64
+EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
+
+
+@dataclass
+class RankState:
+    """One rank of this pod."""
+
+    progressed_at: float
+    phase: Phase = "Loading"
+    message: str = "Starting"
+    step: int | None = None
+    end: EndEvent | None = None
+
+
+@dataclass
+class Request:
+    """A save or a drain that somebody asked for; the id makes a repeated call harmless."""
+
+    state: str = "Pending"
+    folder: str = ""
+    detail: str = ""
+
+
+@dataclass
+class NodeState:
+    """Another pod of the gang, as its agent answered last."""
+
+    node_rank: int
+    reachable: bool = False
+    phase: str | None = None
+    step: int | None = None
+
+
+@dataclass
+class RunState:
+    """The run as this pod sees it."""
+
+    job: JobIdentity
+    place: PodPlace
+    started_at: float
+    """Clock of the deadlines, seconds."""
+    ranks: dict[int, RankState] = field(init=False)
+    last_step: StepEvent | None = None
+    last_validation: ValidationEvent | None = None
+    saves: dict[str, SaveEvent] = field(default_factory=dict)
+    """By folder name, oldest first; the last `MAX_SAVES`."""
+    requests: dict[str, Request] = field(default_factory=dict)
+    peers: dict[int, NodeState] = field(default_factory=dict)
+    progressed_at: float = 0.0
+    """Unix time of the last sign of any rank."""
+    stopping: str = ""
+    """Why the run is being stopped, for people."""
+    cause: Cause | None = None
+    _save_counts: dict[str, int] = field(
+        default_factory=lambda: {"committed": 0, "failed": 0, "verified": 0, "unreadable": 0}
+    )
+
+    def __post_init__(self) -> None:
+        self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.place.ranks}
+
+    def apply(self, rank: int, event: Event, *, clock: float, unix: float) -> None:
+        """Take what one rank said."""
+        state = self.ranks[rank]
+        state.progressed_at, self.progressed_at = clock, unix
+        match event:
+            case PhaseEvent():
+                state.phase, state.message = event.phase, event.message
+            case StepEvent():
+                state.step = event.step
+                if rank == self.place.first_rank:
+                    self.last_step = event
+            case ValidationEvent():
+                self.last_validation = event
+            case SaveEvent():
+                self._keep_save(event)
+            case RequestEvent():
+                self.requests[event.id] = Request(event.state, event.folder, event.detail)
+            case EndEvent():
+                state.end, state.phase = event, "Exited"
+
+    @property
+    def save_counts(self) -> dict[str, int]:
+        """How many saves of this attempt were committed and failed, and how many read-backs ended well or not."""
+        return dict(self._save_counts)
+
+    def ask(self, request_id: str) -> Request | None:
+        """Note a request; None when it is new, else how it stands."""
+        if request_id in self.requests:
+            return self.requests[request_id]
+        self.requests[request_id] = Request()
+        while len(self.requests) > MAX_REQUESTS:
+            self.requests.pop(next(iter(self.requests)))
+        return None
+
+    @property
+    def phase(self) -> Phase:
+        """The pod's phase: the earliest one while ranks start, then that of its first rank."""
+        if self.cause is not None:
+            return "Exited"
+        for phase in EARLY:
+            if any(rank.phase == phase for rank in self.ranks.values()):
+                return phase
+        return self._first.phase
+
+    @property
+    def message(self) -> str:
+        if self.stopping:
+            return self.stopping
+        behind = next((rank for rank in self.ranks.values() if rank.phase == self.phase), self._first)
+        return behind.message
+
+    @property
+    def step(self) -> int | None:
+        return self.last_step.step if self.last_step is not None else None
+
+    @property
+    def has_stepped(self) -> bool:
+        return any(rank.step is not None for rank in self.ranks.values())
+
+    def pulses(self, running: Mapping[int, bool]) -> dict[int, Pulse]:
+        """Last signs of the ranks whose processes run."""
+        return {
+            rank: Pulse(state.phase, state.progressed_at)
+            for rank, state in self.ranks.items()
+            if running.get(rank, False)
+        }
+
+    def save_records(self, *, unread: bool | None) -> tuple[SaveRecord, ...]:
+        """Committed saves for the last word. `unread` stands for `verified` where the read-back has not ended."""
+        return tuple(
+            SaveRecord(
+                id=save.id,
+                folder=save.folder,
+                step=save.step,
+                digest=save.digest,
+                verified=unread if save.verified is None else save.verified,
+            )
+            for save in self.saves.values()
+            if save.state == "Committed"
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The body of `/status`."""
+        step, validation = self.last_step, self.last_validation
+        return {
+            "program": "trainer",
+            "pod_uid": self.place.pod_uid,
+            "job_uid": self.job.uid,
+            "attempt": self.job.attempt,
+            "phase": self.phase,
+            "message": self.message,
+            "step": step.step if step else None,
+            "total_steps": step.total_steps if step else None,
+            "tokens": step.tokens if step else None,
+            "loss": step.loss if step else None,
+            "validation_loss": validation.loss if validation else None,
+            "learning_rate": step.learning_rate if step else None,
+            "grad_norm": step.grad_norm if step else None,
+            "tokens_per_s": step.tokens_per_s if step else None,
+            "eta_s": step.eta_s if step else None,
+            "progressed_at": self.progressed_at,
+            "saves": [_save_status(save) for save in self.saves.values()],
+            "requests": {name: asdict(request) for name, request in self.requests.items()},
+            "nodes": [asdict(node) for node in self.nodes()],
+            "cause": self.cause.value if self.cause else None,
+        }
+
+    def nodes(self) -> list[NodeState]:
+        """This pod, and the others as far as this one asks them."""
+        own = NodeState(self.place.node_rank, True, self.phase, self.step)
+        return sorted([own, *self.peers.values()], key=lambda node: node.node_rank)
+
+    @property
+    def _first(self) -> RankState:
+        return self.ranks[self.place.first_rank]
+
+    def _keep_save(self, save: SaveEvent) -> None:
+        before = self.saves.get(save.folder)
+        for fact in _facts(save) - (_facts(before) if before is not None else set()):
+            self._save_counts[fact] += 1
+        self.saves[save.folder] = save
+        while len(self.saves) > MAX_SAVES:
+            self.saves.pop(next(iter(self.saves)))
+
+
+def _facts(save: SaveEvent) -> set[str]:
+    facts = {"Committed": {"committed"}, "Failed": {"failed"}, "Saving": set[str]()}[save.state]
+    return facts | {None: set[str](), True: {"verified"}, False: {"unreadable"}}[save.verified]
+
+
+def _save_status(save: SaveEvent) -> dict[str, Any]:
+    names = (
+        "id",
+        "folder",
+        "step",
+        "tokens",
+        "loss",
+        "digest",
+        "bytes",
+        "state",
+        "verified",
+        "reason",
+        "detail",
+        "layout",
+    )
+    return {name: getattr(save, name) for name in names}

@@ -1,0 +1,99 @@
+"""`python -m stoker.model`: convert and describe weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def main() -> None:
+    """Weights of models: conversion and facts."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Of the weights written. Default: the file's own, float32 where it is quantised.",
+)
+def convert(file: Path, out: Path, dtype: str | None) -> None:
+    """Turn a GGUF file into a Hugging Face folder, with tokenizer and chat template.
+
+    Example: python -m stoker.model convert model.gguf model/
+    """
+    import torch  # after the arguments are checked: importing torch takes seconds
+
+    from stoker.model.weights.gguf import convert as convert_gguf
+
+    began, chosen = time.monotonic(), None if dtype is None else getattr(torch, dtype)
+    with refusing():
+        convert_gguf(file, out, dtype=chosen, progress=progress_line(f"converting {file.name}"))
+    click.echo(f"wrote {out} in {time.monotonic() - began:.1f} s")
+
+
+@main.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(path: Path, as_json: bool) -> None:
+    """Facts about a Hugging Face folder, a GGUF file or a checkpoint folder.
+
+    Example: python -m stoker.model info model/
+    """
+    from stoker.model.weights.source import open_weights  # imports torch
+
+    with refusing():
+        source = open_weights(path)
+    facts: dict[str, Any] = {
+        "path": str(path),
+        "kind": source.kind,
+        "dtype": str(source.dtype).removeprefix("torch."),
+        "parameters": source.config.num_parameters,
+        "config": source.config.to_hugging_face(),
+        "files": sorted(source.tokenizer_files),
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    config = source.config
+    click.echo(
+        f"{path}: {source.kind}, {config.architecture}, {config.num_parameters / 1e6:.1f} M parameters in {facts['dtype']}"
+    )
+    click.echo(
+        f"layers {config.num_layers}, hidden {config.hidden_size}, heads {config.num_heads} ({config.num_kv_heads} kv) of {config.head_dim}, ffn {config.intermediate_size}"
+    )
+    click.echo(
+        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings} tokens, embeddings {'tied' if config.tie_embeddings else 'untied'}"
+    )
+    click.echo(f"files: {', '.join(facts['files']) or 'none'}")
+
+
+class refusing:  # noqa: N801  reads as a statement
+    """Foreign input that is refused ends with its message, not with a stack."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | OSError):
+            raise click.ClickException(str(error)) from error
+
+
+def progress_line(what: str) -> Any:
+    """On a terminal one line that grows, in a log nothing."""
+
+    def show(share: float) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{what}: {share:4.0%}", nl=share >= 1, err=True)
+
+    return show
+
+
+if __name__ == "__main__":
+    main()

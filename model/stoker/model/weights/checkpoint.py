@@ -1,0 +1,70 @@
+"""Weights out of a Stoker checkpoint folder: its `model.*` tensors, verified while they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.box import Box
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.weights.loading import Progress, WeightsError, load_parts
+
+PREFIX = "model."
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class CheckpointWeights:
+    """A folder as a source of weights. Opening raises the checkpoint's own errors where the folder is damaged or has another digest."""
+
+    kind = "checkpoint"
+
+    def __init__(self, folder: Path, digest: str | None = None) -> None:
+        self.path = Path(folder)
+        reader = CheckpointReader(self.path, digest)
+        self.digest: str = reader.manifest.digest
+        names = [entry.name for entry in reader.manifest.files]
+        if "config.json" not in names:
+            raise WeightsError(f"{folder}: the checkpoint carries no config.json, so it cannot be served")
+        self.config = ModelConfig.from_hugging_face(json.loads(reader.read_file("config.json")))
+        self.store = CheckpointStore(reader)
+        self.dtype = self.store.dtype
+        self.tokenizer_files: Mapping[str, bytes] = {
+            name: reader.read_file(name) for name in names if name != "config.json"
+        }
+
+    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+        load_parts(decoder, self.store, progress)
+
+
+class CheckpointStore:
+    """The `model.*` tensors of a reader under Hugging Face names."""
+
+    def __init__(self, reader: CheckpointReader) -> None:
+        self.reader = reader
+        self.infos = {
+            name.removeprefix(PREFIX): info for name, info in reader.manifest.tensors.items() if name.startswith(PREFIX)
+        }
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the largest tensor."""
+        largest = max(self.infos.values(), key=lambda info: info.bytes)
+        if largest.dtype not in DTYPES:
+            raise WeightsError(
+                f"{self.reader.folder}: not supported yet: weights of dtype {largest.dtype}; allowed: {', '.join(DTYPES)}"
+            )
+        return DTYPES[largest.dtype]
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(info.shape) for name, info in self.infos.items()}
+
+    def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+        values = torch.from_numpy(self.reader.read(PREFIX + name, Box(start, size)))
+        dtype = DTYPES[self.infos[name].dtype]
+        return values if values.dtype == dtype else values.view(dtype)  # bfloat16 comes as integers

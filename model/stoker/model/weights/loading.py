@@ -1,0 +1,74 @@
+"""Filling a decoder from any store of Hugging Face tensors: each rank reads the boxes of its parts table, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stoker.model.decoder import Decoder
+
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
+"""Buffers that old files carry although they follow from the config."""
+
+Progress = Callable[[float], None]
+"""Called with the share loaded so far, 0 to 1."""
+
+
+class WeightsError(ValueError):
+    """The weights do not fit the model: a name is missing, unknown, or has another shape."""
+
+
+class TensorStore(Protocol):
+    """Global tensors under Hugging Face names."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor of the store."""
+        ...
+
+    def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+        """A box of one tensor, in the store's dtype, on the CPU."""
+        ...
+
+
+@torch.no_grad()
+def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None = None) -> None:
+    """Copy every part of the decoder out of the store, converted to the parameters' dtype. Raises WeightsError, before anything is read, where names or shapes do not fit."""
+    check_fit(decoder, store.shapes())
+    parts = list(decoder.named_parts())
+    total, done = sum(part.num_elements for part in parts), 0
+    for part in parts:
+        part.local().copy_(store.read(part.hf_name, part.start, part.size))
+        done += part.num_elements
+        if progress is not None:
+            progress(done / total)
+
+
+def check_fit(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for part in decoder.named_parts():
+        if part.hf_name not in shapes:
+            raise WeightsError(f"weights: {part.hf_name} is missing")
+        if (found := tuple(shapes[part.hf_name])) != part.global_shape:
+            raise WeightsError(
+                f"weights: {part.hf_name} has shape {list(found)}, the configuration needs {list(part.global_shape)}"
+            )
+    if decoder.is_first and decoder.is_last:
+        refuse_unknown(decoder, shapes)
+
+
+def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """A tensor that the model would not use means that the model is not what its config says."""
+    known = {part.hf_name for part in decoder.named_parts()}
+    if decoder.config.tie_embeddings:
+        known.add("lm_head.weight")  # some writers store the tied table twice
+    unknown = [name for name in shapes if name not in known and not name.endswith(IGNORED_SUFFIXES)]
+    if unknown:
+        raise WeightsError(
+            f"weights: the model has no place for {len(unknown)} tensors: {', '.join(sorted(unknown)[:5])}"
+        )
+
+
+def box_slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + extent) for begin, extent in zip(start, size, strict=True))

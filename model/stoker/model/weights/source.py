@@ -1,0 +1,63 @@
+"""Where weights come from: a Hugging Face folder, a GGUF file or a Stoker checkpoint folder, told apart by what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.weights.checkpoint import CheckpointWeights
+from stoker.model.weights.gguf import GgufWeights
+from stoker.model.weights.hugging_face import HuggingFaceWeights
+from stoker.model.weights.loading import Progress, WeightsError
+
+
+class WeightsSource(Protocol):
+    """Weights that can be loaded any number of times."""
+
+    @property
+    def kind(self) -> str:
+        """huggingFace | gguf | checkpoint"""
+        ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The stored weights'; float32 for quantised ones."""
+        ...
+
+    @property
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Name -> content of the files that travel along: tokenizer, chat template, generation_config.json; not config.json. May be empty."""
+        ...
+
+    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+        """Fill this rank's parameters. Raises ValueError (WeightsError, CheckpointError) that names what does not fit."""
+        ...
+
+
+def open_weights(path: Path | str, digest: str | None = None) -> WeightsSource:
+    """Look at `path` and open it. `digest`: a checkpoint's manifest digest that must match; refused for other kinds."""
+    path = Path(path)
+    if (path / "manifest.json").is_file():
+        return CheckpointWeights(path, digest)
+    if digest is not None:
+        raise WeightsError(f"{path}: a digest was given, but this is no checkpoint folder (no manifest.json)")
+    if (path / "config.json").is_file():
+        return HuggingFaceWeights(path)
+    if path.is_file():
+        return GgufWeights(path)
+    if not path.exists():
+        raise WeightsError(f"{path} does not exist")
+    raise WeightsError(
+        f"{path}: neither a Hugging Face folder (config.json), nor a checkpoint folder (manifest.json), nor a GGUF file"
+    )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.pod.config_file import ConfigError
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import Cause
 from stoker.pod.http import control_routes, probe_routes
@@ -21,7 +20,6 @@ from stoker.pod.last_word import LastWord
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.control import Control
 from stoker.trainer.agent.metrics import registry_of
-from stoker.trainer.agent.metrics_log import MetricsLog
 from stoker.trainer.agent.peers import ask_peers
 from stoker.trainer.agent.place import PodPlace, open_rendezvous, rank_environment
 from stoker.trainer.agent.rank_process import RankProcess
@@ -67,7 +65,6 @@ class Agent:
         self.state = RunState(config.job, place, started_at=clock())
         self._command, self._environment = rank_command, environment
         self._console, self._clock = console, clock
-        self._log = self._open_log()
         self._processes: list[RankProcess] = []
         self._ended: list[RankProcess] = []
         self._stop: Stop | None = None
@@ -98,8 +95,6 @@ class Agent:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             await self._server.close()
-            if self._log is not None:
-                self._log.close()
         return self._last_word(verdict)
 
     def stop(self, mode: StopMode, deadline_s: float, why: str) -> None:
@@ -215,16 +210,6 @@ class Agent:
         self.state.apply(rank, event, clock=self._clock(), unix=time.time())
         if rank == self.place.first_rank:
             self._console.show(event)
-        if rank == 0 and self._log is not None:
-            self._write_log(self._log, event)
-
-    def _write_log(self, log: MetricsLog, event: Event) -> None:
-        """A log that cannot be written (a full disk) does not stop the training."""
-        try:
-            log.write(event)
-        except OSError as error:
-            self._console.line(f"logging.jsonl: {error}; no more is written there")
-            self._log = None
 
     def _ended_tasks(self, waiting: Mapping[asyncio.Task[Any], RankProcess]) -> set[asyncio.Task[Any]]:
         return {task for task, process in waiting.items() if process in self._ended}
@@ -257,15 +242,6 @@ class Agent:
 
     def _save(self, command: SaveCommand) -> bool:
         return bool(self._processes) and self._processes[0].send(command)
-
-    def _open_log(self) -> MetricsLog | None:
-        path = self.config.logging.jsonl
-        if path is None or self.place.node_rank != 0:
-            return None
-        try:
-            return MetricsLog(Path(path), self.config.job.attempt, self.config.logging.every_steps)
-        except OSError as error:
-            raise ConfigError(f"logging.jsonl: {path} cannot be written: {error.strerror}") from error
 
     def _last_word(self, verdict: Verdict) -> LastWord:
         self.state.cause = verdict.cause

@@ -9,7 +9,6 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.pod.last_word import LastWord
-from stoker.trainer.agent.metrics_log import due
 from stoker.trainer.beacon import Event, PhaseEvent, SaveEvent, StepEvent, ValidationEvent
 
 
@@ -54,7 +53,7 @@ class Console:
         text = step_line(event)
         if self._live is not None:
             self._live.update(Text(text), refresh=True)
-        elif due(event, self._every_steps):
+        elif event.step % self._every_steps == 0 or event.step == event.total_steps:
             self.line(text)
 
     def _show_phase(self, event: PhaseEvent) -> None:

@@ -72,7 +72,7 @@ class Saver:
         self._beacon = beacon
         self._files = files
         self._keep = keep
-        self._verified = {name: True for name in verified}
+        self._verified = dict.fromkeys(verified, True)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
         self.last_started: int | None = None
@@ -124,7 +124,9 @@ class Saver:
 
     def _write(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> Published:
         """Every rank writes, rank 0 publishes; raises StorageFailed on every rank when any rank failed."""
-        staging, problem = self._group.broadcast(_attempt(lambda: str(self._root.begin(plan.step, self._writer)), self._leads))
+        staging, problem = self._group.broadcast(
+            _attempt(lambda: str(self._root.begin(plan.step, self._writer)), self._leads)
+        )
         if problem is None:
             written = _attempt(lambda: self._write_pieces(Path(staging), pieces), True)
             reports = self._group.gather(written)
@@ -157,7 +159,9 @@ class Saver:
 
     def _read_back(self, published: Published) -> bool:
         """Rank 0 reads everything again; the others learn what it found."""
-        good, problem = _attempt(lambda: verify(self._root.root / published.folder_name, published.digest).ok, self._leads)
+        good, problem = _attempt(
+            lambda: verify(self._root.root / published.folder_name, published.digest).ok, self._leads
+        )
         good = bool(self._group.broadcast(good and problem is None))
         self._verified[published.folder_name] = good
         return good
@@ -178,7 +182,10 @@ class Saver:
         for request in requests:
             self._beacon.send(
                 RequestEvent(
-                    id=request, state="Done" if good else "Failed", folder=event.folder if good else "", detail=event.detail
+                    id=request,
+                    state="Done" if good else "Failed",
+                    folder=event.folder if good else "",
+                    detail=event.detail,
                 )
             )
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import AttentionName, Ops
+from stoker.model.kernels.ops import AttentionName
 from stoker.trainer.clip import clip_factor
 from stoker.trainer.data.batch import MicroBatch
 from stoker.trainer.wishes import Wishes
@@ -41,9 +41,8 @@ class StepResult:
 class ForwardPass:
     """The model's forward to a loss sum, with or without activation checkpointing."""
 
-    def __init__(self, decoder: Decoder, ops: Ops, attention: AttentionName, device: torch.device, recompute: bool) -> None:
+    def __init__(self, decoder: Decoder, attention: AttentionName, device: torch.device, recompute: bool) -> None:
         self._decoder = decoder
-        self._ops = ops
         self._attention = attention
         self._device = device
         self._recompute = recompute
@@ -51,11 +50,11 @@ class ForwardPass:
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """Sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
-        attend = PackedAttend(self._ops, self._attention, self._tensor(batch.cu_seqlens), batch.max_seqlen)
+        attend = PackedAttend(self._decoder.ops, self._attention, self._tensor(batch.cu_seqlens), batch.max_seqlen)
         hidden_TD = self._hidden(self._tensor(batch.tokens_T), self._tensor(batch.positions_T), attend)
-        weight_VD = self._decoder.output_weight
-        result = self._ops.cross_entropy(hidden_TD, weight_VD, self._tensor(batch.targets_T), self._tensor(batch.weights_T))
-        return result.loss_sum
+        return self._decoder.cross_entropy(
+            hidden_TD, self._tensor(batch.targets_T), self._tensor(batch.weights_T)
+        ).loss_sum
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         x_TD = self._decoder.embed(tokens_T)
@@ -80,7 +79,13 @@ class TrainStep:
         self._clipping = clipping
 
     def __call__(
-        self, step: int, batches: Iterable[MicroBatch], num_batches: int, target_tokens: int, learning_rate: float, wishes: Wishes
+        self,
+        step: int,
+        batches: Iterable[MicroBatch],
+        num_batches: int,
+        target_tokens: int,
+        learning_rate: float,
+        wishes: Wishes,
     ) -> StepResult:
         """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
 
@@ -96,7 +101,9 @@ class TrainStep:
         norm = self._zero.reduce() / target_tokens
         result = StepResult(loss_sum / target_tokens, norm, wishes)
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
-            raise NonFinite(f"step {step}: loss {result.loss}, gradient norm {norm}; the last good weights are those of step {step - 1}")
+            raise NonFinite(
+                f"step {step}: loss {result.loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
+            )
         self._zero.update(step, learning_rate, clip_factor(norm, self._clipping) / target_tokens)
         return result
 

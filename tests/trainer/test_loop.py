@@ -1,0 +1,359 @@
+"""The whole loop on one rank and on several: losses, saves, resume."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.checkpoint.verify import verify
+from stoker.model.attend import PackedAttend
+from stoker.model.decoder import Decoder
+from stoker.pod.exit_code import Cause
+from stoker.trainer.beacon import PhaseEvent, RequestEvent, SaveCommand, SaveEvent, StepEvent, StopCommand, ValidationEvent
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.error import DataError
+from stoker.trainer.loop import save_reason
+from stoker.trainer.run import make_ops
+from stoker.trainer.saver import StorageFailed
+from stoker.trainer.snapshot import check_same_model
+from stoker.trainer.train_step import NonFinite
+from stoker.trainer.wishes import Wishes
+from stoker.trainer.zero import STATE_KINDS
+from tests.trainer.gloo_world import run_ranks
+from tests.trainer.tiny_run import (
+    TINY,
+    RecordingBeacon,
+    SyntheticBatches,
+    Team,
+    alone,
+    team_of,
+    tiny_config,
+    tiny_decoder,
+    train,
+)
+
+
+def losses(team: Team) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of every step that this rank made."""
+    assert isinstance(team.beacon, RecordingBeacon)
+    return [(event.step, event.loss, event.grad_norm) for event in team.beacon.all(StepEvent)]
+
+
+def train_alone(config: TrainerConfig, **stop: Any) -> list[tuple[int, float, float]]:
+    team = alone()
+    train(config, team)
+    return losses(team)
+
+
+def plain_losses(config: TrainerConfig) -> list[float]:
+    """The same run with torch's AdamW and one backward over the mean of all sequences' losses."""
+    decoder, batches = tiny_decoder(config), SyntheticBatches(config)
+    ops, attention = make_ops(config)
+    groups = [
+        {"params": [p for p in decoder.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in decoder.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8)
+    found = []
+    for step in range(6):
+        rate = 0.01 * min((step + 1) / 2, 0.5 * (1 + math.cos(math.pi * max(step - 1, 0) / 4)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for batch in batches.micro_batches(step, 0, 1):
+            attend = PackedAttend(ops, attention, torch.from_numpy(batch.cu_seqlens), batch.max_seqlen)
+            hidden = decoder(torch.from_numpy(batch.tokens_T), torch.from_numpy(batch.positions_T), attend)
+            every = torch.nn.functional.cross_entropy(decoder.logits(hidden), torch.from_numpy(batch.targets_T), reduction="none")
+            total = total + (every * torch.from_numpy(batch.weights_T)).sum()
+        loss = total / batches.target_tokens(step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="any data-parallel"),
+        pytest.param({"training__deterministic": "Off"}, id="plain kernels, serial sums"),
+        pytest.param({"training__micro_batch_size": 1, "memory__zero_stage": 0}, id="stage 0"),
+        pytest.param({"memory__activation_checkpointing": "full"}, id="recomputed activations"),
+    ],
+)
+def test_one_rank_equals_plain_torch(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = tiny_config(tmp_path, **changes)
+    np.testing.assert_allclose([loss for _, loss, _ in train_alone(config)], plain_losses(config), rtol=2e-5)
+
+
+def test_recomputed_activations_give_the_same_losses(tmp_path: Path) -> None:
+    """To fp32 precision: autograd adds the gradients of a value with several uses in another order."""
+    kept = train_alone(tiny_config(tmp_path / "kept"))
+    again = train_alone(tiny_config(tmp_path / "full", memory__activation_checkpointing="full"))
+    np.testing.assert_allclose(again, kept, rtol=1e-6)
+
+
+def test_bf16_learns_nearly_like_fp32(tmp_path: Path) -> None:
+    exact = train_alone(tiny_config(tmp_path / "fp32", training__total_steps=12, optimization__schedule="constant"))
+    rounded = train_alone(
+        tiny_config(tmp_path / "bf16", training__total_steps=12, optimization__schedule="constant", memory__precision="bf16")
+    )
+    np.testing.assert_allclose([loss for _, loss, _ in rounded], [loss for _, loss, _ in exact], rtol=0.02)
+
+
+def test_events_log_and_validation(tmp_path: Path) -> None:
+    team = alone()
+    config = tiny_config(
+        tmp_path,
+        logging__jsonl=str(tmp_path / "log" / "run.jsonl"),
+        logging__every_steps=2,
+        data__validation={"source": {"name": "v", "path": "none"}, "every_steps": 4},
+    )
+    assert train(config, team) == Cause.COMPLETED
+    beacon = team.beacon
+    assert isinstance(beacon, RecordingBeacon)
+    assert [event.tokens for event in beacon.all(StepEvent)] == [8 * 24 * step for step in range(1, 7)]
+    assert [event.step for event in beacon.all(ValidationEvent)] == [4, 6]
+    assert all(0 < event.loss < 10 for event in beacon.all(ValidationEvent))
+    phases = [event.phase for event in beacon.all(PhaseEvent)]
+    assert phases[:2] == ["FirstStep", "Training"]
+    assert phases[-1] == "Finishing"
+    lines = (tmp_path / "log" / "run.jsonl").read_text().splitlines()
+    assert len(lines) == 5
+
+
+def saves(beacon: RecordingBeacon) -> list[tuple[int, str, str, bool | None]]:
+    return [(event.step, event.reason, event.state, event.verified) for event in beacon.all(SaveEvent)]
+
+
+def test_a_save_is_reported_committed_then_verified_and_holds_everything(tmp_path: Path) -> None:
+    team = alone()
+    train(tiny_config(tmp_path, checkpoint__interval_steps=4), team)
+    assert isinstance(team.beacon, RecordingBeacon)
+    states = [("Saving", None), ("Committed", None), ("Committed", True)]
+    assert saves(team.beacon) == [(4, "interval", *state) for state in states] + [(6, "final", *state) for state in states]
+    last = team.beacon.all(SaveEvent)[-1]
+    folder = tmp_path / "root" / last.folder
+    assert verify(folder, last.digest).ok
+    reader = CheckpointReader(folder)
+    assert reader.read("optimizer.exp_avg_sq.model.layers.1.self_attn.k_proj.weight").shape == (16, 32)
+    assert "lm_head.weight" not in " ".join(reader.manifest.tensors)
+    meta = reader.manifest.meta
+    assert (meta["step"], meta["tokens"], meta["cursor"]["step"], meta["layout"]["world_size"]) == (6, 6 * 8 * 24, 6, 1)
+    assert meta["loss"] == losses(team)[-1][1]
+    assert meta["config"]["training"]["total_steps"] == 6
+    assert b"qwen3" in reader.read_file("config.json")
+
+
+def test_resume_gives_the_bits_of_the_uninterrupted_run(tmp_path: Path) -> None:
+    whole = train_alone(tiny_config(tmp_path / "whole"))
+    config = tiny_config(tmp_path / "parts", checkpoint__interval_steps=2)
+    team = alone()
+    team.beacon.put(StopCommand(mode="suspend"))
+    assert train(config, team) == Cause.INTERRUPTED
+    resumed = alone()
+    assert train(config, resumed) == Cause.COMPLETED
+    assert losses(team) + losses(resumed) == whole
+
+
+def test_a_cancel_saves_and_ends_for_good_and_an_abrupt_stop_does_not_save(tmp_path: Path) -> None:
+    team = alone()
+    team.beacon.put(StopCommand(mode="interrupt"))
+    team.beacon.put(StopCommand(mode="cancel"))
+    assert train(tiny_config(tmp_path), team) == Cause.CANCELLED
+    assert [found.step for found in CheckpointRoot(tmp_path / "root").committed()] == [1]
+    abrupt = alone()
+    abrupt.beacon.put(StopCommand(mode="interrupt", save=False))
+    assert train(tiny_config(tmp_path / "other"), abrupt) == Cause.INTERRUPTED
+    assert not (tmp_path / "other" / "root").exists()
+
+
+def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
+    team = alone()
+    assert isinstance(team.beacon, RecordingBeacon)
+    team.beacon.put(SaveCommand(id="one"))
+    team.beacon.put(SaveCommand(id="two"))
+    train(tiny_config(tmp_path), team)
+    answers = [(event.id, event.state, event.folder) for event in team.beacon.all(RequestEvent)]
+    assert answers == [(name, "Done", "step-00000001.0a1b2c3d") for name in ("one", "two")]
+    assert team.beacon.all(SaveEvent)[0].id == "one"
+
+
+def test_own_retention_keeps_the_newest_verified(tmp_path: Path) -> None:
+    train_alone(tiny_config(tmp_path, checkpoint__interval_steps=1, checkpoint__max_to_keep=2))
+    assert [found.step for found in CheckpointRoot(tmp_path / "root").committed()] == [6, 5]
+
+
+def test_external_retention_deletes_nothing(tmp_path: Path) -> None:
+    train_alone(tiny_config(tmp_path, checkpoint__interval_steps=2, checkpoint__max_to_keep=1, retention="external"))
+    assert [found.step for found in CheckpointRoot(tmp_path / "root").committed()] == [6, 4, 2]
+
+
+def damage(folder: Path) -> None:
+    """Flip one bit in the middle of the data."""
+    file = folder / "rank-00000.bin"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_without_an_operator_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, checkpoint__interval_steps=2, training__total_steps=4, optimization__schedule="constant")
+    whole = train_alone(config)
+    damage(tmp_path / "root" / "step-00000004.0a1b2c3d")
+    team = alone()
+    with pytest.raises(StorageFailed, match="step-00000004"):  # a name is published once, even when what has it is damaged
+        train(config, team)
+    assert losses(team) == whole[2:]
+    (phase,) = [event for event in team.beacon.events if isinstance(event, PhaseEvent) and "CheckpointCorrupt" in event.message]
+    assert "step 4" in phase.message
+
+
+def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, retention="external")
+    team = alone()
+    train(config, team)
+    assert isinstance(team.beacon, RecordingBeacon)
+    last = team.beacon.all(SaveEvent)[-1]
+    chosen = {"folder": last.folder, "step": last.step, "digest": last.digest}
+    with pytest.raises(CheckpointCorrupt, match="digest"):
+        train(tiny_config(tmp_path, retention="external", resume={**chosen, "digest": "0" * 64}), alone())
+    damage(tmp_path / "root" / last.folder)
+    with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.bin"):
+        train(tiny_config(tmp_path, retention="external", resume=chosen), alone())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    train_alone(tiny_config(tmp_path))
+    reader = CheckpointReader(CheckpointRoot(tmp_path / "root").committed()[0].path)
+    other = Decoder(replace(TINY, num_layers=1), make_ops(tiny_config())[0])
+    with pytest.raises(CheckpointError, match="another model"):
+        check_same_model(reader, list(other.named_parts()), STATE_KINDS)
+
+
+def test_another_corpus_is_refused(tmp_path: Path) -> None:
+    class Other(SyntheticBatches):
+        def cursor(self, step: int) -> dict[str, Any]:
+            return {"step": step, "fingerprint": "other"}
+
+    with pytest.raises(DataError, match="another corpus"):
+        SyntheticBatches(tiny_config()).check(Other(tiny_config()).cursor(3))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, optimization__learning_rate=1e30, optimization__gradient_clipping=0.0)
+    with pytest.raises(NonFinite, match="step [23]"):
+        train(config, alone())
+
+
+def test_a_root_that_cannot_be_written_fails_the_last_save(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file")
+    team = alone()
+    with pytest.raises(StorageFailed, match="root"):
+        train(tiny_config(tmp_path, retention="external"), team)
+    assert isinstance(team.beacon, RecordingBeacon)
+    assert team.beacon.all(SaveEvent)[-1].state == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("step", "wishes", "expected"),
+    [
+        (3, Wishes(), None),
+        (4, Wishes(), "interval"),
+        (10, Wishes(), "final"),
+        (3, Wishes(save=True), "request"),
+        (3, Wishes(timed_save=True), "minutes"),
+        (4, Wishes(stop="suspend"), "interrupt"),
+        (4, Wishes(stop="suspend", save_on_stop=False), None),
+    ],
+)
+def test_reason_to_save(step: int, wishes: Wishes, expected: str | None) -> None:
+    assert save_reason(tiny_config(checkpoint__interval_steps=4), step, 10, wishes) == expected
+
+
+def train_ranks(rank: int, size: int, folder: str) -> dict[str, Any]:
+    """All cases that need several ranks, in one start of the processes."""
+    teams = {size: team_of(rank, size)}
+    found = {}
+    for name, changes in RANK_CASES.items():
+        team = Team(**{**vars(teams[size]), "beacon": RecordingBeacon()})
+        train(tiny_config(f"{folder}/{name}", **changes), team)
+        found[name] = losses(team)
+    # A run that was saved by one rank goes on here; the stop reaches all ranks from the last one.
+    team = Team(**{**vars(teams[size]), "beacon": RecordingBeacon()})
+    if rank == size - 1:
+        team.beacon.put(StopCommand(mode="suspend"))
+    found["stop"] = train(tiny_config(f"{folder}/moved", checkpoint__interval_steps=2), team)
+    found["moved"] = losses(team)
+    return found
+
+
+RANK_CASES: dict[str, dict[str, Any]] = {
+    "any": {},
+    "stage 0": {"memory__zero_stage": 0},
+    "bf16": {"memory__precision": "bf16"},
+    "same layout": {"training__deterministic": "SameLayout"},
+    "plain": {"training__deterministic": "Off"},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
+    found = {}
+    for size in (2, 4):
+        folder = tmp_path_factory.mktemp(f"ranks{size}")
+        team = alone()
+        team.beacon.put(StopCommand(mode="suspend"))
+        train(tiny_config(folder / "moved"), team)
+        found[size] = (folder, run_ranks(train_ranks, size, str(folder)))
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", ["any", "stage 0", "bf16"])
+def test_any_data_parallel_size_gives_the_losses_of_one_rank_bitwise(
+    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int, case: str
+) -> None:
+    expected = train_alone(tiny_config(tmp_path, **RANK_CASES[case]))
+    assert [answer[case] for answer in ranks[size][1]] == [expected] * size
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", ["same layout", "plain"])
+def test_other_modes_agree_with_one_rank_to_fp32_precision(
+    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int, case: str
+) -> None:
+    expected = np.array(train_alone(tiny_config(tmp_path, **RANK_CASES[case])))
+    for answer in ranks[size][1]:
+        np.testing.assert_allclose(np.array(answer[case])[:, 1], expected[:, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_run_moves_to_another_number_of_ranks_bitwise(
+    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int
+) -> None:
+    whole = train_alone(tiny_config(tmp_path))
+    folder, answers = ranks[size]
+    assert all(answer["moved"] == whole[1:2] and answer["stop"] == Cause.INTERRUPTED for answer in answers)
+    assert train_alone(tiny_config(folder / "moved")) == whole[2:]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_rank_writes_its_own_pieces(ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int) -> None:
+    for case in ("any", "stage 0"):
+        (found,) = CheckpointRoot(ranks[size][0] / case / "root").committed()
+        assert verify(found.path).ok
+        sizes = [file.stat().st_size for file in sorted(found.path.glob("rank-*.bin"))]
+        assert len(sizes) == size
+        assert max(sizes) < 0.75 * sum(sizes)

@@ -1,0 +1,151 @@
+"""A tiny model on synthetic batches, trained through the real loop: shared by the tests of step, saves and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.pod.config_file import parse
+from stoker.pod.exit_code import Cause
+from stoker.trainer.beacon import Beacon, Event
+from stoker.trainer.communicator import Communicator, make_communicator
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.data.error import DataError
+from stoker.trainer.resume import choose_resume
+from stoker.trainer.run import Materials, Team, make_ops, open_loop, travelling_files
+from stoker.trainer.save_group import SaveGroup, make_save_group
+
+TINY = ModelConfig(
+    architecture="qwen3",
+    vocab_size=67,
+    hidden_size=32,
+    intermediate_size=56,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    tie_embeddings=True,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+)
+
+
+class SyntheticBatches:
+    """Random documents in packed sequences; the global order depends on seed and index only, as the real loader's does."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.training = config.training
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        count = self.training.global_batch_size // self.training.micro_batch_size // dp_size
+        first = (step * dp_size + dp_rank) * count
+        return (self.micro_batch(index) for index in range(first, first + count))
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        random = np.random.default_rng([self.training.seed, index])
+        size = self.training.micro_batch_size * self.training.sequence_length
+        tokens = random.integers(0, TINY.vocab_size, size + 1)
+        cuts = np.unique(np.concatenate([[0, size], random.integers(1, size, 2)])).astype(np.int32)
+        positions = np.concatenate([np.arange(length) for length in np.diff(cuts)])
+        weights = (random.random(size) < 0.8).astype(np.float32)
+        return MicroBatch(tokens[:-1], positions, tokens[1:], weights, cuts, int(np.diff(cuts).max()))
+
+    def target_tokens(self, step: int) -> int:
+        return sum(int(batch.weights_T.sum()) for batch in self.micro_batches(step, 0, 1))
+
+    def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        return (self.micro_batch(1_000_000 + index) for index in range(dp_rank, 4, dp_size))
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        return {"step": step, "fingerprint": "synthetic"}
+
+    def check(self, cursor: Mapping[str, Any]) -> None:
+        if cursor["fingerprint"] != "synthetic":
+            raise DataError(f"another corpus: {cursor}")
+
+
+def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
+    """`section__field=value` changes one field."""
+    fields: dict[str, Any] = {
+        "job": {"name": "tiny", "uid": "u", "writer": "0a1b2c3d"},
+        "termination_log": "unused",
+        "work_dir": f"{folder}/work",
+        "model": {},
+        "training": {"total_steps": 6, "global_batch_size": 8, "sequence_length": 24, "deterministic": "AnyDataParallel"},
+        "optimization": {"learning_rate": 0.01, "warmup_steps": 2},
+        "memory": {"precision": "fp32"},
+        "data": {"sources": [{"name": "synthetic", "path": "none"}]},
+        "checkpoint": {"root": f"{folder}/root"},
+    }
+    for path, value in changes.items():
+        *sections, field = path.split("__")
+        section = fields
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[field] = value
+    return parse(TrainerConfig, fields)
+
+
+class RecordingBeacon(Beacon):
+    """An agent's line that ends in a list."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.events: list[Event] = []
+
+    def send(self, event: Event) -> None:
+        self.events.append(event)
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def alone(beacon: Beacon | None = None) -> Team:
+    return Team(
+        communicator=Communicator(0, 1, None, ordered=True),
+        save_group=SaveGroup(0, 1, None),
+        beacon=beacon or RecordingBeacon(),
+        device=torch.device("cpu"),
+    )
+
+
+def team_of(rank: int, size: int) -> Team:
+    communicator = make_communicator(range(size), ordered=True)
+    assert communicator is not None
+    return Team(
+        communicator=communicator,
+        save_group=make_save_group(rank, size),
+        beacon=RecordingBeacon(),
+        device=torch.device("cpu"),
+    )
+
+
+def tiny_decoder(config: TrainerConfig) -> Decoder:
+    decoder = Decoder(TINY, make_ops(config)[0])
+    decoder.init_weights(config.training.seed)
+    return decoder
+
+
+def train(config: TrainerConfig, team: Team) -> Cause:
+    """Start, or resume, and run the loop; events are in `team.beacon`."""
+    decoder = tiny_decoder(config)
+    root = CheckpointRoot(Path(config.checkpoint.root))
+    resume = choose_resume(config, root, team.save_group, lambda message: team.beacon.phase("Loading", message))
+    assert config.training.total_steps is not None
+    materials = Materials(
+        decoder=decoder,
+        batches=SyntheticBatches(config),
+        files=travelling_files(decoder, config.memory.precision, {}),
+        total_steps=config.training.total_steps,
+        fingerprint="synthetic",
+    )
+    with open_loop(config, root, team, materials, resume) as loop:
+        return loop.train()

@@ -1,0 +1,189 @@
+"""Puts a rank's parts together: from a decoder and its batches to a loop that is ready to train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import AttentionName, Ops, resolve_kernels
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.beacon import Beacon
+from stoker.trainer.bucket import make_buckets
+from stoker.trainer.communicator import Communicator
+from stoker.trainer.config import TrainerConfig, TrainingConfig
+from stoker.trainer.data.loader import Loader
+from stoker.trainer.loop import Batches, Loop, Progress
+from stoker.trainer.metrics import MetricLog
+from stoker.trainer.optimizer import Adam
+from stoker.trainer.resume import ResumePoint
+from stoker.trainer.save_group import SaveGroup
+from stoker.trainer.saver import Saver
+from stoker.trainer.snapshot import load_state
+from stoker.trainer.train_step import ForwardPass
+from stoker.trainer.wishes import Inbox
+from stoker.trainer.zero import STATE_KINDS, Zero, ZeroSettings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """This rank's means to work with the others, and to talk to its agent."""
+
+    communicator: Communicator
+    save_group: SaveGroup
+    beacon: Beacon
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materials:
+    """What a run is made of."""
+
+    decoder: Decoder
+    """fp32, with its starting weights (any weights, when the run resumes)."""
+    batches: Batches
+    files: Mapping[str, bytes]
+    """`config.json`, tokenizer files and so on, for every checkpoint."""
+    total_steps: int
+    fingerprint: str
+    """Of the corpus."""
+    weights: CheckpointReader | None = None
+    """A checkpoint of another run whose `model.*` tensors are the starting weights."""
+
+
+def make_ops(config: TrainerConfig) -> tuple[Ops, AttentionName]:
+    """The kernels that the configuration chooses. Raises ConfigError for one that is not built."""
+    try:
+        ops = Ops(resolve_kernels(config.kernels), deterministic=config.training.deterministic != "Off")
+        return ops, ops.attention(config.attention)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_zero(config: TrainerConfig, decoder: Decoder, communicator: Communicator) -> Zero:
+    """Move the decoder's parameters into flat buckets, one per block."""
+    units = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
+    settings = ZeroSettings(
+        stage=config.memory.zero_stage,
+        compute_dtype=DTYPES[config.memory.precision],
+        any_data_parallel=config.training.deterministic == "AnyDataParallel",
+    )
+    buckets = make_buckets(list(units.items()), decoder, communicator.size)
+    return Zero(buckets, units, communicator, Adam(config.optimization), settings)
+
+
+@contextmanager
+def open_loop(
+    config: TrainerConfig, root: CheckpointRoot, team: Team, materials: Materials, resume: ResumePoint | None
+) -> Iterator[Loop]:
+    """A loop that goes on from `resume` or begins anew. Waits for saves in flight and closes the log at the end.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another model.
+        DataError: the corpus is not that of the checkpoint.
+    """
+    zero = make_zero(config, materials.decoder, team.communicator)
+    parts = list(materials.decoder.named_parts())
+    progress = Progress()
+    if resume is not None:
+        progress = _resume(CheckpointReader(resume.path(root), resume.digest), team, materials, zero)
+    elif materials.weights is not None:
+        load_state(zero, parts, materials.weights, STATE_KINDS[:1], _loading(team))
+    _, attention = make_ops(config)
+    saver = Saver(
+        root,
+        config.job.writer,
+        team.save_group,
+        team.beacon,
+        materials.files,
+        keep=config.checkpoint.max_to_keep if config.retention == "own" else None,
+        verified=frozenset([resume.folder] if resume and resume.verified else []),
+    )
+    minutes = config.checkpoint.interval_minutes
+    path = config.logging.jsonl if team.communicator.rank == 0 else None
+    with MetricLog(path, config.logging.every_steps) as log:
+        try:
+            yield Loop(
+                config,
+                batches=materials.batches,
+                forward=ForwardPass(
+                    materials.decoder, attention, team.device, config.memory.activation_checkpointing == "full"
+                ),
+                zero=zero,
+                parts=parts,
+                saver=saver,
+                beacon=team.beacon,
+                inbox=Inbox(team.beacon, minutes * 60 if minutes else None, team.communicator.rank),
+                log=log,
+                meta=_meta(config, team, materials, resume),
+                progress=progress,
+                total_steps=materials.total_steps,
+            )
+        finally:
+            saver.wait()
+
+
+def _resume(reader: CheckpointReader, team: Team, materials: Materials, zero: Zero) -> Progress:
+    meta = reader.manifest.meta
+    missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
+    if missing:
+        raise CheckpointError(f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: no trainer of ours wrote it")
+    materials.batches.check(meta["cursor"])
+    load_state(zero, list(materials.decoder.named_parts()), reader, STATE_KINDS, _loading(team))
+    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
+
+
+def _loading(team: Team) -> Any:
+    return lambda message: team.beacon.phase("Loading", message)
+
+
+def _meta(config: TrainerConfig, team: Team, materials: Materials, resume: ResumePoint | None) -> dict[str, Any]:
+    size = team.communicator.size
+    return {
+        "layout": {"world_size": size, "data_parallel": size, "zero_stage": config.memory.zero_stage},
+        "config": config.model_dump(mode="json"),
+        "rng": {
+            "seed": config.training.seed,
+            "kind": "none: nothing random after the initial weights and the data order",
+        },
+        "lineage": {
+            "parent": {"folder": resume.folder, "digest": resume.digest} if resume else None,
+            "job_uid": config.job.uid,
+            "job": f"{config.job.namespace}/{config.job.name}",
+            "attempt": config.job.attempt,
+        },
+        "corpus_fingerprint": materials.fingerprint,
+        "kernels": {
+            "kernels": resolve_kernels(config.kernels),
+            "attention": make_ops(config)[1],
+            "torch": torch.__version__,
+        },
+    }
+
+
+def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
+    """Optimizer steps of the whole run."""
+    if training.total_steps is not None:
+        return training.total_steps
+    if training.total_tokens is not None:
+        return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
+    assert training.epochs is not None
+    return loader.steps_in(training.epochs)
+
+
+def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, Path]) -> dict[str, bytes]:
+    """`config.json` and the tokenizer's files as they lie in every checkpoint."""
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    files = {name: path.read_bytes() for name, path in tokenizer_files.items()}
+    return {**files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}

@@ -142,12 +142,19 @@ class BlockManager:
             own_tokens = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
             table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
 
-    def release(self, owner: Hashable) -> None:
-        """Take the owner's blocks back. The end of its prefix becomes the first to be evicted."""
+    def release(self, owner: Hashable) -> list[int]:
+        """Take the owner's blocks back; returns those that are free now. The end of a prefix is the first to be evicted."""
+        freed: list[int] = []
         for block in reversed(self._tables.pop(owner).blocks):
             self._references[block] -= 1
-            if self._references[block] == 0:
-                self._retire(block)
+            if self._references[block] > 0:
+                continue
+            if block in self._key_of:
+                self._cached[block] = None
+            else:
+                freed.append(block)
+        self._free.extend(freed)
+        return freed
 
     def audit(self) -> None:
         """Prove that free + cached + owned = total, that counts equal tables and that the index is sound.
@@ -202,9 +209,3 @@ class BlockManager:
             del self._index[self._key_of.pop(block)]
         self._references[block] = 1
         return block
-
-    def _retire(self, block: int) -> None:
-        if block in self._key_of:
-            self._cached[block] = None
-        else:
-            self._free.append(block)

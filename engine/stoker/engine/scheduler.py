@@ -37,6 +37,8 @@ class Schedule:
     """One step's work."""
 
     chunks: list[Chunk] = field(default_factory=list)
+    cleared: list[int] = field(default_factory=list)
+    """Blocks to set to zero first: numbers that are not finite would reach their next owner even where they are masked."""
     copies: list[Copy] = field(default_factory=list)
     opened: list[Sequence] = field(default_factory=list)
     """Sequences that took a seat in this step."""
@@ -71,6 +73,8 @@ class Scheduler:
         self.prefix_hits = 0
         self._free_seats = list(range(self.num_seats - 1, -1, -1))
         self._reserved_seats = 0
+        self._dirty: list[int] = []
+        """Free blocks of sequences that failed, not cleared yet."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -104,7 +108,8 @@ class Scheduler:
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.RUNNING:
-            self._leave(sequence)
+            freed = self._leave(sequence)
+            self._dirty += freed if reason == "error" else []
         else:
             return
         sequence.end(reason)
@@ -115,6 +120,8 @@ class Scheduler:
         self._make_room_for_priority(step)
         if self._schedule_running(step):
             self._admit(step, now_s)
+        if step.chunks:
+            step.cleared, self._dirty = self._dirty, []
         return step
 
     def complete(self, chunk: Chunk) -> None:
@@ -266,13 +273,13 @@ class Scheduler:
         insort(self.running, sequence, key=_rank)
         step.opened.append(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> list[int]:
         assert sequence.seat is not None
         self._reserved_seats -= sequence.num_seats - 1
         self._free_seats.append(sequence.seat)
         sequence.seat = None
         self.running.remove(sequence)
-        self.blocks.release(sequence)
+        return self.blocks.release(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

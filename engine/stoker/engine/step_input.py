@@ -15,7 +15,7 @@ from stoker.engine.blocks import BlockManager
 from stoker.engine.messages import TokenLogprobs
 from stoker.engine.request import Sequence
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Schedule
+from stoker.engine.scheduler import Chunk, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class StepInput:
     number: int
     openings: tuple[Opening, ...]
     table: tuple[TableEntry, ...]
+    cleared: tuple[int, ...]
+    """Blocks to set to zero."""
     copies: tuple[tuple[int, int], ...]
     """(source, target) blocks, all read before any is written."""
     seats: tuple[int, ...]
@@ -55,8 +57,8 @@ class StepInput:
     starts: tuple[int, ...]
     """Tokens of the seat that are in the cache already."""
     lengths: tuple[int, ...]
-    scored: tuple[bool, ...]
-    """Whether the log-probabilities of the tokens after each position of the chunk are wanted."""
+    scored: tuple[int, ...]
+    """At so many leading positions of the chunk the log-probability of the prompt token that follows is wanted."""
     sample_chunks: tuple[int, ...]
     """One per token to sample: the chunk whose last position gives the logits."""
     sample_seats: tuple[int, ...]
@@ -67,12 +69,13 @@ class StepInput:
         return sum(self.lengths)
 
     def part(self, start: int, end: int) -> StepInput:
-        """Only the chunks [start, end), for a second attempt: openings, table and copies have been applied."""
+        """Only the chunks [start, end), for a second attempt: all that comes before them has been applied."""
         samples = [i for i, chunk in enumerate(self.sample_chunks) if start <= chunk < end]
         return replace(
             self,
             openings=(),
             table=(),
+            cleared=(),
             copies=(),
             seats=self.seats[start:end],
             starts=self.starts[start:end],
@@ -95,7 +98,7 @@ class StepOutput:
     logprobs: tuple[TokenLogprobs | None, ...]
     """One per sample; None where the seat does not ask."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...]
-    """One per scored chunk, for the prompt tokens at `start + 1` to `start + length`."""
+    """One per chunk: for the prompt tokens from `start + 1` on, as many as `scored` says."""
 
 
 def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
@@ -105,11 +108,12 @@ def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> S
         number=number,
         openings=tuple(_opening(sequence) for sequence in schedule.opened),
         table=tuple(_table_entries(schedule, blocks)),
+        cleared=tuple(schedule.cleared),
         copies=tuple((copy.source, copy.target) for copy in schedule.copies),
         seats=tuple(seat_of(chunk.sequence) for chunk in schedule.chunks),
         starts=tuple(chunk.start for chunk in schedule.chunks),
         lengths=tuple(chunk.length for chunk in schedule.chunks),
-        scored=tuple(chunk.sequence.scores_prompt for chunk in schedule.chunks),
+        scored=tuple(_num_scored(chunk) for chunk in schedule.chunks),
         sample_chunks=tuple(index for index, _ in samples),
         sample_seats=tuple(seat for _, seat in samples),
     )
@@ -118,6 +122,11 @@ def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> S
 def seat_of(sequence: Sequence) -> int:
     assert sequence.seat is not None, "only a running sequence takes part in a step"
     return sequence.seat
+
+
+def _num_scored(chunk: Chunk) -> int:
+    """What follows the prompt's last token is not a prompt token."""
+    return min(chunk.length, chunk.sequence.num_prompt - 1 - chunk.start) if chunk.sequence.scores_prompt else 0
 
 
 def _opening(sequence: Sequence) -> Opening:

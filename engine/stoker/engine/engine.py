@@ -1,0 +1,297 @@
+"""The engine as a library: requests in, deltas out, one step at a time. Owns the requests; one thread calls it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from stoker.engine.errors import ExecutorLost, RequestRefused
+from stoker.engine.executor import Executor
+from stoker.engine.messages import Delta, FinishReason, Stats, TokenLogprobs
+from stoker.engine.request import Request, RequestKey, Sequence
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.scheduler import Chunk, Scheduler
+from stoker.engine.step_input import StepInput, StepOutput, build_step_input
+
+Addressed = tuple[str, Delta]
+"""(front, delta)."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the model allows."""
+
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass
+class _Result:
+    """A step's output, perhaps put together from several attempts."""
+
+    tokens: list[int] = field(default_factory=list)
+    valid: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
+    """One per chunk: why it could not be computed."""
+
+
+class LLMEngine:
+    """Continuous batching over one executor.
+
+    `add_request` queues, `step` computes once and returns what is new, `abort_request` and `finish_choice` take requests
+    out at any time. `front` names whose request it is: ids of different fronts are different requests.
+    """
+
+    def __init__(
+        self, executor: Executor, scheduler: Scheduler, limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
+        self.requests: dict[RequestKey, Request] = {}
+        self.num_steps = 0
+        self.progressed_s = clock()
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.num_refused: Counter[str] = Counter()
+        self._arrivals = 0
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_tokens: Seq[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_s: float | None = None,
+        front: str = "",
+    ) -> None:
+        """Queue a request; a missing seed is drawn here.
+
+        Raises:
+            RequestRefused: with the field, the value and what is allowed.
+        """
+        try:
+            max_tokens = self._check((front, request_id), prompt_tokens, params)
+        except RequestRefused as refused:
+            self.num_refused[refused.kind] += 1
+            raise
+        eos = () if params.ignore_eos else self.limits.eos_token_ids
+        request = Request(
+            key=(front, request_id),
+            prompt=tuple(prompt_tokens),
+            params=params if params.seed is not None else params.with_seed(secrets.randbits(63)),
+            max_tokens=max_tokens,
+            stop_tokens=frozenset((*eos, *params.stop_token_ids)),
+            arrival=self._arrivals,
+            arrival_s=self.clock() if arrival_s is None else arrival_s,
+            priority=priority,
+        )
+        self._arrivals += 1
+        self.requests[request.key] = request
+        self.scheduler.add(request)
+
+    def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
+        """End every choice, whatever it is doing. Returns their last deltas; none for a request that has ended."""
+        request = self.requests.get((front, request_id))
+        return [] if request is None else self._end_all(request, "abort", None)
+
+    def finish_choice(self, request_id: str, choice: int, *, front: str = "") -> None:
+        """A stop text was found in this choice: it ends as a success. Harmless for a choice that has ended."""
+        request = self.requests.get((front, request_id))
+        for sequence in request.sequences if request is not None else ():
+            if sequence.choice == choice and not sequence.state.finished:
+                self._end(sequence, "stop")
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[Addressed]:
+        """Schedule, compute, take the results: one token for every sequence whose known tokens are all computed."""
+        schedule = self.scheduler.schedule(self.clock())
+        if not schedule.chunks:
+            return []
+        step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
+        self.num_steps += 1
+        result = self._compute(step)
+        self.progressed_s = self.clock()
+        deltas: list[Addressed] = []
+        sample = 0
+        for index, chunk in enumerate(schedule.chunks):
+            error = result.errors[index]
+            if error is not None:
+                deltas += self._end_all(chunk.sequence.request, "error", error)
+            else:
+                if not chunk.samples or any(result.valid[sample : sample + len(chunk.samples)]):
+                    self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
+                for number, sequence in enumerate(chunk.samples, sample):
+                    deltas += self._take(sequence, result.tokens[number], result.valid[number], result.logprobs[number])
+            sample += len(chunk.samples)
+        return deltas
+
+    def stats(self) -> Stats:
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        return Stats(
+            time_s=self.clock(),
+            steps=self.num_steps,
+            progressed_s=self.progressed_s,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            total_blocks=blocks.num_blocks,
+            free_blocks=blocks.num_free,
+            cached_blocks=blocks.num_cached,
+            owned_blocks=blocks.num_owned,
+            prompt_tokens=self.num_prompt_tokens,
+            generation_tokens=self.num_generated_tokens,
+            preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            finished=dict(self.num_finished),
+            refused=dict(self.num_refused),
+        )
+
+    # Taking a request.
+
+    def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams) -> int:
+        """The most output tokens of a request that can be served; RequestRefused otherwise."""
+        if key in self.requests:
+            raise RequestRefused("invalid", f"request_id {key[1]!r} is in use", "request_id")
+        if not prompt:
+            raise RequestRefused("invalid", "prompt must have at least one token", "prompt")
+        wrong = next((token for token in prompt if not 0 <= token < self.limits.vocab_size), None)
+        if wrong is not None:
+            allowed = f"token ids from 0 to {self.limits.vocab_size - 1}"
+            raise RequestRefused("invalid", f"prompt must hold {allowed}, got {wrong}", "prompt")
+        params.check_vocabulary(self.limits.vocab_size)
+        max_tokens = self._max_tokens(len(prompt), params)
+        self.scheduler.check(len(prompt), max_tokens, params.n)
+        return max_tokens
+
+    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        longest = self.limits.max_model_len
+        if num_prompt >= longest:
+            message = f"the prompt has {num_prompt} tokens, and with one output token at most {longest} fit"
+            raise RequestRefused("too_long", message, "prompt")
+        if params.max_tokens is not None and num_prompt + params.max_tokens > longest:
+            message = (
+                f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} are more than the {longest} that fit"
+            )
+            raise RequestRefused("too_long", message, "max_tokens")
+        max_tokens = longest - num_prompt if params.max_tokens is None else params.max_tokens
+        if params.min_tokens > max_tokens:
+            message = f"min_tokens must be at most {max_tokens}, what is left of {longest}, got {params.min_tokens}"
+            raise RequestRefused("invalid", message, "min_tokens")
+        return max_tokens
+
+    # Computing.
+
+    def _compute(self, step: StepInput) -> _Result:
+        """The step's result. If it fails, its halves are tried again, so that only the chunk at fault has an error."""
+        try:
+            return _whole(step, self.executor.submit(step).result())
+        except ExecutorLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever one request does to a step must not reach the others
+            if len(step.seats) == 1:
+                return _failed(step, f"{type(error).__name__}: {error}")
+        middle = len(step.seats) // 2
+        first, second = self._compute(step.part(0, middle)), self._compute(step.part(middle, len(step.seats)))
+        return _joined(first, second)
+
+    # Taking results.
+
+    def _keep(self, chunk: Chunk, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """The chunk is in the cache; log-probabilities computed again after a preemption replace the first ones."""
+        self.scheduler.complete(chunk)
+        if prompt_logprobs:
+            chunk.sequence.prompt_logprobs[chunk.start + 1 :] = prompt_logprobs
+
+    def _take(self, sequence: Sequence, token: int, valid: bool, logprobs: TokenLogprobs | None) -> Iterator[Addressed]:
+        """One sampled token."""
+        if not valid:
+            yield from self._fail(sequence, "the model's logits are not finite")
+            return
+        if sequence.choice == 0 and sequence.first_token_s is None:
+            self.num_prompt_tokens += sequence.num_prompt
+        first = sequence.first_token_s is None
+        reason = sequence.append(token, self.progressed_s)
+        self.num_generated_tokens += 1
+        if reason is not None:
+            self._end(sequence, reason)
+        shown = sequence.stop_token is None
+        scores = sequence.request.params.prompt_logprobs is not None and sequence.choice == 0 and first
+        yield (
+            sequence.request.key[0],
+            Delta(
+                request_id=sequence.request.key[1],
+                choice=sequence.choice,
+                tokens=(token,) if shown else (),
+                logprobs=((logprobs,) if shown else ()) if logprobs is not None else None,
+                prompt_logprobs=tuple(sequence.prompt_logprobs) if scores else None,
+                finish_reason=reason,
+                stop_token=sequence.stop_token,
+                facts=None if reason is None else sequence.facts(self.progressed_s),
+            ),
+        )
+
+    # Ending.
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.scheduler.end(sequence, reason)
+        self.num_finished[reason] += 1
+        if sequence.request.finished:
+            del self.requests[sequence.request.key]
+
+    def _fail(self, sequence: Sequence, error: str) -> Iterator[Addressed]:
+        if not sequence.state.finished:
+            self._end(sequence, "error")
+            yield self._last(sequence, sequence.choice, "error", error)
+
+    def _end_all(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
+        """Every choice that has not ended, those that have not forked yet too."""
+        unborn = range(len(request.sequences), request.params.n)
+        deltas = [self._last(request.sequences[0], choice, reason, error) for choice in unborn]
+        for sequence in request.sequences:
+            if not sequence.state.finished:
+                self._end(sequence, reason)
+                deltas.append(self._last(sequence, sequence.choice, reason, error))
+        return deltas
+
+    def _last(self, sequence: Sequence, choice: int, reason: FinishReason, error: str | None) -> Addressed:
+        front, request_id = sequence.request.key
+        facts = sequence.facts(self.clock())
+        return front, Delta(request_id, choice, (), finish_reason=reason, error=error, facts=facts)
+
+
+def _whole(step: StepInput, output: StepOutput) -> _Result:
+    return _Result(
+        list(output.tokens),
+        list(output.valid),
+        list(output.logprobs),
+        list(output.prompt_logprobs),
+        [None] * len(step.seats),
+    )
+
+
+def _failed(step: StepInput, error: str) -> _Result:
+    """The numbers mean nothing, but keep later ones in their places."""
+    count = len(step.sample_seats)
+    return _Result([0] * count, [False] * count, [None] * count, [()] * len(step.seats), [error] * len(step.seats))
+
+
+def _joined(first: _Result, second: _Result) -> _Result:
+    return _Result(
+        first.tokens + second.tokens,
+        first.valid + second.valid,
+        first.logprobs + second.logprobs,
+        first.prompt_logprobs + second.prompt_logprobs,
+        first.errors + second.errors,
+    )

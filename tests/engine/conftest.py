@@ -1,0 +1,100 @@
+"""Tiny random models, in our decoder and in transformers' twin, and engines around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.engine import Limits, LLMEngine
+from stoker.engine.executor import InProcess
+from stoker.engine.runner import Runner
+from stoker.engine.scheduler import Scheduler
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache
+
+VOCAB = 320
+MAX_LEN = 160
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_LEN,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def make_twin(architecture: str) -> transformers.PreTrainedModel:
+    torch.manual_seed(7)
+    config_class, model_class = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }[architecture]
+    return model_class(config_class(**SHAPE)).eval()
+
+
+@pytest.fixture(scope="session")
+def twins() -> dict[str, transformers.PreTrainedModel]:
+    return {name: make_twin(name) for name in ("llama", "qwen3")}
+
+
+def decoder_of(twin: transformers.PreTrainedModel, ops: Ops, group: Any = None) -> Decoder:
+    decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=torch.float32, group=group)
+    weights = twin.state_dict()
+    for part in decoder.named_parts():
+        part.local().copy_(part.cut(weights[part.hf_name]))
+    return decoder.requires_grad_(False)
+
+
+def runner_of(decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int) -> Runner:
+    cache = KVCache(
+        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, group=decoder.group
+    )
+    return Runner(
+        decoder, cache, num_seats=seats, max_model_len=MAX_LEN, max_batch_tokens=budget, attention="auto"
+    )  # fmt: skip
+
+
+MakeEngine = Callable[..., LLMEngine]
+
+
+@pytest.fixture
+def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
+    def make(
+        architecture: str = "llama",
+        *,
+        deterministic: bool = False,
+        num_blocks: int = 1200,
+        block_size: int = 4,
+        seats: int = 64,
+        budget: int = 256,
+        chunk: int | None = None,
+        prefix_cache: bool = True,
+        wrap: Callable[[Runner], Any] = lambda runner: runner,
+    ) -> LLMEngine:
+        decoder = decoder_of(twins[architecture], Ops(deterministic=deterministic))
+        runner = runner_of(decoder, num_blocks=num_blocks, block_size=block_size, seats=seats, budget=budget)
+        scheduler = Scheduler(
+            BlockManager(num_blocks, block_size, prefix_cache),
+            max_batch_tokens=budget,
+            max_requests=seats,
+            max_queued_requests=1000,
+            chunk_tokens=chunk,
+        )
+        return LLMEngine(InProcess(wrap(runner)), scheduler, Limits(VOCAB, MAX_LEN, (2,)))
+
+    return make

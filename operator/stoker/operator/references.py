@@ -23,6 +23,8 @@ _SHAPES: dict[str, _Shape] = {
     "secretRef": _Shape("Secret", ("name",)),
     "secretKeyRef": _Shape("Secret", ("name",)),
     "tokenSecretRef": _Shape("Secret", ("name",)),
+    "apiKeySecretRef": _Shape("Secret", ("name",)),
+    "credentialsSecretRef": _Shape("Secret", ("name",)),
     "checkpointRef": _Shape("Checkpoint", ("name",)),
     "jobRef": _Shape("TrainingJob", ("name",)),
 }

@@ -1,0 +1,132 @@
+"""Where each pod and Service of the embedded cluster is found: fixed by name before anything starts, kept in a file.
+
+`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each name a free
+port of 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Mode = Literal["loopback", "ports"]
+
+PORT_RANGE = range(20000, 32000)
+"""Below the range from which systems take ports for outgoing connections."""
+BLOCKS = range(16, 255)
+
+
+class AddressError(OSError):
+    """No address is left."""
+
+
+class Host(NamedTuple):
+    """A name inside the cluster: `pod` by its host name, or `service`."""
+
+    role: Literal["pod", "service"]
+    namespace: str
+    name: str
+
+
+class Addresses:
+    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine."""
+
+    def __init__(self, mode: Mode, file: Path | None = None) -> None:
+        if mode == "loopback" and sys.platform != "linux":
+            raise AddressError("addresses: loopback needs Linux (127.x addresses); use ports here")
+        self.mode = mode
+        self.file = file
+        self._reserved: list[socket.socket] = []
+        self._hosts: dict[str, str] = {}
+        self._ports: dict[str, int] = {}
+        self._block = 0
+        self._load()
+
+    def ip(self, host: Host) -> str:
+        """The host's address; the same for ever once given."""
+        if self.mode == "ports":
+            return "127.0.0.1"
+        name = "/".join(host)
+        if name not in self._hosts:
+            number = len(self._hosts) + 2  # .0.0 and .0.1 stay free
+            if number > 0xFFFF:
+                raise AddressError("all 65,534 loopback addresses of this state folder are taken")
+            self._hosts[name] = f"127.{self._reserve_block()}.{number >> 8}.{number & 0xFF}"
+            self._save()
+        return self._hosts[name]
+
+    def port(self, host: Host, port: int) -> int:
+        """The port on which the host's `port` is found."""
+        if self.mode == "loopback":
+            return port
+        name = f"{'/'.join(host)}:{port}"
+        if name not in self._ports:
+            self._ports[name] = next(self._free_ports())
+            self._save()
+        return self._ports[name]
+
+    def close(self) -> None:
+        """Give up the reservations."""
+        while self._reserved:
+            self._reserved.pop().close()
+
+    def _reserve_block(self) -> int:
+        if not self._block:
+            found = next((block for block in BLOCKS if self._reserve(f"stoker-block-{block}")), None)
+            if found is None:
+                raise AddressError("every block of loopback addresses is taken by another supervisor; use ports")
+            self._block = found
+        return self._block
+
+    def _free_ports(self) -> Iterator[int]:
+        taken = set(self._ports.values())
+        for port in PORT_RANGE:
+            if port not in taken and _is_free(port) and self._reserve(f"stoker-port-{port}"):
+                yield port
+        raise AddressError(f"no port is free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
+
+    def _reserve(self, name: str) -> bool:
+        """Take a name that lives as long as this process (an abstract Unix socket); elsewhere than on Linux there is none to take."""
+        if sys.platform != "linux":
+            return True
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0{name}")
+        except OSError:
+            holder.close()
+            return False
+        self._reserved.append(holder)
+        return True
+
+    def _load(self) -> None:
+        if self.file is None or not self.file.exists():
+            return
+        kept = json.loads(self.file.read_text())
+        if kept["mode"] != self.mode:
+            raise AddressError(f"{self.file}: this state folder uses addresses: {kept['mode']}, not {self.mode}")
+        if kept["block"] and self._reserve(f"stoker-block-{kept['block']}"):
+            self._block, self._hosts = kept["block"], kept["hosts"]
+        self._ports = {name: port for name, port in kept["ports"].items() if self._reserve(f"stoker-port-{port}")}
+
+    def _save(self) -> None:
+        if self.file is None:
+            return
+        new = self.file.with_suffix(".new")
+        new.write_text(
+            json.dumps({"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports})
+        )
+        new.replace(self.file)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

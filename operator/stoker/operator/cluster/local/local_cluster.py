@@ -1,0 +1,114 @@
+"""The embedded cluster as a `Cluster`: the object store behind the seam, and pods reached at their local addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from stoker.operator.clock import Clock
+from stoker.operator.cluster.local.addresses import Addresses
+from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
+from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.pod_http import PodHttp, http_port
+from stoker.operator.cluster.seam import Listing, PodUnreachable, WatchEvent
+from stoker.operator.plan import Call, Key, Object, Ref
+
+BOOKMARK_S = 15.0
+
+
+class LocalCluster:
+    """Every call is carried out before it returns; what comes out is a copy."""
+
+    def __init__(self, objects: ObjectStore, addresses: Addresses, pods: PodHttp, clock: Clock) -> None:
+        self.objects = objects
+        self.addresses = addresses
+        self.pods = pods
+        self.clock = clock
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> Listing:
+        items = tuple(copy_plain(item) for item in self.objects.of_kind(kind, namespace, labels))
+        return Listing(items, str(self.objects.version))
+
+    async def watch(
+        self, kind: str, resource_version: str, *, namespace: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Never ends by itself; a bookmark comes after each silence of 15 s."""
+        changed = asyncio.Event()
+        waiting: deque[Record] = deque(self.objects.since(int(resource_version)))
+        version = int(resource_version)
+
+        def take(record: Record) -> None:
+            waiting.append(record)
+            changed.set()
+
+        self.objects.listeners.append(take)
+        try:
+            while True:
+                while waiting:
+                    record = waiting.popleft()
+                    version = max(version, record.version)
+                    if record.object["kind"] == kind and namespace in (None, record.object["metadata"]["namespace"]):
+                        yield WatchEvent(record.type, copy_plain(record.object))
+                changed.clear()
+                if not await self._within(changed, BOOKMARK_S):
+                    yield WatchEvent("BOOKMARK", {"kind": kind, "metadata": {"resourceVersion": str(version)}})
+        finally:
+            self.objects.listeners.remove(take)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object:
+        return _copied(self.objects.get(Key(kind, namespace, name)))
+
+    async def create(self, body: Object) -> Object:
+        return _copied(self.objects.create(body))
+
+    async def apply(self, body: Object, *, manager: str) -> Object:
+        return _copied(self.objects.apply(body, manager))
+
+    async def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
+        return _copied(self.objects.patch(ref, body))
+
+    async def update_status(self, ref: Ref, status: Object, *, resource_version: str | None = None) -> Object:
+        return _copied(self.objects.update_status(ref, status, resource_version))
+
+    async def scale(self, ref: Ref, replicas: int) -> None:
+        self.objects.scale(ref, replicas)
+
+    async def delete(self, ref: Ref) -> Object | None:
+        left = self.objects.delete(ref)
+        return None if left is None else _copied(left)
+
+    async def call(self, call: Call) -> Mapping[str, Any]:
+        return await self.pods.call(self._url(call.pod), call)
+
+    async def poll(self, pod: Ref) -> Mapping[str, Any]:
+        return await self.pods.poll(self._url(pod))
+
+    def _url(self, ref: Ref) -> str:
+        pod = self.objects.find(Key("Pod", ref.namespace, ref.name))
+        if pod is None or pod["metadata"]["uid"] != ref.uid:
+            raise PodUnreachable(f"pod {ref.namespace}/{ref.name} is gone")
+        host = host_of(pod)
+        port = self.addresses.port(host, container_port(pod, http_port(pod)))
+        return f"http://{self.addresses.ip(host)}:{port}"
+
+    async def _within(self, event: asyncio.Event, seconds: float) -> bool:
+        """Whether the event comes in time."""
+        if event.is_set():
+            return True
+        coming = asyncio.ensure_future(event.wait())
+        timer = asyncio.ensure_future(self.clock.sleep(seconds))
+        try:
+            await asyncio.wait((coming, timer), return_when=asyncio.FIRST_COMPLETED)
+            return event.is_set()
+        finally:
+            coming.cancel()
+            timer.cancel()
+
+
+def _copied(resource: Object) -> Object:
+    copied: Object = copy_plain(resource)
+    return copied

@@ -1,0 +1,66 @@
+"""How a write changes an object: JSON merge patch, and server-side apply as far as our children need it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.operator.plan import Object
+
+Intent = Mapping[str, Any]
+"""What one manager applied last, without status."""
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396: maps merge, null removes, everything else is replaced."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
+
+def apply_merge(live: Object, before: Intent | None, intent: Intent, others: tuple[Intent, ...] = ()) -> Object:
+    """`live` after a manager applied `intent` in place of `before`, taking over every field that it names.
+
+    Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key, owner
+    references by uid, finalizers as a set; other lists are replaced whole.
+    """
+    kept = _without_dropped(live, before or {}, intent, others)
+    merged = _overlay(kept, intent)
+    assert isinstance(merged, dict)
+    return merged
+
+
+def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...]) -> Any:
+    if not isinstance(live, Mapping) or not isinstance(before, Mapping):
+        return live
+    kept = dict(live)
+    for key, value in before.items():
+        if key not in kept:
+            continue
+        theirs = tuple(other[key] for other in others if isinstance(other, Mapping) and key in other)
+        if isinstance(value, Mapping) and isinstance(kept[key], Mapping):
+            wanted = intent.get(key, {}) if isinstance(intent, Mapping) else {}
+            kept[key] = _without_dropped(kept[key], value, wanted, theirs)
+            if not kept[key] and key not in intent and not theirs:
+                del kept[key]
+        elif key not in intent and not theirs:
+            del kept[key]
+    return kept
+
+
+def _overlay(live: Any, intent: Any, field: str = "") -> Any:
+    if isinstance(intent, Mapping):
+        base = live if isinstance(live, Mapping) else {}
+        return {**base, **{key: _overlay(base.get(key), value, key) for key, value in intent.items()}}
+    if field == "ownerReferences" and isinstance(live, list):
+        uids = {owner["uid"] for owner in intent}
+        return [*(owner for owner in live if owner["uid"] not in uids), *intent]
+    if field == "finalizers" and isinstance(live, list):
+        return [*live, *(name for name in intent if name not in live)]
+    return intent

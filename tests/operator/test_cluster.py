@@ -1,0 +1,109 @@
+"""The embedded cluster passes the contract, in memory and with its objects in files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.local.addresses import Addresses
+from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.object_files import ObjectFiles
+from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.cluster.pod_http import PodHttp
+from stoker.operator.cluster.seam import Cluster
+from stoker.pod.control_key import new_private_key
+from tests.operator.cluster_contract import ClusterContract, config_map, ref_of
+
+
+def new_store(folder: Path | None = None) -> ObjectStore:
+    numbers = itertools.count(1)
+    keeper = ObjectFiles(folder) if folder is not None else None
+    return ObjectStore(
+        now=lambda: datetime(2026, 1, 1, tzinfo=UTC), new_uid=lambda: f"uid-{next(numbers)}", keeper=keeper
+    )
+
+
+class TestLocalCluster(ClusterContract):
+    @pytest.fixture(params=["memory", "files"])
+    def connect(
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> Callable[[], AbstractAsyncContextManager[Cluster]]:
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Cluster]:
+            objects = new_store(tmp_path if request.param == "files" else None)
+            clock = SystemClock()
+            pods = PodHttp(new_private_key(), clock, lambda: "token")
+            yield LocalCluster(objects, Addresses("loopback"), pods, clock)
+            await pods.close()
+            if request.param == "files":
+                again = new_store(tmp_path)
+                for kind in ("ConfigMap", "EnginePool", "Pod"):
+                    assert again.of_kind(kind) == objects.of_kind(kind)
+
+        return connect
+
+    async def forget(self, cluster: Cluster) -> None:
+        assert isinstance(cluster, LocalCluster)
+        cluster.objects.create(config_map("any"))
+        cluster.objects.forget_history()
+
+
+def test_an_applied_intent_survives_a_restart(tmp_path: Path) -> None:
+    new_store(tmp_path).apply(config_map("one", a="1", b="2"), "us")
+    applied = new_store(tmp_path).apply(config_map("one", a="1"), "us")
+    assert applied["data"] == {"a": "1"}
+
+
+def test_versions_go_on_after_a_restart(tmp_path: Path) -> None:
+    first = new_store(tmp_path)
+    one = first.create(config_map("one"))
+    first.delete(ref_of(first.create(config_map("two"))))
+    assert new_store(tmp_path).version > first.version > int(one["metadata"]["resourceVersion"])
+
+
+def test_a_half_written_file_is_dropped(tmp_path: Path) -> None:
+    new_store(tmp_path).create(config_map("one"))
+    leftover = tmp_path / "ConfigMap" / "default" / "two.new"
+    leftover.write_text('{"object": {')
+    assert [item["metadata"]["name"] for item in new_store(tmp_path).of_kind("ConfigMap")] == ["one"]
+    assert not leftover.exists()
+
+
+def test_a_foreign_file_is_named(tmp_path: Path) -> None:
+    new_store(tmp_path).create(config_map("one"))
+    (tmp_path / "ConfigMap" / "default" / "bad.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"bad\.json: not an object"):
+        new_store(tmp_path)
+
+
+def test_files_belong_to_their_user_alone(tmp_path: Path) -> None:
+    new_store(tmp_path / "objects").create(config_map("one"))
+    file = tmp_path / "objects" / "ConfigMap" / "default" / "one.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o077 == 0
+
+
+def test_an_object_whose_owner_is_gone_does_not_stay() -> None:
+    store = new_store()
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "ghost", "uid": "no-such-uid"}
+    body = config_map("child")
+    store.create({**body, "metadata": {**body["metadata"], "ownerReferences": [reference]}})
+    assert store.of_kind("ConfigMap") == []
+
+
+def test_only_the_newest_events_are_kept() -> None:
+    store = new_store()
+    for number in range(1010):
+        store.create(
+            {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"event-{number}", "namespace": "default"}}
+        )
+    names = [event["metadata"]["name"] for event in store.of_kind("Event")]
+    assert len(names) == 1000
+    assert "event-9" not in names
+    assert "event-1009" in names

@@ -98,7 +98,8 @@ def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, 
             }
         ),
     }
-    return merge_template(pod, fields.pod_template or {})
+    merged: Object = merge_template(pod, fields.pod_template or {})
+    return merged
 
 
 def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,12 +142,13 @@ def merge_template(base: Any, patch: Any) -> Any:
             else:
                 merged[key] = merge_template(merged.get(key), value)
         return merged
-    if isinstance(base, list) and isinstance(patch, list) and all(_named(item) for item in [*base, *patch]):
-        by_name = {item["name"]: item for item in base}
-        for item in patch:
-            by_name[item["name"]] = merge_template(by_name.get(item["name"], {}), item)
-        return list(by_name.values())
-    return patch
+    key = _merge_key(base, patch)
+    if key is None:
+        return patch
+    by_key = {item[key]: item for item in base}
+    for item in patch:
+        by_key[item[key]] = merge_template(by_key.get(item[key], {}), item)
+    return list(by_key.values())
 
 
 def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[str, Any]:
@@ -202,13 +204,24 @@ def _probes(port: int | None) -> dict[str, Any]:
     return {
         "ports": [{"name": "http", "containerPort": port}],
         "startupProbe": {"httpGet": {"path": "/livez", "port": port}, "periodSeconds": 1, "failureThreshold": 120},
-        "livenessProbe": {"httpGet": {"path": "/livez", "port": port}, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", "port": port},
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+            "timeoutSeconds": 5,
+        },
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 1, "timeoutSeconds": 5},
     }
 
 
-def _named(item: Any) -> bool:
-    return isinstance(item, Mapping) and "name" in item
+def _merge_key(base: Any, patch: Any) -> str | None:
+    """By which field two lists merge; None when they do not."""
+    if not isinstance(base, list) or not isinstance(patch, list):
+        return None
+    items = [*base, *patch]
+    if not all(isinstance(item, Mapping) for item in items):
+        return None
+    return next((key for key in ("mountPath", "name") if all(key in item for item in items)), None)
 
 
 def _pruned(mapping: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""Task pods of a Checkpoint: one at a time, a few tries with growing delays, their answer read from the last word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.operator.plan import Object
+from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
+from stoker.operator.reconcile.checkpoint_view import CheckpointView
+from stoker.operator.render.names import stem
+from stoker.operator.render.task import folder_arguments, task_pod
+
+MAX_TRIES = 3
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """What is known of one task: still to be made (`pod`), under way (nothing set), answered (`result`), or given up (`problem`)."""
+
+    pod: Object | None = None
+    result: dict[str, Any] | None = None
+    succeeded: bool = False
+    problem: str = ""
+
+
+def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
+    """The state of the task `verb` on `folder`.
+
+    A task that answers (with a `result`) has the last word, good or bad; one that dies without an answer is tried again.
+    """
+    mine = sorted(
+        (pod for pod in view.tasks if label(pod, "task") == verb), key=lambda pod: int(label(pod, "try") or 0)
+    )
+    for pod in mine:
+        word = exit_of(pod).word if ended(pod) else None
+        if word is not None and word.result:
+            return TaskAnswer(
+                result=dict(word.result), succeeded=pod_state(pod) is PodState.SUCCEEDED, problem=word.detail
+            )
+    if any(not ended(pod) for pod in mine):
+        return TaskAnswer()
+    tries = max((int(label(pod, "try") or 0) + 1 for pod in mine), default=0)
+    if tries >= MAX_TRIES:
+        return TaskAnswer(problem=f"the {verb} task failed {tries} times: {exit_of(mine[-1]).detail}")
+    return TaskAnswer(pod=_pod(view, verb, folder, digest, tries))
+
+
+def _pod(view: CheckpointView, verb: str, folder: str, digest: str | None, tries: int) -> Object:
+    found = view.checkpoint
+    storage = view.storage
+    assert storage is not None, "a folder is only known together with its storage"
+    return task_pod(
+        view.seen.resource,
+        f"{stem(found.metadata.name, found.metadata.uid)}-{verb}-{tries}",
+        verb,
+        folder_arguments(storage, "", folder, digest),
+        storage=storage,
+        fields=found.spec.task,
+        labels={"checkpoint-uid": found.metadata.uid, "try": str(tries)},
+        settings=view.settings,
+    )

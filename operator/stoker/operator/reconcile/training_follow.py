@@ -1,0 +1,64 @@
+"""A TrainingJob whose gang is there: status from pods and report, Checkpoint objects from saves, retention."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from stoker.operator.api.pod_fields import PodCounts
+from stoker.operator.conditions import Health, summary
+from stoker.operator.plan import Plan
+from stoker.operator.pods import PodState, is_ready, pod_state, waiting_reason
+from stoker.operator.reconcile.saves import expired, new_checkpoints
+from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, progress_figures
+from stoker.operator.reconcile.training_view import TrainingView, settle
+
+_PHASES = {"Loading": "Starting", "FirstStep": "Starting", "Saving": "Checkpointing"}
+"""Phase of the job by phase of the agent; any other is Running."""
+
+
+def follow(view: TrainingView) -> Plan:
+    """Status from pods and report, Checkpoint objects from saves, retention."""
+    attempt = view.attempt
+    assert attempt is not None
+    agent_phase = str((view.report or {}).get("phase") or "") or None
+    known = attempt.model_copy(update={"phase": agent_phase or attempt.phase or "Pending"})
+    phase, message = _phase_and_message(view, agent_phase)
+    changes = {
+        "attempt": known,
+        "phase": phase,
+        "message": message,
+        "pods": _pod_counts(view),
+        **progress_figures(view),
+        **checkpoint_figures(view),
+    }
+    reason = phase if phase != "Pending" else "WaitingForPods"
+    plan = Plan(create=new_checkpoints(view), patch=expired(view), requeue_after_s=_until_deadline(view))
+    return settle(view, changes, summary(Health.PROGRESSING, reason, message or ""), plan)
+
+
+def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[str, str | None]:
+    waiting = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
+    if waiting:
+        reasons = sorted({reason for pod in waiting if (reason := waiting_reason(pod))})
+        return "Pending", f"{len(waiting)} of {len(view.gang)} pods wait: {'; '.join(reasons)}"[:1024]
+    if agent_phase is None:
+        return "Starting", "the workers start"
+    phase = _PHASES.get(agent_phase, "Running")
+    return phase, str((view.report or {}).get("message") or "")[:1024] or None
+
+
+def _pod_counts(view: TrainingView) -> PodCounts:
+    return PodCounts(
+        desired=gang_size(view),
+        scheduled=sum(bool(pod["spec"].get("nodeName")) for pod in view.gang),
+        running=sum(pod_state(pod) is PodState.RUNNING for pod in view.gang),
+        ready=sum(is_ready(pod) for pod in view.gang),
+    )
+
+
+def _until_deadline(view: TrainingView) -> float | None:
+    run, started = view.job.spec.run, view.job.status.started_at
+    if run.active_deadline_seconds is None or not started:
+        return None
+    over_at = moment(started) + timedelta(seconds=run.active_deadline_seconds)
+    return max((over_at - view.now).total_seconds(), 0.0)

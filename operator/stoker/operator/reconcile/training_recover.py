@@ -1,0 +1,111 @@
+"""What follows a failed attempt: its cause is written, its saves become known, its pods go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
+from stoker.operator.conditions import Health, summary
+from stoker.operator.plan import Event, Plan
+from stoker.operator.pods import PodState, label, pod_state
+from stoker.operator.reconcile.saves import new_checkpoints
+from stoker.operator.reconcile.training_end import finish
+from stoker.operator.reconcile.training_status import (
+    checkpoint_figures,
+    gang_size,
+    progress_figures,
+    reported_step,
+    undeleted,
+)
+from stoker.operator.reconcile.training_view import TrainingView, settle
+from stoker.operator.recovery import Action, Ending, exhausted, first_failure, lost_pod
+from stoker.operator.render.names import stem
+from stoker.pod.exit_code import Cause
+
+
+def recover(view: TrainingView) -> Plan | None:
+    """A confirmed end of the running attempt acts before anything else."""
+    attempt = view.attempt
+    if attempt is None or attempt.ended_at is not None:
+        return None
+    ending = first_failure(view.gang) or _lost(view, attempt)
+    if ending is not None:
+        return _after_failure(view, attempt, ending)
+    if (
+        view.gang
+        and all(pod_state(pod) is PodState.SUCCEEDED for pod in view.gang)
+        and len(view.gang) == gang_size(view)
+    ):
+        return finish(view, "Completed", Health.READY, "Completed", "")
+    return None
+
+
+def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan:
+    """Write the cause and the end of the attempt, make its saves known, let its pods go."""
+    action = ending.action
+    if action is Action.CANCEL:
+        return finish(view, "Cancelled", Health.READY, "Cancelled", ending.detail or "cancelled")
+    in_a_row = view.job.status.failures_without_progress + (action is Action.RETRY)
+    if action is Action.RETRY and exhausted(in_a_row, view.job.spec.run.backoff_limit):
+        action = Action.FAIL
+    failure = _failure(view, ending, action)
+    message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
+    over = attempt.model_copy(update={"ended_at": view.time, "failure": failure, "last_step": _last_step(view, ending)})
+    changes: dict[str, Any] = {
+        "attempt": over,
+        "last_failure": failure,
+        "failures_without_progress": in_a_row,
+        "requests": (),
+        "resumption": _resumption(view, ending),
+    }
+    if action is Action.FAIL:
+        return finish(view, "Failed", Health.STALLED, ending.cause.value, message, **changes)
+    changes |= {
+        "phase": "Restarting",
+        "message": message,
+        "pods": None,
+        **progress_figures(view),
+        **checkpoint_figures(view),
+    }
+    event = Event("Warning", ending.cause.value, f"attempt {attempt.number} ended: {message}; {action}")
+    plan = Plan(create=new_checkpoints(view), delete=undeleted(view.live), events=(event,))
+    return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), plan)
+
+
+def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:
+    """A pod of a gang that was whole once is gone."""
+    if attempt.phase is None or len(view.gang) >= gang_size(view):
+        return None
+    present = {int(label(pod, "node-rank") or 0) for pod in view.gang}
+    missing = min(set(range(gang_size(view))) - present)
+    return lost_pod(missing, f"{stem(view.job.metadata.name, view.job.metadata.uid)}-a{attempt.number}-{missing}")
+
+
+def _resumption(view: TrainingView, ending: Ending) -> Resumption | None:
+    """Never try again what an attempt found corrupt."""
+    now = view.job.status.resumption or Resumption()
+    attempt = view.attempt
+    if ending.cause is not Cause.CHECKPOINT_CORRUPT or attempt is None or attempt.resumed_from is None:
+        return view.job.status.resumption
+    folder = attempt.resumed_from.folder
+    kept = tuple(found for found in now.rejected if found != folder)[-15:]
+    return now.model_copy(update={"rejected": (*kept, folder)})
+
+
+def _failure(view: TrainingView, ending: Ending, action: Action) -> Failure:
+    return Failure(
+        cause=ending.cause.value,
+        exit_code=ending.exit_code,
+        node=ending.node or None,
+        rank=ending.rank,
+        step=ending.step,
+        detail=ending.detail[:1024] or None,
+        at=view.time,
+        action=action.value,
+    )
+
+
+def _last_step(view: TrainingView, ending: Ending) -> int | None:
+    attempt = view.attempt
+    assert attempt is not None
+    return ending.step if ending.step is not None else reported_step(view, attempt)

@@ -1,0 +1,125 @@
+"""Opening the next attempt of a TrainingJob and making its gang of pods."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from stoker.operator.api.trainingjob_status import Attempt
+from stoker.operator.conditions import Health, summary
+from stoker.operator.plan import Event, Plan
+from stoker.operator.pods import ended, ref_of
+from stoker.operator.reconcile.resume import Blocked, choose_resume, resolve_start
+from stoker.operator.reconcile.saves import new_checkpoints
+from stoker.operator.reconcile.training_list import list_saves, needs_listing
+from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, undeleted
+from stoker.operator.reconcile.training_view import TrainingView, settle
+from stoker.operator.recovery import Action, retry_delay_s
+from stoker.operator.render.names import attempt_config_name, writer_of
+from stoker.operator.render.trainer import attempt_config, attempt_pods, intent_of, keys_config_map, pin, service
+
+MAX_ATTEMPTS_KEPT = 10
+
+
+def start(view: TrainingView) -> Plan | None:
+    """Open the next attempt when the old one is over, then make its pods."""
+    attempt = view.attempt
+    if attempt is None or attempt.ended_at is not None:
+        return _open_attempt(view, attempt)
+    if attempt.phase is not None or len(view.gang) >= gang_size(view):
+        return None
+    return _make_gang(view, attempt)
+
+
+def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
+    waiting = _wait_before_start(view, last)
+    if waiting is not None:
+        return waiting
+    found = resolve_start(view)
+    choice = found if isinstance(found, Blocked) else choose_resume(view, found)
+    if isinstance(choice, Blocked) or isinstance(found, Blocked):
+        blocked = choice if isinstance(choice, Blocked) else found
+        assert isinstance(blocked, Blocked)
+        return _blocked(view, blocked)
+    number = last.number + 1 if last else 0
+    uid = view.job.metadata.uid
+    pinned = view.job.status.pinned
+    if pinned is None or pinned.intent != intent_of(view.job.spec):
+        pinned = pin(view.job, found, view.settings)
+    attempt = Attempt(
+        number=number,
+        writer=writer_of(uid, number),
+        revision=pinned.revision,
+        started_at=view.time,
+        first_step=choice.saved.step if choice.saved else 0,
+        resumed_from=choice.saved,
+    )
+    message = f"attempt {number} resumes step {choice.saved.step}" if choice.saved else f"attempt {number} starts"
+    changes = {
+        "phase": "Starting",
+        "message": message,
+        "attempt": attempt,
+        "attempts": ((last, *view.job.status.attempts)[:MAX_ATTEMPTS_KEPT] if last else ()),
+        "restarts": view.job.status.restarts + (last is not None and last.failure is not None),
+        "lost_steps": view.job.status.lost_steps + _lost_steps(last, choice.saved.step if choice.saved else 0),
+        "started_at": view.job.status.started_at or view.time,
+        "pinned": pinned,
+        "requests": (),
+        "world_size": view.job.spec.world_size,
+        "data_parallel": view.job.spec.data_parallel,
+        **checkpoint_figures(view),
+    }
+    config = attempt_config(view.job, view.seen.resource, pinned, number, choice.resume)
+    children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
+    stale = tuple(ref_of(pod) for pod in view.older if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
+    plan = Plan(apply=children, delete=stale, events=(Event("Normal", "AttemptStarted", message),))
+    return settle(view, changes, summary(Health.PROGRESSING, "Starting", message), plan)
+
+
+def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
+    """Old pods must be gone, their saves known, and the delay over."""
+    if view.live:
+        return settle(
+            view, checkpoint_figures(view), (), Plan(delete=undeleted(view.live), create=new_checkpoints(view))
+        )
+    if last is None:
+        return None
+    if needs_listing(view):
+        return list_saves(view)
+    fresh = new_checkpoints(view)
+    if fresh:
+        return settle(view, checkpoint_figures(view), (), Plan(create=fresh))
+    if last.failure is not None and last.failure.action == Action.RETRY and last.ended_at:
+        delay_s = retry_delay_s(view.job.status.failures_without_progress)
+        left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
+        if left_s > 0:
+            return settle(view, checkpoint_figures(view), (), Plan(requeue_after_s=left_s))
+    return None
+
+
+def _blocked(view: TrainingView, blocked: Blocked) -> Plan:
+    """Something outside must change first; the line says what."""
+    health = Health.STALLED if blocked.stalled else Health.PROGRESSING
+    phase = view.job.status.phase if view.job.status.attempt else "Pending"
+    changes = {"phase": phase, "message": blocked.message, **checkpoint_figures(view)}
+    return settle(view, changes, summary(health, blocked.reason, blocked.message))
+
+
+def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
+    """Pods by POST, once their configuration is there. Names are deterministic: a repeated create finds its own pod."""
+    pinned = view.job.status.pinned
+    assert pinned is not None, "an attempt is opened together with its pinned rendering"
+    name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
+    present = {found["metadata"]["name"] for found in view.seen.of_kind("ConfigMap")}
+    if name not in present:
+        choice = choose_resume(view, None, attempt)
+        assert not isinstance(choice, Blocked)
+        config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
+        keys = keys_config_map(view.seen.resource, view.settings)
+        return Plan(apply=(keys, service(view.job, view.seen.resource), config))
+    existing = {pod["metadata"]["name"] for pod in view.gang}
+    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
+    return Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing))
+
+
+def _lost_steps(last: Attempt | None, resumed_step: int) -> int:
+    return max(0, (last.last_step or 0) - resumed_step) if last else 0

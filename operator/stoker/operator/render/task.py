@@ -1,0 +1,55 @@
+"""Task pods: `python -m stoker.checkpoint task ...` on the claim that holds the checkpoints. No torch, the result in the termination message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.operator.api.pod_fields import SmallPod
+from stoker.operator.api.storage import Storage
+from stoker.operator.plan import Object
+from stoker.operator.render.pod import TERMINATION_LOG, Program, claim_volume, metadata_of, render_pod, scratch_volume
+from stoker.operator.render.trainer import storage_root
+from stoker.operator.settings import Settings
+
+
+def task_pod(
+    owner: Object,
+    name: str,
+    verb: str,
+    arguments: tuple[str, ...],
+    *,
+    storage: Storage,
+    fields: SmallPod,
+    labels: Mapping[str, str],
+    settings: Settings,
+) -> Object:
+    """One task. `verb` is verify, inspect, import, delete or list; only delete may write."""
+    pairs = [claim_volume(str(storage.claim_name), read_only=verb != "delete"), scratch_volume("stoker-tmp", "/tmp")]
+    program = Program(
+        image=fields.image or settings.control_image,
+        command=[
+            *settings.python,
+            "-m",
+            "stoker.checkpoint",
+            "task",
+            verb,
+            *arguments,
+            "--termination-log",
+            TERMINATION_LOG,
+        ],
+        volumes=[volume for volume, _ in pairs],
+        mounts=[mount for _, mount in pairs],
+        deadline_s=settings.task_deadline_s,
+    )
+    return render_pod(metadata_of(owner, name, "task", {**labels, "task": verb}), program, fields, settings)
+
+
+def folder_arguments(storage: Storage, default_path: str, folder: str, digest: str | None) -> tuple[str, ...]:
+    """`--folder PATH [--digest D]` for one checkpoint."""
+    path = f"{storage_root(storage, default_path)}/{folder}"
+    return ("--folder", path, *(("--digest", digest) if digest else ()))
+
+
+def list_arguments(storage: Storage, default_path: str, writer: str) -> tuple[str, ...]:
+    """`--root PATH --writer W` for all saves of one attempt."""
+    return ("--root", storage_root(storage, default_path), "--writer", writer)

@@ -1,0 +1,303 @@
+"""From a TrainingJob to the objects of one attempt: headless Service, configuration, pods.
+
+What is rendered splits in two. The *base* (pod and configuration as the user's intent shapes them) is pinned in the job's status and reused by every
+restart; what differs between attempts and pods is filled in from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.operator.api.storage import Storage
+from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
+from stoker.operator.api.trainingjob_status import Pinned
+from stoker.operator.labels import JOB_UID, ROLE
+from stoker.operator.plan import Object
+from stoker.operator.render.names import (
+    attempt_config_name,
+    digest_of,
+    pod_address,
+    stem,
+    trainer_pod_name,
+    writer_of,
+)
+from stoker.operator.render.pod import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    KEYS_FOLDER,
+    TERMINATION_LOG,
+    WORK_FOLDER,
+    Program,
+    claim_volume,
+    config_volume,
+    keys_volume,
+    metadata_of,
+    render_pod,
+    scratch_volume,
+)
+from stoker.operator.settings import Settings
+
+START_FOLDER = "/var/stoker/start"
+"""Where another claim with the weights to start from is mounted."""
+PLACEHOLDER = "stoker-attempt"
+"""Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
+
+
+@dataclass(frozen=True)
+class StartCheckpoint:
+    """The Checkpoint object that `modelFrom.checkpoint` names, resolved."""
+
+    storage: Storage
+    folder: str
+    step: int
+    digest: str
+    default_path: str
+    """Folder inside the claim where the storage names none."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What an attempt goes on from: absolute folder as the pod sees it."""
+
+    folder: str
+    step: int
+    digest: str
+
+
+def intent_of(spec: TrainingJobSpec) -> str:
+    """Hash of what shapes pods and configuration: not the controls of the run, not retention."""
+    wire = spec.to_wire()
+    wire.pop("run", None)
+    wire["checkpoint"] = {
+        key: value for key, value in wire["checkpoint"].items() if key not in {"maxToKeep", "deletionPolicy"}
+    }
+    return digest_of(wire, 16)
+
+
+def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
+    """The folder with `step-...` folders, as the pod sees it."""
+    return f"{mount}/{storage.path or default_path}"
+
+
+def pin(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> Pinned:
+    """Render the base for the job's present intent."""
+    rendered = {"config": _base_config(job, start, settings), "pod": _base_pod(job, start, settings)}
+    return Pinned(
+        intent=intent_of(job.spec),
+        revision=digest_of(rendered),
+        generation=job.metadata.generation,
+        images={"trainer": job.spec.workers.image or settings.runtime_image},
+        rendered=rendered,
+    )
+
+
+def service(job: TrainingJob, resource: Object) -> Object:
+    """The headless Service through which the pods of a gang find each other, ready or not."""
+    name = stem(job.metadata.name, job.metadata.uid)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata_of(resource, name, "trainer", job_labels(job)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_UID: job.metadata.uid, ROLE: "trainer"},
+            "ports": [{"name": "http", "port": 8080}],
+        },
+    }
+
+
+def keys_config_map(resource: Object, settings: Settings) -> Object:
+    """The operator's public keys. One per namespace, shared by all resources there, so it has no owner."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": settings.control_keys_config_map,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": {"app.kubernetes.io/part-of": "stoker", "app.kubernetes.io/managed-by": "stoker-operator"},
+        },
+        "data": dict(settings.control_public_keys),
+    }
+
+
+def attempt_config(job: TrainingJob, resource: Object, pinned: Pinned, attempt: int, resume: Resume | None) -> Object:
+    """The configuration of one attempt, as a ConfigMap that all its pods mount."""
+    base: Mapping[str, Any] = (pinned.rendered or {})["config"]
+    nodes = base["gang"]["nodes"]
+    config = {
+        **base,
+        "job": {**base["job"], "attempt": attempt, "writer": writer_of(job.metadata.uid, attempt)},
+        "gang": {**base["gang"], "agents": [_agent_url(job, attempt, rank, base) for rank in range(nodes)]},
+        "resume": {"folder": resume.folder, "step": resume.step, "digest": resume.digest} if resume else None,
+    }
+    name = attempt_config_name(job.metadata.name, job.metadata.uid, attempt)
+    labels = {**job_labels(job), "attempt": str(attempt)}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata_of(resource, name, "trainer", labels),
+        "data": {"config.json": json.dumps(config, indent=1, sort_keys=True)},
+    }
+
+
+def attempt_pods(
+    job: TrainingJob, resource: Object, pinned: Pinned, attempt: int, settings: Settings
+) -> tuple[Object, ...]:
+    """The pods of one attempt, by node rank."""
+    base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
+    nodes: int = (pinned.rendered or {})["config"]["gang"]["nodes"]
+    return tuple(_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(nodes))
+
+
+def job_labels(job: TrainingJob) -> dict[str, str]:
+    return {"job": job.metadata.name, "job-uid": job.metadata.uid}
+
+
+def _attempt_pod(
+    job: TrainingJob, resource: Object, base: Mapping[str, Any], attempt: int, rank: int, settings: Settings
+) -> Object:
+    uid, namespace = job.metadata.uid, job.metadata.namespace
+    name = trainer_pod_name(job.metadata.name, uid, attempt, rank)
+    subdomain = stem(job.metadata.name, uid)
+    master = pod_address(trainer_pod_name(job.metadata.name, uid, attempt, 0), subdomain, namespace)
+    labels = {**job_labels(job), "attempt": str(attempt), "node-rank": str(rank)}
+    own = metadata_of(resource, name, "trainer", labels)
+    user = base.get("metadata", {})
+    own["labels"] = {**user.get("labels", {}), **own["labels"]}
+    if user.get("annotations"):
+        own["annotations"] = user["annotations"]
+    env = {"STOKER_NODE_RANK": str(rank), "MASTER_ADDR": master, "MASTER_PORT": str(settings.rendezvous_port)}
+    spec = {**base["spec"], "hostname": name, "subdomain": subdomain}
+    config_name = attempt_config_name(job.metadata.name, uid, attempt)
+    spec["volumes"] = [_with_config(volume, config_name) for volume in spec["volumes"]]
+    main, *others = spec["containers"]
+    rendezvous = [{"name": key, "value": value} for key, value in env.items()]
+    spec["containers"] = [{**main, "env": [*main["env"], *rendezvous]}, *others]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
+
+
+def _with_config(volume: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if volume.get("configMap", {}).get("name") == PLACEHOLDER:
+        return {**volume, "configMap": {"name": name}}
+    return dict(volume)
+
+
+def _agent_url(job: TrainingJob, attempt: int, rank: int, base: Mapping[str, Any]) -> str:
+    name = trainer_pod_name(job.metadata.name, job.metadata.uid, attempt, rank)
+    address = pod_address(name, stem(job.metadata.name, job.metadata.uid), job.metadata.namespace)
+    return f"http://{address}:{base['listen']['port']}"
+
+
+def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> Object:
+    workers = job.spec.workers
+    pairs = [
+        config_volume(PLACEHOLDER),
+        keys_volume(settings),
+        scratch_volume("stoker-work", WORK_FOLDER),
+        scratch_volume("stoker-tmp", "/tmp"),
+        claim_volume(str(job.spec.checkpoint.storage.claim_name), read_only=False),
+    ]
+    if workers.gpus_per_pod:
+        pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
+    if start is not None and start.storage.claim_name != job.spec.checkpoint.storage.claim_name:
+        claim = {"claimName": str(start.storage.claim_name), "readOnly": True}
+        pairs.append(
+            (
+                {"name": "stoker-start", "persistentVolumeClaim": claim},
+                {"name": "stoker-start", "mountPath": START_FOLDER, "readOnly": True},
+            )
+        )
+    program = Program(
+        image=workers.image or settings.runtime_image,
+        command=[*settings.python, "-m", "stoker.trainer", "--config", CONFIG_FILE],
+        port=settings.agent_port,
+        volumes=[volume for volume, _ in pairs],
+        mounts=[mount for _, mount in pairs],
+        grace_period_s=workers.grace_period_seconds,
+    )
+    pod = render_pod({"name": PLACEHOLDER}, program, workers, settings)
+    return {"metadata": {key: value for key, value in pod["metadata"].items() if key != "name"}, "spec": pod["spec"]}
+
+
+def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> dict[str, Any]:
+    spec = job.spec
+    config = {
+        "job": {"namespace": job.metadata.namespace, "name": job.metadata.name, "uid": job.metadata.uid},
+        "listen": {
+            "host": "0.0.0.0",
+            "port": settings.agent_port,
+            "control_keys": KEYS_FOLDER,
+            "control_socket": f"{WORK_FOLDER}/control.sock",
+        },
+        "gang": {"nodes": spec.workers.replicas, "ranks_per_node": spec.workers.ranks},
+        "termination_log": TERMINATION_LOG,
+        "work_dir": WORK_FOLDER,
+        **_section(spec.runtime),
+        "parallelism": _section(spec.parallelism),
+        "training": _section(spec.training),
+        "optimization": _section(spec.optimization),
+        "memory": _section(spec.memory),
+        "data": _section(spec.data),
+        "checkpoint": _checkpoint_section(spec, job.metadata.name),
+        "logging": _section(spec.logging),
+        "retention": "external",
+        "deadlines": {
+            "load_s": spec.deadlines.load_seconds,
+            "first_step_s": spec.deadlines.first_step_seconds,
+            "step_s": spec.deadlines.step_seconds,
+            "save_s": spec.deadlines.save_seconds,
+            "validation_s": spec.deadlines.validation_seconds,
+        },
+        "grace_period_s": spec.workers.grace_period_seconds,
+    }
+    if spec.model is not None:
+        config["model"] = _model_section(spec)
+    else:
+        config["model_from"] = _model_from(spec, start)
+    return config
+
+
+def _checkpoint_section(spec: TrainingJobSpec, job_name: str) -> dict[str, Any]:
+    section = _section(spec.checkpoint)
+    for key in ("storage", "deletion_policy", "max_to_keep"):
+        section.pop(key, None)
+    return {**section, "root": storage_root(spec.checkpoint.storage, job_name)}
+
+
+def _model_section(spec: TrainingJobSpec) -> dict[str, Any]:
+    assert spec.model is not None
+    model = spec.model
+    defaults = {
+        "num_kv_heads": model.num_kv_heads or model.num_heads,
+        "head_dim": model.head_dim or model.hidden_size // model.num_heads,
+        "max_position_embeddings": model.max_position_embeddings or spec.training.sequence_length,
+    }
+    return {**_section(model), **defaults}
+
+
+def _model_from(spec: TrainingJobSpec, start: StartCheckpoint | None) -> dict[str, Any]:
+    source = spec.model_from
+    assert source is not None
+    if source.hugging_face is not None:
+        return {"kind": "huggingFace", "path": source.hugging_face.path}
+    if source.gguf is not None:
+        return {"kind": "gguf", "path": source.gguf.path}
+    assert start is not None, "the caller resolves modelFrom.checkpoint before it renders"
+    return {"kind": "checkpoint", "path": start_folder(spec, start), "digest": start.digest}
+
+
+def start_folder(spec: TrainingJobSpec, start: StartCheckpoint) -> str:
+    """The starting checkpoint's folder as the pod sees it."""
+    same_claim = start.storage.claim_name == spec.checkpoint.storage.claim_name
+    mount = CHECKPOINT_FOLDER if same_claim else START_FOLDER
+    return f"{storage_root(start.storage, start.default_path, mount)}/{start.folder}"
+
+
+def _section(section: Any) -> dict[str, Any]:
+    """A section with the data plane's names; absent members are left to its defaults."""
+    plain: dict[str, Any] = section.model_dump(mode="json", exclude_none=True)
+    return plain

@@ -1,0 +1,286 @@
+"""A cluster without time and threads: objects in a dictionary, plans carried out one action at a time, pods that do what a test says.
+
+The slow twin of executor, informers and kubelet for property tests: a plan may stop after any action (a crash), and pods may do anything that pods do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from stoker.operator.applied_hash import is_applied, with_applied_hash
+from stoker.operator.observe import observe
+from stoker.operator.plan import Key, Object, Observed, Plan, Ref
+from stoker.operator.settings import Settings
+from stoker.operator.store import Store, key_of
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord, SaveRecord
+
+Reconciler = Callable[[Observed, Settings, datetime], Plan]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Crash(Exception):
+    """The operator died in the middle of a plan."""
+
+
+class SimulatedCluster:
+    """Everything that a reconcile can see or change."""
+
+    def __init__(self, reconcilers: Mapping[str, Reconciler], settings: Settings | None = None) -> None:
+        self.reconcilers = reconcilers
+        self.settings = settings or Settings()
+        self.objects: dict[Key, Object] = {}
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.calls: list[tuple[str, str, dict[str, Any]]] = []
+        self.events: list[str] = []
+        self.now = START
+        self.version = 0
+        self.uids = 0
+        self.writes = 0
+
+    # Objects
+
+    def add(self, body: Object) -> Object:
+        """Create an object as the API server would."""
+        key = _key(body)
+        if key in self.objects:
+            return self.objects[key]
+        made = copy.deepcopy(body)
+        self.uids += 1
+        metadata = made["metadata"]
+        metadata.setdefault("namespace", "default")
+        metadata |= {"uid": f"uid-{self.uids:04d}", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        if made["kind"] == "Pod":
+            made["status"] = {"phase": "Pending"}
+        self.objects[key_of(made)] = made
+        self._touch(made)
+        return made
+
+    def change_spec(self, key: Key, change: Callable[[dict[str, Any]], None]) -> None:
+        found = self.objects[key]
+        change(found["spec"])
+        found["metadata"]["generation"] += 1
+        self._touch(found)
+
+    def delete(self, key: Key) -> None:
+        """As the API server: objects with finalizers and running pods get a timestamp first."""
+        found = self.objects.get(key)
+        if found is None:
+            return
+        running = found["kind"] == "Pod" and found["status"]["phase"] in {"Pending", "Running"}
+        if found["metadata"].get("finalizers") or running:
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self._touch(found)
+        else:
+            self._remove(key)
+
+    def of_kind(self, kind: str) -> list[Object]:
+        return [found for key, found in sorted(self.objects.items()) if key.kind == kind]
+
+    # The operator
+
+    def plan(self, key: Key) -> Plan:
+        store = Store()
+        for found in self.objects.values():
+            store.put(copy.deepcopy(found))
+        for uid, body in self.reports.items():
+            store.put_report(uid, copy.deepcopy(body), 0.0)
+        seen = observe(store, key, 1.0)
+        if seen is None:
+            return Plan()
+        before = json.dumps(seen.resource, sort_keys=True)
+        plan = self.reconcilers[key.kind](seen, self.settings, self.now)
+        assert json.dumps(seen.resource, sort_keys=True) == before, "a reconcile must not change what it sees"
+        return plan
+
+    def reconcile(self, key: Key, crash_after: int | None = None) -> Plan:
+        """One pass. With `crash_after`, the operator dies after that many writes.
+
+        Raises:
+            Crash: it died.
+        """
+        plan = self.plan(key)
+        left = [crash_after]
+        for action in self._actions(key, plan):
+            if left[0] is not None:
+                if left[0] == 0:
+                    raise Crash
+                left[0] -= 1
+            self.writes += 1
+            action()
+        return plan
+
+    def settle(self, rounds: int = 60) -> None:
+        """Reconcile everything until nothing is left to do."""
+        for _ in range(rounds):
+            plans = [self.reconcile(key) for key in sorted(self.objects) if key.kind in self.reconcilers]
+            if all(plan.empty for plan in plans):
+                return
+        raise AssertionError(f"no rest after {rounds} rounds: {[plan for plan in plans if not plan.empty]}")
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def _actions(self, key: Key, plan: Plan) -> list[Callable[[], None]]:
+        actions: list[Callable[[], None]] = []
+        held = self.objects[key]["metadata"].get("finalizers", []) if key in self.objects else []
+        if plan.finalizers is not None:
+            added = [name for name in plan.finalizers if name not in held]
+            if added:
+                actions.append(lambda: self._finalizers(key, [*held, *added]))
+        if plan.status is not None:
+            actions.append(lambda: self._status(key, plan.status or {}))
+        actions += [lambda body=body: self._create(body) for body in plan.create]
+        actions += [
+            lambda body=body: self._apply(body)
+            for body in plan.apply
+            if not is_applied(body, self.objects.get(_key(body)))
+        ]
+        actions += [lambda patch=patch: self._patch(patch.ref, patch.body) for patch in plan.patch]
+        actions += [lambda scale=scale: self._scale(scale.ref, scale.replicas) for scale in plan.scale]
+        actions += [lambda ref=ref: self._delete_ref(ref) for ref in plan.delete]
+        actions += [
+            lambda call=call: self.calls.append((call.pod.name, call.path, dict(call.body))) for call in plan.calls
+        ]
+        actions += [lambda event=event: self.events.append(event.reason) for event in plan.events]
+        if plan.finalizers is not None and set(held) - set(plan.finalizers):
+            actions.append(lambda: self._finalizers(key, list(plan.finalizers or ())))
+        return actions
+
+    def _create(self, body: Object) -> None:
+        self.add(body)
+
+    def _apply(self, body: Object) -> None:
+        key = _key(body)
+        labelled = with_applied_hash(body)
+        if key not in self.objects:
+            self.add(labelled)
+            return
+        found = self.objects[key]
+        for part, value in labelled.items():
+            if part == "metadata":
+                found["metadata"]["labels"] = {**found["metadata"].get("labels", {}), **value.get("labels", {})}
+            elif part != "status" and not (part == "spec" and body["kind"] == "EnginePool"):
+                found[part] = copy.deepcopy(value)
+            elif part == "spec":
+                found["spec"] = {**copy.deepcopy(value), "replicas": found["spec"].get("replicas", 1)}
+        found["metadata"]["generation"] += 1
+        self._touch(found)
+
+    def _status(self, key: Key, status: dict[str, Any]) -> None:
+        if key in self.objects:
+            self.objects[key]["status"] = copy.deepcopy(status)
+            self._touch(self.objects[key])
+
+    def _finalizers(self, key: Key, names: list[str]) -> None:
+        found = self.objects.get(key)
+        if found is None:
+            return
+        found["metadata"]["finalizers"] = names
+        self._touch(found)
+        if not names and found["metadata"].get("deletionTimestamp"):
+            self._remove(key)
+
+    def _patch(self, ref: Ref, body: Mapping[str, Any]) -> None:
+        found = self._exact(ref)
+        if found is not None:
+            _merge(found, body)
+            self._touch(found)
+
+    def _scale(self, ref: Ref, replicas: int) -> None:
+        found = self._exact(ref)
+        if found is not None:
+            found["spec"]["replicas"] = replicas
+            found["metadata"]["generation"] += 1
+            self._touch(found)
+
+    def _delete_ref(self, ref: Ref) -> None:
+        if self._exact(ref) is not None:
+            self.delete(Key(ref.kind, ref.namespace, ref.name))
+
+    def _exact(self, ref: Ref) -> Object | None:
+        found = self.objects.get(Key(ref.kind, ref.namespace, ref.name))
+        return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+
+    def _remove(self, key: Key) -> None:
+        gone = self.objects.pop(key, None)
+        if gone is None:
+            return
+        for other_key, other in list(self.objects.items()):
+            owners = {owner["uid"] for owner in other["metadata"].get("ownerReferences", ())}
+            if gone["metadata"]["uid"] in owners:
+                self.delete(other_key)
+
+    def _touch(self, found: Object) -> None:
+        self.version += 1
+        found["metadata"]["resourceVersion"] = str(self.version)
+
+    # The kubelet and the programs
+
+    def pods(self, role: str) -> list[Object]:
+        return [pod for pod in self.of_kind("Pod") if pod["metadata"]["labels"].get("stoker.dev/role") == role]
+
+    def run(self, pod: Object, *, ready: bool = True) -> None:
+        """The pod's container runs."""
+        if pod["status"]["phase"] != "Pending":
+            return
+        pod["spec"]["nodeName"] = "node-1"
+        pod["status"] = {
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        }
+        self._touch(pod)
+
+    def end(self, pod: Object, cause: Cause, **word: Any) -> None:
+        """The pod's container ends with a last word."""
+        saves = tuple(SaveRecord(**save) for save in word.pop("saves", ()))
+        text = LastWord(cause=cause, saves=saves, **word).encode().decode()
+        self._terminate(pod, EXIT_CODES[cause], text)
+
+    def kill(self, pod: Object) -> None:
+        """The pod's container dies without a word."""
+        self._terminate(pod, 137, "")
+
+    def vanish(self, pod: Object) -> None:
+        """The pod object is gone, as after a forced delete or a lost node."""
+        self.reports.pop(pod["metadata"]["uid"], None)
+        self._remove(key_of(pod))
+
+    def collect(self) -> None:
+        """Pods that are being deleted end."""
+        for pod in self.of_kind("Pod"):
+            if pod["metadata"].get("deletionTimestamp"):
+                self.vanish(pod)
+
+    def report(self, pod: Object, body: dict[str, Any]) -> None:
+        self.reports[pod["metadata"]["uid"]] = body
+
+    def _terminate(self, pod: Object, code: int, message: str) -> None:
+        terminated = {"exitCode": code, "message": message}
+        pod["status"] = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "containerStatuses": [{"name": "main", "state": {"terminated": terminated}}],
+        }
+        if pod["metadata"].get("deletionTimestamp"):
+            self.vanish(pod)
+        else:
+            self._touch(pod)
+
+
+def _key(body: Object) -> Key:
+    return Key(body["kind"], body["metadata"].get("namespace", "default"), body["metadata"]["name"])
+
+
+def _merge(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, Mapping):
+            _merge(target.setdefault(name, {}), value)
+        else:
+            target[name] = value

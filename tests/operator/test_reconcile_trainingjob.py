@@ -1,0 +1,623 @@
+"""The reconciles of TrainingJob and Checkpoint, in a simulated cluster: single stories, then any order and any crash point."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.plan import Key, Object
+from stoker.operator.reconcile.checkpoint import reconcile_checkpoint
+from stoker.operator.reconcile.trainingjob import reconcile_trainingjob
+from stoker.operator.render.names import writer_of
+from stoker.pod.exit_code import Cause
+from tests.operator.simulated_cluster import Crash, SimulatedCluster
+
+JOB = Key("TrainingJob", "default", "run")
+
+
+class Run:
+    """A cluster with one job of two pods, and an environment that behaves."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.cluster = SimulatedCluster({"TrainingJob": reconcile_trainingjob, "Checkpoint": reconcile_checkpoint})
+        self.cluster.add(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}, "spec": {}}
+        )
+        body = {
+            "model": {
+                "architecture": "llama",
+                "hiddenSize": 64,
+                "intermediateSize": 128,
+                "numLayers": 2,
+                "numHeads": 4,
+            },
+            "workers": {"replicas": 2},
+            "training": {"totalSteps": 100},
+            "data": {"sources": [{"name": "text", "path": "/data/text.txt"}]},
+            "checkpoint": {"storage": {"claimName": "claim"}},
+            **spec,
+        }
+        self.cluster.add(
+            {"apiVersion": "stoker.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "run"}, "spec": body}
+        )
+
+    @property
+    def job(self) -> Object:
+        return self.cluster.objects[JOB]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.job.get("status", {}))
+
+    @property
+    def attempt(self) -> int:
+        return int(self.status["attempt"]["number"])
+
+    @property
+    def gang(self) -> list[Object]:
+        number = str(self.attempt) if "attempt" in self.status else ""
+        return [p for p in self.cluster.pods("trainer") if p["metadata"]["labels"]["stoker.dev/attempt"] == number]
+
+    def start(self) -> None:
+        self.cluster.settle()
+        for pod in self.gang:
+            self.cluster.run(pod)
+        self.train(0)
+
+    def folder(self, step: int) -> str:
+        return f"step-{step:08d}.{writer_of(self.job['metadata']['uid'], self.attempt)}"
+
+    def train(self, step: int, saves: tuple[dict[str, Any], ...] = ()) -> None:
+        """Pod 0's agent reports."""
+        body = {
+            "attempt": self.attempt,
+            "phase": "Training",
+            "step": step,
+            "total_steps": 100,
+            "loss": 2.5,
+            "saves": list(saves),
+        }
+        leader = next(p for p in self.gang if p["metadata"]["labels"]["stoker.dev/node-rank"] == "0")
+        self.cluster.report(leader, body)
+        self.cluster.settle()
+
+    def save(self, step: int, verified: bool | None = True, id_: str = "") -> dict[str, Any]:
+        folder = self.folder(step)
+        return {
+            "id": id_ or folder,
+            "folder": folder,
+            "step": step,
+            "digest": f"digest{step}",
+            "verified": verified,
+            "state": "Committed",
+            "loss": 2.0,
+            "bytes": 10,
+        }
+
+    def word(self, step: int, verified: bool | None = True) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.save(step, verified).items()
+            if name in {"id", "folder", "step", "digest", "verified"}
+        }
+
+    def next_attempt(self) -> None:
+        """Old pods end, the delay passes, a new gang runs."""
+        for _ in range(6):
+            self.cluster.settle()
+            self.cluster.collect()
+            self.cluster.advance(400)
+            self.cluster.settle()
+            self.answer_tasks("list", saves=[])
+        for pod in self.gang:
+            self.cluster.run(pod)
+        self.cluster.settle()
+
+    def answer_tasks(self, verb: str, *, ok: bool = True, **result: Any) -> None:
+        for pod in self.cluster.pods("task"):
+            if pod["metadata"]["labels"]["stoker.dev/task"] == verb and pod["status"]["phase"] == "Pending":
+                self.cluster.run(pod)
+                answer = {"task": verb, "ok": ok, **result}
+                self.cluster.end(pod, Cause.COMPLETED if ok else Cause.TASK_FAILED, result=answer)
+        self.cluster.settle()
+
+    def checkpoint(self, step: int) -> Object:
+        return next(
+            c for c in self.cluster.of_kind("Checkpoint") if c["spec"]["source"].get("save", {}).get("step") == step
+        )
+
+    def condition(self, found: Object, name: str) -> str:
+        return next((c["status"] for c in found["status"].get("conditions", ()) if c["type"] == name), "absent")
+
+
+def test_a_new_job_gets_service_configuration_and_one_pod_per_node() -> None:
+    run = Run()
+    run.cluster.settle()
+    assert [pod["metadata"]["name"].rpartition("-a")[2] for pod in run.gang] == ["0-0", "0-1"]
+    assert len(run.cluster.of_kind("Service")) == 1
+    assert run.status["phase"] == "Pending"
+    assert run.status["message"].startswith("2 of 2 pods wait")
+
+
+def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
+    run = Run()
+    run.start()
+    run.train(7)
+    assert run.status["phase"] == "Running"
+    assert run.status["progress"]["step"] == 7
+    assert run.cluster.plan(JOB).empty
+
+
+def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10, None),))
+    found = run.checkpoint(10)
+    assert (found["status"]["phase"], run.condition(found, "Verified")) == ("Complete", "absent")
+    run.train(11, (run.save(10, True),))
+    assert run.condition(run.checkpoint(10), "Verified") == "True"
+    assert run.status["newestVerifiedCheckpoint"]["step"] == 10
+    assert not run.cluster.pods("task")
+
+
+def test_saves_of_another_writer_change_nothing() -> None:
+    run = Run()
+    run.start()
+    stale = {**run.save(10), "folder": "step-00000010.ffffffff"}
+    run.train(10, (stale,))
+    assert run.cluster.of_kind("Checkpoint") == []
+
+
+def test_a_failed_attempt_resumes_from_the_newest_verified_checkpoint() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(10), run.save(20)))
+    run.cluster.end(run.gang[1], Cause.RANK_FAILED, step=26, rank=1, detail="ValueError: boom")
+    run.cluster.end(run.gang[0], Cause.PEER_LOST, step=25, saves=(run.word(10), run.word(20)))
+    run.next_attempt()
+    assert run.attempt == 1
+    assert run.status["attempt"]["resumedFrom"]["step"] == 20
+    assert (run.status["lastFailure"]["cause"], run.status["lastFailure"]["rank"]) == ("RankFailed", 1)
+    assert run.status["lostSteps"] == 6
+    assert run.status["failuresWithoutProgress"] == 1
+
+
+def test_the_configuration_of_a_new_attempt_names_what_to_resume() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(20),))
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(20),))
+    run.next_attempt()
+    config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-a1"))
+    assert '"digest": "digest20"' in config["data"]["config.json"]
+    assert "/var/stoker/checkpoints/run/step-00000020." in config["data"]["config.json"]
+
+
+def test_a_corrupt_resume_falls_back_to_the_checkpoint_before_it_and_marks_it() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(10), run.save(20)))
+    corrupt = run.folder(20)
+    run.cluster.end(run.gang[0], Cause.RANK_KILLED, saves=(run.word(10), run.word(20)))
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["folder"] == corrupt
+    run.cluster.end(run.gang[0], Cause.CHECKPOINT_CORRUPT, detail="piece 3 of model.embed")
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 10
+    assert run.checkpoint(20)["status"]["phase"] == "Corrupt"
+
+
+def test_a_save_in_a_last_word_that_was_not_read_back_is_verified_by_a_task_before_the_resume() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(10),))
+    run.cluster.end(run.gang[0], Cause.INTERRUPTED, saves=(run.word(10), run.word(24, False)))
+    run.cluster.settle()
+    run.cluster.collect()
+    run.cluster.settle()
+    assert "step 24 is being verified" in run.status["message"]
+    run.answer_tasks("verify", step=24, bytes=10)
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 24
+    assert run.status["failuresWithoutProgress"] == 0
+
+
+def test_a_pod_lost_without_a_word_has_its_folder_listed() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(10),))
+    found = run.save(20, None)
+    for pod in run.gang:
+        run.cluster.vanish(pod)
+    run.cluster.settle()
+    run.answer_tasks("list", saves=[{"folder": found["folder"], "step": 20, "digest": found["digest"]}])
+    run.answer_tasks("verify", step=20)
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 20
+    assert run.checkpoint(20)["spec"]["source"]["save"]["reason"] == "found"
+
+
+@pytest.mark.parametrize("cause", [Cause.CONFIG_INVALID, Cause.DATA_ERROR, Cause.MODEL_ERROR])
+def test_what_a_retry_cannot_help_fails_at_once(cause: Cause) -> None:
+    run = Run()
+    run.start()
+    run.cluster.end(run.gang[0], cause, detail="no such file")
+    run.cluster.settle()
+    assert run.status["phase"] == "Failed"
+    assert run.condition(run.job, "Stalled") == "True"
+    assert cause.value in run.status["message"]
+
+
+def test_the_budget_ends_in_failure_and_progress_refills_it() -> None:
+    run = Run(run={"backoffLimit": 1})
+    run.start()
+    run.cluster.kill(run.gang[0])
+    run.next_attempt()
+    run.train(10, (run.save(10),))
+    assert run.status["failuresWithoutProgress"] == 0
+    for _ in range(2):
+        run.cluster.end(run.gang[0], Cause.HANG)
+        run.next_attempt()
+    assert run.status["phase"] == "Failed"
+    assert run.status["lastFailure"]["action"] == "Fail"
+
+
+def test_an_evicted_pod_does_not_count() -> None:
+    run = Run(run={"backoffLimit": 0})
+    run.start()
+    pod = run.gang[0]
+    run.cluster.kill(pod)
+    pod["status"]["reason"] = "Evicted"
+    run.next_attempt()
+    assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)
+
+
+def test_a_completed_job_is_final_and_makes_no_pod_again() -> None:
+    run = Run()
+    run.start()
+    run.train(100, (run.save(100),))
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),))
+    run.cluster.settle()
+    assert run.status["phase"] == "Completed"
+    assert run.condition(run.job, "Ready") == "True"
+    for pod in run.cluster.pods("trainer"):
+        run.cluster.vanish(pod)
+    run.cluster.settle()
+    assert run.cluster.pods("trainer") == []
+    assert run.cluster.plan(JOB).empty
+
+
+def test_a_finished_job_is_deleted_after_its_time_and_its_checkpoints_stay() -> None:
+    run = Run(run={"ttlSecondsAfterFinished": 60})
+    run.start()
+    run.train(100, (run.save(100),))
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED, saves=(run.word(100),))
+    run.cluster.settle()
+    run.cluster.advance(61)
+    run.cluster.reconcile(JOB)
+    run.cluster.settle()
+    assert JOB not in run.cluster.objects
+    assert len(run.cluster.of_kind("Checkpoint")) == 1
+
+
+def test_suspend_drains_through_pod_0_and_resume_goes_on_from_the_last_save() -> None:
+    run = Run()
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=True))
+    run.cluster.reconcile(JOB)
+    assert [(path, body["mode"]) for _, path, body in run.cluster.calls] == [("/drain", "suspend")]
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED, step=30, saves=(run.word(30),))
+    run.cluster.settle()
+    assert run.status["phase"] == "Suspended"
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=False))
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 30
+    assert run.status["restarts"] == 0
+
+
+def test_cancel_saves_and_is_final() -> None:
+    run = Run()
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(cancel=True))
+    run.cluster.reconcile(JOB)
+    assert run.cluster.calls[-1][2]["mode"] == "cancel"
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.CANCELLED, saves=(run.word(30),))
+    run.cluster.settle()
+    assert run.status["phase"] == "Cancelled"
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(cancel=False))
+    run.cluster.settle()
+    assert run.status["phase"] == "Cancelled"
+
+
+def test_pods_that_ignore_a_drain_are_deleted_after_the_grace_period() -> None:
+    run = Run(workers={"replicas": 2, "gracePeriodSeconds": 20})
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=True))
+    run.cluster.reconcile(JOB)
+    run.cluster.advance(51)
+    run.cluster.reconcile(JOB)
+    assert all(pod["metadata"].get("deletionTimestamp") for pod in run.gang)
+
+
+def test_a_deadline_ends_the_job() -> None:
+    run = Run(run={"activeDeadlineSeconds": 100})
+    run.start()
+    run.cluster.advance(101)
+    run.cluster.settle()
+    assert run.status["phase"] == "Failed"
+    assert "activeDeadlineSeconds 100" in run.status["message"]
+
+
+def test_a_missing_claim_is_named_and_nothing_runs() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "elsewhere"}})
+    run.cluster.settle()
+    assert "PersistentVolumeClaim elsewhere does not exist" in run.status["message"]
+    assert run.cluster.pods("trainer") == []
+
+
+def test_what_is_not_built_yet_is_refused_by_name() -> None:
+    run = Run(memory={"zeroStage": 3})
+    run.cluster.settle()
+    assert "not supported yet" in run.status["message"]
+    assert "memory.zeroStage" in run.status["message"]
+    assert run.cluster.pods("trainer") == []
+
+
+def test_no_child_is_made_after_a_deletion_timestamp() -> None:
+    run = Run()
+    run.job["metadata"]["finalizers"] = ["foregroundDeletion"]
+    run.cluster.delete(JOB)
+    run.cluster.settle()
+    assert run.cluster.of_kind("Pod") == []
+
+
+def test_retention_keeps_the_newest_verified_and_spares_pinned_ones() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 2})
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    pinned = run.checkpoint(10)
+    pinned["spec"]["pinned"] = True
+    run.train(50, (run.save(10), run.save(20), run.save(30), run.save(40)))
+    run.answer_tasks("delete", deleted=["a"])
+    run.cluster.settle()
+    assert sorted(c["spec"]["source"]["save"]["step"] for c in run.cluster.of_kind("Checkpoint")) == [10, 30, 40]
+
+
+def request(run: Run, name: str = "now") -> Key:
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": name},
+            "spec": {"source": {"jobRef": {"name": "run"}}},
+        }
+    )
+    return Key("Checkpoint", "default", name)
+
+
+def test_a_checkpoint_asks_its_running_job_to_save_now() -> None:
+    run = Run()
+    run.start()
+    key = request(run)
+    run.cluster.reconcile(key)
+    uid = run.cluster.objects[key]["metadata"]["uid"]
+    assert [(path, body["id"]) for _, path, body in run.cluster.calls] == [("/checkpoint", uid)]
+    run.train(33, (run.save(33, True, uid),))
+    found = run.cluster.objects[key]
+    assert (found["status"]["step"], run.condition(found, "Ready")) == (33, "True")
+    assert len(run.cluster.of_kind("Checkpoint")) == 1
+
+
+def test_a_request_to_a_finished_job_fails_and_says_so() -> None:
+    run = Run()
+    run.start()
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED)
+    run.cluster.settle()
+    key = request(run)
+    run.cluster.settle()
+    assert run.cluster.objects[key]["status"]["phase"] == "Failed"
+    assert "is Completed" in run.cluster.objects[key]["status"]["message"]
+
+
+def adopt(run: Run, **spec: Any) -> Key:
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": "old"},
+            "spec": {
+                "source": {
+                    "import": {"storage": {"claimName": "claim", "path": "old"}, "folder": "step-00000005.0badc0de"}
+                },
+                **spec,
+            },
+        }
+    )
+    return Key("Checkpoint", "default", "old")
+
+
+def test_an_imported_folder_is_read_by_a_task_and_then_verified() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5", bytes=10, tokens=100)
+    found = run.cluster.objects[key]
+    assert (found["status"]["step"], found["status"]["tokens"], run.condition(found, "Verified")) == (5, 100, "True")
+
+
+def test_a_broken_import_is_corrupt_and_names_the_problem() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", ok=False, problems=["rank-0.bin: hash differs"])
+    found = run.cluster.objects[key]
+    assert (found["status"]["phase"], found["status"]["message"]) == ("Corrupt", "rank-0.bin: hash differs")
+
+
+def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    assert run.cluster.objects[key]["metadata"]["finalizers"] == ["stoker.dev/checkpoint-data"]
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(10),))
+    run.next_attempt()
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert "TrainingJob run" in run.cluster.objects[key]["status"]["message"]
+    assert run.cluster.pods("task") == []
+    run.train(100)
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED)
+    run.cluster.settle()
+    run.answer_tasks("delete", deleted=["a"])
+    run.cluster.settle()
+    assert key not in run.cluster.objects
+
+
+def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert key not in run.cluster.objects or "finalizers" not in run.cluster.objects[key]["metadata"]
+    assert run.cluster.pods("task") == []
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "job",
+                "checkpoints",
+                "run",
+                "train",
+                "save",
+                "fail",
+                "kill",
+                "vanish",
+                "complete",
+                "tasks",
+                "collect",
+                "wait",
+                "suspend",
+                "go on",
+            ]
+        ),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)
+
+
+def disturb(run: Run, event: str, number: int) -> None:
+    """One thing that may happen at any time; `number` picks the pod, the step or the point of a crash."""
+    cluster, gang = run.cluster, run.gang if "attempt" in run.status else []
+    running = [pod for pod in gang if pod["status"]["phase"] == "Running"]
+    if event == "job":
+        crash(cluster, JOB, number)
+    elif event == "checkpoints":
+        for found in cluster.of_kind("Checkpoint"):
+            crash(cluster, Key("Checkpoint", "default", found["metadata"]["name"]), number)
+    elif event == "run":
+        for pod in gang[: number + 1]:
+            cluster.run(pod)
+    elif event in {"train", "save"} and running and running[0]["metadata"]["labels"]["stoker.dev/node-rank"] == "0":
+        old = cluster.reports.get(running[0]["metadata"]["uid"], {"saves": [], "step": 0})
+        step = old["step"] + number
+        saves = [*old["saves"], *([run.save(step, [None, True][number % 2])] if event == "save" and step else [])]
+        cluster.report(running[0], {"attempt": run.attempt, "phase": "Training", "step": step, "saves": saves})
+    elif event == "fail" and running:
+        causes = [
+            Cause.RANK_FAILED,
+            Cause.HANG,
+            Cause.OUT_OF_MEMORY,
+            Cause.INTERRUPTED,
+            Cause.CHECKPOINT_CORRUPT,
+            Cause.STORAGE_ERROR,
+        ]
+        cluster.end(running[number % len(running)], causes[number % len(causes)])
+    elif event == "kill" and running:
+        cluster.kill(running[number % len(running)])
+    elif event == "vanish" and gang:
+        cluster.vanish(gang[number % len(gang)])
+    elif event == "complete" and len(running) == 2:
+        cluster.end(running[number % 2], Cause.COMPLETED)
+    elif event == "tasks":
+        for verb in ("verify", "list"):
+            for pod in cluster.pods("task"):
+                if pod["metadata"]["labels"]["stoker.dev/task"] == verb and pod["status"]["phase"] == "Pending":
+                    cluster.end(pod, Cause.COMPLETED, result={"task": verb, "ok": True, "saves": []})
+    elif event == "collect":
+        cluster.collect()
+    elif event == "wait":
+        cluster.advance(60 * number)
+    elif event in {"suspend", "go on"}:
+        cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=event == "suspend"))
+
+
+def crash(cluster: SimulatedCluster, key: Key, point: int) -> None:
+    with contextlib.suppress(Crash):
+        cluster.reconcile(key, crash_after=point if point < 6 else None)
+
+
+def check_invariants(run: Run) -> None:
+    live = [p for p in run.cluster.pods("trainer") if p["status"]["phase"] in {"Pending", "Running"}]
+    wanted = [p for p in live if not p["metadata"].get("deletionTimestamp")]
+    attempts = {p["metadata"]["labels"]["stoker.dev/attempt"] for p in live}
+    assert len(attempts) <= 1, "two attempts at the same time"
+    if run.status.get("phase") in {"Completed", "Failed", "Cancelled"} and run.cluster.plan(JOB).create:
+        kinds = {body["kind"] for body in run.cluster.plan(JOB).create}
+        assert kinds <= {"Checkpoint"}, "a terminal job makes no workload"
+    resumed = run.status.get("attempt", {}).get("resumedFrom")
+    assert resumed is None or resumed["verified"], "only verified checkpoints are resumed"
+    assert len(wanted) <= 2
+
+
+def behave(run: Run) -> None:
+    """From here on everything works: the job must come to an end."""
+    cluster = run.cluster
+    cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=False))
+    for _ in range(40):
+        cluster.settle()
+        if run.status["phase"] in {"Completed", "Failed", "Cancelled"}:
+            break
+        cluster.collect()
+        cluster.advance(400)
+        disturb(run, "tasks", 0)
+        gang = run.gang if "attempt" in run.status else []
+        for pod in gang:
+            cluster.run(pod)
+        if len(gang) == 2 and all(p["status"]["phase"] in {"Running", "Succeeded"} for p in gang):
+            cluster.settle()
+            for pod in run.gang:
+                if pod["status"]["phase"] == "Running" and not pod["metadata"].get("deletionTimestamp"):
+                    cluster.end(pod, Cause.COMPLETED)
+    disturb(run, "tasks", 0)
+    cluster.collect()
+    cluster.settle()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(events=EVENTS)
+def test_any_order_and_any_crash_point_converge(events: list[tuple[str, int]]) -> None:
+    run = Run(run={"backoffLimit": 1000})
+    for event, number in events:
+        disturb(run, event, number)
+        check_invariants(run)
+    behave(run)
+    assert run.status["phase"] in {"Completed", "Failed"}
+    writes = run.cluster.writes
+    run.cluster.settle()
+    assert run.cluster.writes == writes, "a second pass over a converged cluster writes nothing"

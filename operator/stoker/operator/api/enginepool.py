@@ -24,7 +24,7 @@ from stoker.operator.api.value import (
     rules,
 )
 
-RevisionName = Annotated[str, Field(min_length=1, max_length=16, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+RevisionName = Annotated[str, Field(max_length=16, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
 class EngineTemplate(Value):

@@ -33,9 +33,7 @@ from stoker.operator.api.value import (
 )
 
 DeploymentPhase = Literal["Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "Failed"]
-ServedName = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")
-]
+ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
 
 
 class CheckpointSelector(Value):
@@ -60,10 +58,7 @@ class ServedModel(Value):
 
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
-    uri: (
-        Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")]
-        | None
-    ) = None
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")] | None = None
     """`file:///PATH` in a mounted volume, `pvc://CLAIM/PATH` (mounted for you); hf, s3 and oci are not supported yet."""
     names: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})

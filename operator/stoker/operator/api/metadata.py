@@ -57,16 +57,16 @@ class KeyRef(Value):
     """One key of a Secret or ConfigMap of the same namespace."""
 
     name: Name
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
     optional: bool | None = None
 
 
 class Condition(Value):
     """One observation, in the form that kstatus, Argo CD and Flux read."""
 
-    type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z]+$")]
+    type: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z]+$")]
     status: Literal["True", "False", "Unknown"]
-    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    reason: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
     message: Annotated[str, Field(max_length=4096)] = ""
     last_transition_time: Time
     observed_generation: Int64 | None = None

@@ -91,7 +91,7 @@ class FromCheckpoint(Value):
 
     name: Name
     state: Literal["Weights", "All"] = "Weights"
-    """`All` also takes optimizer, schedule, data position and random state: the run goes on where that one stopped."""
+    """`All` also takes optimizer, schedule, data position and random state."""
 
 
 class FromFolder(Value):
@@ -103,8 +103,8 @@ class FromFolder(Value):
 class FromHub(Value):
     """A repository of the Hugging Face hub."""
 
-    id: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
-    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._/-]+$")] = "main"
+    id: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
+    revision: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9._/-]+$")] = "main"
     token_secret_ref: KeyRef | None = None
 
 

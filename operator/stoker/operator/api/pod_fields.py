@@ -25,7 +25,7 @@ from stoker.operator.api.value import (
 )
 
 Quantities = Annotated[dict[Annotated[str, Field(max_length=317)], Quantity], Field(max_length=16)]
-Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+Image = Annotated[str, Field(max_length=512, pattern=r"^[^\s]+$")]
 
 
 class ResourceRequirements(Value):
@@ -65,7 +65,7 @@ class EnvVar(Value):
         )
     )
 
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     value: Annotated[str, Field(max_length=4096)] | None = None
     value_from: EnvSource | None = None
 
@@ -184,11 +184,15 @@ class SmallPod(Value):
     ] = ()
     priority_class_name: Name | None = None
     pod_template: Opaque | None = None
-    """`{metadata: {labels, annotations}, spec: {...}}`, merged last (strategic merge). Checked by a dry run; a template that cannot be applied sets `Stalled`."""
+    """`{metadata: {labels, annotations}, spec}`, merged last (strategic merge)."""
 
 
-RANKS_PER_POD = "(has(self.ranksPerPod) ? self.ranksPerPod : (self.gpusPerPod > 0 ? self.gpusPerPod : 1))"
-"""CEL: processes in one pod, where `self` is the section with the pod's fields."""
+def ranks_per_pod(section: str) -> str:
+    """CEL: processes in one pod, where `section` has the pod's fields."""
+    return (
+        f"(has({section}.ranksPerPod) ? {section}.ranksPerPod : ({section}.gpusPerPod > 0 ? {section}.gpusPerPod : 1))"
+    )
+
 
 POD_RULES = (
     rule(
@@ -240,7 +244,7 @@ class PodCounts(Value):
 
 
 class Runtime(Value):
-    """Which device and kernels a program uses; chosen once at start, logged, kept in manifests."""
+    """Device and kernels, chosen once at start."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "reference", "fused"] = "auto"

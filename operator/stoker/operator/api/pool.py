@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.pod_fields import POD_RULES, RANKS_PER_POD, PodFields
-from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, rule, rules
+from stoker.operator.api.pod_fields import POD_RULES, PodFields, ranks_per_pod
+from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, let, rule, rules
 
 Role = Literal["colocated", "prefill", "decode"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Replicas = Annotated[int, Field(ge=0, le=10000)]
-PoolName = Annotated[str, Field(min_length=1, max_length=12, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+PoolName = Annotated[str, Field(max_length=12, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 
 
 class EngineParallelism(Value):
@@ -56,7 +56,7 @@ class Autoscaling(Value):
     """How long fewer replicas must have sufficed."""
 
 
-_SPREAD = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+_SPREAD = {"p": "self.parallelism", "r": ranks_per_pod("self")}
 
 
 class Pool(PodFields):
@@ -69,12 +69,14 @@ class Pool(PodFields):
                 "self.role == oldSelf.role", "role cannot be changed: give a pool of another role another name", ".role"
             ),
             rule(
-                f"self.podsPerReplica * {RANKS_PER_POD} == {_SPREAD}",
+                let(_SPREAD, "self.podsPerReplica * r == p.tensor * p.pipeline * p.data"),
                 "podsPerReplica x ranksPerPod must equal tensor x pipeline x data",
-                shown=f"'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string({RANKS_PER_POD})"
-                f" + ' = ' + string(self.podsPerReplica * {RANKS_PER_POD}) + ' ranks, but tensor ' + string(self.parallelism.tensor)"
-                " + ' x pipeline ' + string(self.parallelism.pipeline) + ' x data ' + string(self.parallelism.data)"
-                f" + ' = ' + string({_SPREAD})",
+                shown=let(
+                    _SPREAD,
+                    "'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string(r) + ' = ' + string(self.podsPerReplica * r)"
+                    " + ' ranks, but tensor ' + string(p.tensor) + ' x pipeline ' + string(p.pipeline) + ' x data ' + string(p.data)"
+                    " + ' = ' + string(p.tensor * p.pipeline * p.data)",
+                ),
                 field=".parallelism",
             ),
             rule(

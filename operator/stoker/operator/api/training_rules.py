@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
-from stoker.operator.api.pod_fields import RANKS_PER_POD
-from stoker.operator.api.value import exactly_one, forbidden, rule
+from stoker.operator.api.pod_fields import ranks_per_pod
+from stoker.operator.api.value import exactly_one, forbidden, let, rule
 
-_PER_POD = RANKS_PER_POD.replace("self.", "self.workers.")
-_RANKS = f"(self.workers.replicas * {_PER_POD})"
-_MESH = "(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context)"
-_WHOLE = f"{_RANKS} % {_MESH} == 0"
-_DATA_PARALLEL = f"({_RANKS} / {_MESH})"
-_BATCH = f"(self.training.microBatchSize * {_DATA_PARALLEL})"
+_MESH = {
+    "w": "self.workers",
+    "p": "self.parallelism",
+    "n": ranks_per_pod("w"),
+    "r": "w.replicas * n",
+    "m": "p.tensor * p.pipeline * p.context",
+}
+"""Names for CEL: r ranks in all, m of them in one model replica."""
+
+_DATA_PARALLEL = {**_MESH, "d": "r % m == 0 ? r / m : 0"}
+"""d: data-parallel size, 0 where it is not whole (which has its own message)."""
+
 _TOKENS = "self.training.sequenceLength"
-_POWERS_OF_TWO = "[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]"
+_POWERS_OF_TWO = "[0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]"
 
 MESH_FITS = rule(
-    _WHOLE,
+    let(_MESH, "r % m == 0"),
     "replicas x ranksPerPod must be a multiple of tensor x pipeline x context",
-    shown=f"'replicas ' + string(self.workers.replicas) + ' x ranksPerPod ' + string({_PER_POD}) + ' = ' + string({_RANKS})"
-    " + ' ranks do not divide by tensor ' + string(self.parallelism.tensor) + ' x pipeline ' + string(self.parallelism.pipeline)"
-    f" + ' x context ' + string(self.parallelism.context) + ' = ' + string({_MESH})",
+    shown=let(
+        _MESH,
+        "'replicas ' + string(w.replicas) + ' x ranksPerPod ' + string(n) + ' = ' + string(r) + ' ranks do not divide by tensor '"
+        " + string(p.tensor) + ' x pipeline ' + string(p.pipeline) + ' x context ' + string(p.context) + ' = ' + string(m)",
+    ),
     field=".parallelism",
 )
 BATCH_FITS = rule(
-    f"!({_WHOLE}) || self.training.globalBatchSize % {_BATCH} == 0",
+    let({**_DATA_PARALLEL, "t": "self.training"}, "d == 0 || t.globalBatchSize % (t.microBatchSize * d) == 0"),
     "globalBatchSize must be a multiple of microBatchSize x data-parallel size",
-    shown="'globalBatchSize ' + string(self.training.globalBatchSize) + ' is not a multiple of microBatchSize '"
-    f" + string(self.training.microBatchSize) + ' x data-parallel size ' + string({_DATA_PARALLEL}) + ' = ' + string({_BATCH})",
+    shown=let(
+        {**_DATA_PARALLEL, "t": "self.training"},
+        "'globalBatchSize ' + string(t.globalBatchSize) + ' is not a multiple of microBatchSize ' + string(t.microBatchSize)"
+        " + ' x data-parallel size ' + string(d) + ' = ' + string(t.microBatchSize * d)",
+    ),
     field=".training.globalBatchSize",
 )
 REPLICATE_FITS = rule(
-    f"!({_WHOLE}) || {_DATA_PARALLEL} % self.parallelism.replicate == 0",
+    let(_DATA_PARALLEL, "d % p.replicate == 0"),
     "replicate must divide the data-parallel size",
-    shown=f"'replicate ' + string(self.parallelism.replicate) + ' does not divide data-parallel size ' + string({_DATA_PARALLEL})",
+    shown=let(
+        _DATA_PARALLEL, "'replicate ' + string(p.replicate) + ' does not divide data-parallel size ' + string(d)"
+    ),
     field=".parallelism.replicate",
 )
 EXPERT_FITS = rule(
-    f"!({_WHOLE}) || {_DATA_PARALLEL} % self.parallelism.replicate != 0"
-    f" || {_DATA_PARALLEL} / self.parallelism.replicate * self.parallelism.tensor % self.parallelism.expert == 0",
+    let(_DATA_PARALLEL, "d % p.replicate != 0 || d / p.replicate * p.tensor % p.expert == 0"),
     "expert must divide data-parallel size / replicate x tensor",
-    shown=f"'expert ' + string(self.parallelism.expert) + ' does not divide data-parallel size ' + string({_DATA_PARALLEL}) + ' / replicate '"
-    " + string(self.parallelism.replicate) + ' x tensor ' + string(self.parallelism.tensor) + ' = '"
-    f" + string({_DATA_PARALLEL} / self.parallelism.replicate * self.parallelism.tensor)",
+    shown=let(
+        _DATA_PARALLEL,
+        "'expert ' + string(p.expert) + ' does not divide data-parallel size ' + string(d) + ' / replicate ' + string(p.replicate)"
+        " + ' x tensor ' + string(p.tensor) + ' = ' + string(d / p.replicate * p.tensor)",
+    ),
     field=".parallelism.expert",
 )
 POWER_OF_TWO = rule(
-    f"self.training.deterministic != 'AnyDataParallel' || !({_WHOLE}) || {_DATA_PARALLEL} in {_POWERS_OF_TWO}",
+    let(_DATA_PARALLEL, f"self.training.deterministic != 'AnyDataParallel' || d in {_POWERS_OF_TWO}"),
     "deterministic AnyDataParallel needs a data-parallel size that is a power of two",
-    shown=f"'deterministic AnyDataParallel needs a data-parallel size that is a power of two, got ' + string({_DATA_PARALLEL})",
     field=".training.deterministic",
 )
 SEQUENCE_PARALLEL = rule(

@@ -16,6 +16,7 @@ from stoker.operator.api.storage import Storage
 from stoker.operator.api.training_rules import SPEC_RULES
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
+    BelowOne,
     Count,
     Decimal,
     Fraction,
@@ -34,17 +35,17 @@ from stoker.operator.api.value import (
     rules,
 )
 
-_FIXED = "cannot be changed, it belongs to what is trained: make a new TrainingJob"
+_FIXED = "is fixed, it says what is trained: make a new TrainingJob"
 Degree = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Parallelism(Value):
-    """Sizes of the mesh's axes. Data parallel is what remains: replicas x ranksPerPod / (tensor x pipeline x context)."""
+    """Sizes of the mesh's axes; data parallel is what remains of the ranks."""
 
     tensor: Degree = 1
     pipeline: Degree = 1
     expert: Degree = 1
-    """Experts are spread over data-parallel and tensor ranks; this does not multiply the world."""
+    """Spread over data-parallel and tensor ranks; does not multiply the world."""
     context: Degree = 1
     sequence_parallel: bool = False
     replicate: Degree = 1
@@ -90,8 +91,6 @@ class Optimization(Value):
                 shown="'minLearningRate ' + self.minLearningRate + ' is above learningRate ' + self.learningRate",
                 field=".minLearningRate",
             ),
-            rule("double(self.beta1) < 1.0", "beta1 must be below 1", field=".beta1"),
-            rule("double(self.beta2) < 1.0", "beta2 must be below 1", field=".beta2"),
         )
     )
 
@@ -99,8 +98,8 @@ class Optimization(Value):
     learning_rate: Decimal = "3e-4"
     min_learning_rate: Decimal = "0"
     """Where cosine and linear end."""
-    beta1: Fraction = "0.9"
-    beta2: Fraction = "0.95"
+    beta1: BelowOne = "0.9"
+    beta2: BelowOne = "0.95"
     epsilon: Decimal = "1e-8"
     weight_decay: Decimal = "0.1"
     gradient_clipping: Decimal = "1"
@@ -130,7 +129,7 @@ class Memory(Value):
 class DataSource(Value):
     """One corpus."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$")]
+    name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$")]
     path: Path
     """A file, a folder or a glob pattern, as the pod sees it."""
     weight: Weight = 1
@@ -171,20 +170,7 @@ class Validation(Value):
 
 
 class Data(Value):
-    """What is learned from: fixed, except for `cacheDir`."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            forbidden("self.sources == oldSelf.sources", f"sources {_FIXED}", ".sources"),
-            forbidden("self.tokenizer == oldSelf.tokenizer", f"tokenizer {_FIXED}", ".tokenizer"),
-            forbidden("self.packing == oldSelf.packing", f"packing {_FIXED}", ".packing"),
-            forbidden(
-                "has(self.validation) == has(oldSelf.validation) && (!has(self.validation) || self.validation == oldSelf.validation)",
-                f"validation {_FIXED}",
-                ".validation",
-            ),
-        )
-    )
+    """What is learned from."""
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=64, json_schema_extra=list_map("name"))]
     tokenizer: Tokenizer = Tokenizer()
@@ -192,13 +178,13 @@ class Data(Value):
     """Fill sequences with several documents, without attention across them."""
     validation: Validation | None = None
     cache_dir: Path | None = None
-    """Folder for tokenised shards that survives the pod; default: the pod's scratch folder."""
+    """Folder for tokenised shards; default: the pod's scratch folder."""
 
 
 class CheckpointPolicy(Value):
     """Where and when to save, and how many saves to keep. The last step is always saved."""
 
-    storage: Annotated[Storage, Field(json_schema_extra=immutable("storage cannot be changed: make a new TrainingJob"))]
+    storage: Annotated[Storage, Field(json_schema_extra=immutable("storage is fixed: make a new TrainingJob"))]
     interval_steps: Count | None = None
     interval_minutes: Count | None = None
     max_to_keep: Count | None = None
@@ -283,7 +269,7 @@ class Topology(Value):
 
 
 class Scheduling(Value):
-    """Who finds nodes for the gang. `auto`: Kueue or Volcano where a queue is named and they are installed, else Stoker."""
+    """Who finds nodes for the gang. `auto`: a queueing system that is installed, else Stoker."""
 
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "auto"
     queue_name: Word | None = None
@@ -293,7 +279,7 @@ class Scheduling(Value):
 
 
 class Deadlines(Value):
-    """Longest time without progress, per phase; beyond it the agent calls it a hang and ends the attempt."""
+    """Longest time without progress, per phase; beyond it the attempt hangs."""
 
     load_seconds: Seconds = 1800
     first_step_seconds: Seconds = 1800
@@ -316,7 +302,7 @@ class TrainingJobSpec(Value):
     training: Annotated[Training, Field(json_schema_extra=immutable(f"training {_FIXED}"))]
     optimization: Annotated[Optimization, Field(json_schema_extra=immutable(f"optimization {_FIXED}"))] = Optimization()
     memory: Memory = Memory()
-    data: Data
+    data: Annotated[Data, Field(json_schema_extra=immutable(f"data {_FIXED}"))]
     checkpoint: CheckpointPolicy
     run: Run = Run()
     logging: Logging = Logging()

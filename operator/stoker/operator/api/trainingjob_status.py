@@ -40,6 +40,8 @@ TrainingPhase = Literal[
 ]
 TERMINAL_PHASES: frozenset[str] = frozenset({"Completed", "Failed", "Cancelled"})
 
+Cause = Annotated[str, Field(max_length=64)]
+Action = Annotated[str, Field(max_length=64)]
 Writer = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
 
 
@@ -72,7 +74,7 @@ class SavedStep(Value):
 class Failure(Value):
     """Why an attempt ended."""
 
-    cause: Annotated[str, Field(min_length=1, max_length=64)]
+    cause: Cause
     """Of the table of exit codes, or what the cluster says: OutOfMemory, NodeLost, Evicted."""
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     node: Word | None = None
@@ -81,7 +83,7 @@ class Failure(Value):
     step: Int64 | None = None
     detail: Text | None = None
     at: Time | None = None
-    action: Annotated[str, Field(max_length=64)] | None = None
+    action: Action | None = None
     """What followed: Retry, RetryElsewhere, ResumeOlder, Shrink, Fail."""
 
 
@@ -90,14 +92,16 @@ class Attempt(Value):
 
     number: Int32
     writer: Writer | None = None
-    """Part of the name of every folder that it writes; only its saves, and those of the attempt before, are accepted."""
+    """Part of the name of every folder that it writes."""
     phase: Annotated[str, Field(max_length=32)] | None = None
-    """Of the trainer's agent: Loading, FirstStep, Training, Saving, Validating, Finishing, Exited."""
+    """Of the trainer's agent."""
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
     ended_at: Time | None = None
     first_step: Int64 | None = None
     last_step: Int64 | None = None
+    announced_step: Int64 | None = None
+    """Highest step whose save is (or was) a Checkpoint object: a deleted one is not made again."""
     resumed_from: SavedStep | None = None
     failure: Failure | None = None
 

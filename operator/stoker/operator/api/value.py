@@ -38,10 +38,10 @@ Text = Annotated[str, Field(max_length=1024)]
 Word = Annotated[str, Field(min_length=1, max_length=253)]
 """A name in a foreign system: a metric, a topology key, a bucket."""
 
-Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label: becomes part of pod and Service names."""
 
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """Name of a Kubernetes object in the same namespace."""
 
 Uid = Annotated[str, Field(min_length=1, max_length=64)]
@@ -54,17 +54,16 @@ Path = Annotated[str, Field(min_length=1, max_length=1024)]
 RelativePath = Annotated[
     str,
     Field(
-        min_length=1,
         max_length=512,
         pattern=r"^([A-Za-z0-9_=+,@-]|[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)(/[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)*$",
     ),
 ]
 """A folder inside a volume: no leading slash, no part that starts with a dot."""
 
-Folder = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
+Folder = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
 """A plain folder name, for instance `step-00001200.0a1b2c3d`."""
 
-Digest = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-z0-9]+(:[0-9a-f]+)?$")]
+Digest = Annotated[str, Field(max_length=128, pattern=r"^[a-z0-9]+(:[0-9a-f]+)?$")]
 Quantity = (
     Annotated[int, Field(ge=0, le=2**63 - 1)]
     | Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|Pi|Ei|M|G|T|P|E)?$")]
@@ -77,11 +76,14 @@ IntOrPercent = (
 """A number of replicas, or a part of them: 1, "25%"."""
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
-Decimal = Annotated[str, Field(min_length=1, max_length=24, pattern=f"^{_NUMBER}$")]
+Decimal = Annotated[str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
 """A number >= 0 as text: "3e-4", "0.1"."""
 
-Fraction = Annotated[str, Field(min_length=1, max_length=24, pattern=r"^(0(\.[0-9]+)?|1(\.0+)?)$")]
+Fraction = Annotated[str, Field(max_length=24, pattern=r"^(0(\.[0-9]+)?|1(\.0+)?)$")]
 """A number from 0 to 1 as text: "0.05"."""
+
+BelowOne = Annotated[str, Field(max_length=24, pattern=r"^0(\.[0-9]+)?$")]
+"""A number from 0 up to, but not with, 1 as text."""
 
 Weight = Annotated[int, Field(ge=1, le=2**31 - 1)] | Annotated[str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
 """A share relative to its neighbours: 3, "0.7"."""
@@ -104,9 +106,7 @@ def measured(value: float | None) -> str | None:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def rule(
-    expression: str, message: str, *, shown: str = "", field: str = "", reason: str = "FieldValueInvalid"
-) -> dict[str, Any]:
+def rule(expression: str, message: str, *, shown: str = "", field: str = "", reason: str = "") -> dict[str, Any]:
     """One CEL validation.
 
     Args:
@@ -114,12 +114,15 @@ def rule(
         message: fixed text.
         shown: a CEL expression that gives the text, with the numbers; `message` is said where it cannot be computed.
         field: path below the object that the message is about, for instance ".parallelism".
+        reason: default `FieldValueInvalid`.
     """
-    found: dict[str, Any] = {"rule": expression, "message": message, "reason": reason}
+    found: dict[str, Any] = {"rule": expression, "message": message}
     if shown:
         found["messageExpression"] = shown
     if field:
         found["fieldPath"] = field
+    if reason:
+        found["reason"] = reason
     return found
 
 
@@ -130,9 +133,16 @@ def rules(*found: dict[str, Any]) -> dict[str, Any]:
 
 def exactly_one(*fields: str) -> dict[str, Any]:
     """Of these optional members one must be given."""
-    given = " + ".join(f"(has(self.{_escaped(field)}) ? 1 : 0)" for field in fields)
+    given = ", ".join(f"has(self.{_escaped(field)})" for field in fields)
     text = f"exactly one of {', '.join(fields[:-1])} and {fields[-1]} is needed"
-    return rule(f"{given} == 1", text, shown=f"'{text}, got ' + string({given})")
+    return rule(f"[{given}].filter(given, given).size() == 1", text)
+
+
+def let(names: dict[str, str], body: str) -> str:
+    """CEL has no variables: a name is bound by mapping over a list of one. Later names may use earlier ones."""
+    for name, expression in reversed(names.items()):
+        body = f"[{expression}].map({name}, {body})[0]"
+    return body
 
 
 def forbidden(expression: str, message: str, field: str = "") -> dict[str, Any]:

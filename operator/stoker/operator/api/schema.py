@@ -1,0 +1,188 @@
+"""From a pydantic model to the structural schema that Kubernetes accepts in a CRD. Pure; refuses what has no such form.
+
+Pydantic says `$ref`, `anyOf [X, null]`, `const`, `title`, `additionalProperties: false`; a structural schema says each type in place,
+once, without nulls. Defaults of objects become `{}`, so that the defaults of their members apply.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from stoker.operator.api.value import Value
+
+Schema = dict[str, Any]
+
+_DROPPED = ("title", "propertyNames", "$defs", "$ref", "anyOf", "allOf", "const")
+_INT64_MAX = 2**63 - 1
+
+
+class NotStructural(ValueError):
+    """A model says something that a CRD cannot; the message names the path."""
+
+
+def structural_schema(model: type[BaseModel]) -> Schema:
+    """The structural schema of one model with all members in place.
+
+    Raises:
+        NotStructural: a union that is not optional or int-or-string, a tuple of mixed items, a constant that is no text.
+    """
+    found = model.model_json_schema(by_alias=True, mode="validation")
+    return _Rewriter(found.get("$defs", {}), _field_docs()).rewrite(found, model.__name__, model.__name__)
+
+
+class _Rewriter:
+    """Carries the definitions and the docstrings of the fields down the tree."""
+
+    def __init__(self, definitions: dict[str, Schema], docs: dict[tuple[str, str], str]) -> None:
+        self.definitions = definitions
+        self.docs = docs
+        self.explained: dict[str, str] = {}
+
+    def rewrite(self, node: Schema, owner: str, path: str) -> Schema:
+        """One node. `owner` is the class whose properties the node has, `path` only serves messages."""
+        node, owner = self._resolved(node, owner, path)
+        found = {key: value for key, value in node.items() if key not in _DROPPED}
+        if "const" in node:
+            found["enum"] = [node["const"]]
+        if found.get("type") == "object":
+            self._object(found, owner, path)
+        if "prefixItems" in found:
+            raise NotStructural(f"{path}: a tuple of mixed items has no structural schema")
+        if "items" in found:
+            found["items"] = _plain_item(self.rewrite(found["items"], owner, f"{path}[]"))
+        if found.get("type") == "integer" and found.get("maximum") == _INT64_MAX:
+            del found["maximum"]
+            found["format"] = "int64"
+        _fit_default(found)
+        return found
+
+    def _resolved(self, node: Schema, owner: str, path: str) -> tuple[Schema, str]:
+        """The node with its reference or union in place; what stands beside them wins."""
+        beside = {key: value for key, value in node.items() if key not in ("$ref", "anyOf", "allOf")}
+        if "$ref" in node:
+            name = node["$ref"].rsplit("/", 1)[-1]
+            target, owner = self._resolved(self.definitions[name], name, path)
+            return _merged(target, beside), owner
+        if "anyOf" in node:
+            branches = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
+            if len(branches) == 1:
+                target, owner = self._resolved(branches[0], owner, path)
+                return _merged(target, beside), owner
+            if [branch.get("type") for branch in branches] == ["integer", "string"]:
+                return _merged(_int_or_string(*branches), beside), owner
+            raise NotStructural(f"{path}: a union of {len(branches)} types has no structural schema")
+        if "allOf" in node:
+            raise NotStructural(f"{path}: allOf has no place in a structural schema")
+        return node, owner
+
+    def _object(self, found: Schema, owner: str, path: str) -> None:
+        """Properties in place, in their written order, explained where the class first appears."""
+        if found.get("additionalProperties") in (True, False):
+            del found["additionalProperties"]
+        elif "additionalProperties" in found:
+            found["additionalProperties"] = _plain_item(self.rewrite(found["additionalProperties"], owner, f"{path}.*"))
+        if "properties" not in found:
+            return
+        explains = self.explained.setdefault(owner, path) == path
+        members = {}
+        for name, member in found["properties"].items():
+            text = self.docs.get((owner, name)) if explains else None
+            documented = {**member, "description": text} if text else member
+            members[name] = self.rewrite(documented, owner, f"{path}.{name}")
+        found["properties"] = members
+
+
+def _merged(target: Schema, beside: Schema) -> Schema:
+    """Validations of both apply; every other key of `beside` wins."""
+    found = {**target, **beside}
+    rules = "x-kubernetes-validations"
+    if rules in target and rules in beside:
+        found[rules] = [*target[rules], *beside[rules]]
+    if beside.get("default", 0) is None:
+        del found["default"]
+    return found
+
+
+def _int_or_string(number: Schema, text: Schema) -> Schema:
+    """The one union that a structural schema knows. Limits on the number and on the text stand side by side."""
+    found = {"x-kubernetes-int-or-string": True, **number, **text}
+    if found.get("maximum") == _INT64_MAX:
+        del found["maximum"]
+    del found["type"]
+    return found
+
+
+def _plain_item(schema: Schema) -> Schema:
+    """An item's own description says nothing that its list's does not."""
+    return {key: value for key, value in schema.items() if key != "description"}
+
+
+def _fit_default(found: Schema) -> None:
+    """`{}` where a member has a default; nothing where the default is empty anyway."""
+    default = found.get("default")
+    if isinstance(default, dict) and "properties" in found:
+        found["default"] = {}
+        default = {} if any("default" in member for member in found["properties"].values()) else None
+    if default is None or default in ([], ()):
+        found.pop("default", None)
+
+
+def without_fallbacks(schema: Schema) -> Schema:
+    """A rule that shows its numbers needs no second text: the fixed ones serve the reference page."""
+    found = dict(schema)
+    if "x-kubernetes-validations" in found:
+        found["x-kubernetes-validations"] = [
+            {key: value for key, value in one.items() if key != "message" or "messageExpression" not in one}
+            for one in found["x-kubernetes-validations"]
+        ]
+    return _each_inner(found, without_fallbacks)
+
+
+def status_schema(schema: Schema) -> Schema:
+    """A status has no defaults and no limits but lengths: one operator writes it, and says what it knows."""
+    dropped = ("default", "minimum", "maximum", "pattern", "minLength")
+    return _each_inner({key: value for key, value in schema.items() if key not in dropped}, status_schema)
+
+
+def _each_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
+    """The schema with `change` applied to its properties, items and values."""
+    if "properties" in schema:
+        schema["properties"] = {name: change(member) for name, member in schema["properties"].items()}
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), dict):
+            schema[inner] = change(schema[inner])
+    return schema
+
+
+def _field_docs() -> dict[tuple[str, str], str]:
+    """(class, wire name) -> the docstring below the field, for every section of the API and the classes it inherits from."""
+    found: dict[tuple[str, str], str] = {}
+    for cls in _sections(Value):
+        for parent in reversed(cls.__mro__):
+            if issubclass(parent, Value):
+                found |= {(cls.__name__, name): text for name, text in _documented_fields(parent)}
+    return found
+
+
+def _sections(cls: type[Value]) -> Iterator[type[Value]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _sections(child)
+
+
+def _documented_fields(cls: type[Value]) -> Iterator[tuple[str, str]]:
+    """(wire name, text) of the fields that the class itself writes down with a docstring below them."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            name = field.target.id  # type: ignore[attr-defined]
+            yield to_camel(name), inspect.cleandoc(str(text.value.value))

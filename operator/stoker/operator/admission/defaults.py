@@ -1,0 +1,34 @@
+"""Defaults of a structural schema, as the API server fills them in: missing members with a default, also inside what a default made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+
+def with_defaults(value: Any, schema: Schema) -> Any:
+    """A copy of `value` in which absent members have their defaults. A null where there is a default counts as absent."""
+    if isinstance(value, dict):
+        return _object(value, schema)
+    if isinstance(value, list) and "items" in schema:
+        return [with_defaults(item, schema["items"]) for item in value]
+    return value
+
+
+def _object(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    members: Mapping[str, Schema] = schema.get("properties", {})
+    others = schema.get("additionalProperties")
+    found = {}
+    for name, member in value.items():
+        known = members.get(name, others)
+        if known is None:
+            found[name] = copy.deepcopy(member)
+        elif member is not None or "default" not in known:
+            found[name] = with_defaults(member, known)
+    for name, known in members.items():
+        if name not in found and "default" in known:
+            found[name] = with_defaults(copy.deepcopy(known["default"]), known)
+    return found

@@ -1,0 +1,163 @@
+"""The structural schema as JSON Schema, checked by `jsonschema`, with the API server's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import ValidationError
+
+from stoker.operator.admission.cause import Cause, cause
+
+Schema = Mapping[str, Any]
+
+_KEYWORDS = (
+    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
+    "maxProperties",
+)  # fmt: skip
+
+
+class Structure:
+    """Checks values against one schema; compiled once."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._validator = Draft202012Validator(_json_schema(schema), format_checker=FormatChecker([]))
+
+    def causes(self, value: Any) -> list[Cause]:
+        """What is wrong, in the order of the paths."""
+        found = [_translated(error) for error in self._validator.iter_errors(value)]
+        found += _duplicates(value, self._schema, "")
+        return sorted(found, key=lambda one: one.field)
+
+
+def _json_schema(schema: Schema) -> dict[str, Any]:
+    """The part of the structural schema that says what is valid."""
+    found: dict[str, Any] = {key: schema[key] for key in _KEYWORDS if key in schema}
+    if schema.get("x-kubernetes-int-or-string"):
+        found["type"] = ["integer", "string"]
+    if "pattern" in found:
+        found["pattern"] = (
+            found["pattern"].removesuffix("$") + r"\Z" if found["pattern"].endswith("$") else found["pattern"]
+        )
+    if "properties" in schema:
+        found["properties"] = {name: _json_schema(member) for name, member in schema["properties"].items()}
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), Mapping):
+            found[inner] = _json_schema(schema[inner])
+    return found
+
+
+def path_of(parts: Iterator[str | int] | list[str | int]) -> str:
+    """`spec.workers.env[0].name`."""
+    path = ""
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _shown(value: Any) -> str:
+    """A value as the API server prints it: composite ones only by their type."""
+    if isinstance(value, dict):
+        return '"object"'
+    if isinstance(value, list):
+        return '"array"'
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _type_name(value: Any) -> str:
+    names = {
+        dict: "object",
+        list: "array",
+        str: "string",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        type(None): "null",
+    }
+    return names[type(value)]
+
+
+def _wrong_type(path: str, value: Any, wanted: Any) -> Cause:
+    kind = "integer,string" if isinstance(wanted, list) else wanted
+    detail = f'{path} in body must be of type {kind}: "{_type_name(value)}"'
+    return cause(path, "FieldValueTypeInvalid", f'"{_type_name(value)}"', detail)
+
+
+def _unsupported(path: str, value: Any, allowed: Any) -> Cause:
+    values = ", ".join(json.dumps(one) for one in allowed)
+    return cause(path, "FieldValueNotSupported", _shown(value), f"supported values: {values}")
+
+
+def _invalid(text: str) -> Callable[[str, Any, Any], Cause]:
+    """A cause whose detail is `PATH in body TEXT LIMIT`."""
+    return lambda path, value, limit: cause(
+        path, "FieldValueInvalid", _shown(value), f"{path} in body {text.format(limit)}"
+    )
+
+
+def _pattern(path: str, value: Any, pattern: str) -> Cause:
+    shown = pattern.removesuffix(r"\Z") + "$" if pattern.endswith(r"\Z") else pattern
+    return cause(path, "FieldValueInvalid", _shown(value), f"{path} in body should match '{shown}'")
+
+
+_MESSAGES: dict[str, Callable[[str, Any, Any], Cause]] = {
+    "type": _wrong_type,
+    "enum": _unsupported,
+    "pattern": _pattern,
+    "minimum": _invalid("should be greater than or equal to {}"),
+    "maximum": _invalid("should be less than or equal to {}"),
+    "minLength": _invalid("should be at least {} chars long"),
+    "minItems": _invalid("should have at least {} items"),
+    "minProperties": _invalid("should have at least {} properties"),
+    "maxProperties": _invalid("should have at most {} properties"),
+    "maxLength": lambda path, _, limit: cause(path, "FieldValueTooLong", "", f"may not be more than {limit} bytes"),
+    "maxItems": lambda path, value, limit: cause(
+        path, "FieldValueTooMany", str(len(value)), f"must have at most {limit} items"
+    ),
+}
+
+
+def _translated(error: ValidationError) -> Cause:
+    path = path_of(list(error.absolute_path))
+    if error.validator == "required":
+        missing = next(str(name) for name in cast("list[str]", error.validator_value) if f"{name!r} is a required" in error.message)
+        return cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
+    return _MESSAGES[str(error.validator)](path, error.instance, error.validator_value)
+
+
+def _duplicates(value: Any, schema: Schema, path: str) -> list[Cause]:
+    """Items of a list map with the same keys, items of a set that are equal."""
+    found: list[Cause] = []
+    if isinstance(value, dict):
+        for name, member in value.items():
+            known = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+            if isinstance(known, Mapping):
+                found += _duplicates(member, known, f"{path}.{name}" if path else name)
+    if isinstance(value, list) and "items" in schema:
+        found += _duplicates_of_list(value, schema, path)
+        for index, item in enumerate(value):
+            found += _duplicates(item, schema["items"], f"{path}[{index}]")
+    return found
+
+
+def _duplicates_of_list(value: list[Any], schema: Schema, path: str) -> list[Cause]:
+    found, seen = [], set()
+    for index, item in enumerate(value):
+        identity = item_key(item, schema)
+        if identity is not None and identity in seen:
+            found.append(cause(f"{path}[{index}]", "FieldValueDuplicate", identity))
+        seen.add(identity)
+    return found
+
+
+def item_key(item: Any, schema: Schema) -> str | None:
+    """What tells an item of a list map or a set apart from the others; None for an atomic list."""
+    form = schema.get("x-kubernetes-list-type")
+    if form == "set":
+        return json.dumps(item)
+    if form == "map" and isinstance(item, dict):
+        return json.dumps({key: item.get(key) for key in schema["x-kubernetes-list-map-keys"]}, separators=(",", ":"))
+    return None

@@ -1,0 +1,286 @@
+"""The agent's decisions as tables: verdicts, deadlines, places, what is shown."""
+
+from __future__ import annotations
+
+import io
+import signal
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from stoker.pod.config_file import ConfigError, parse
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.trainer.agent.console import Console, duration
+from stoker.trainer.agent.place import find_place, open_rendezvous, rank_environment
+from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
+from stoker.trainer.agent.stacks import innermost
+from stoker.trainer.agent.verdict import TELLING, RankEnd, Verdict, judge, read_oom_kills
+from stoker.trainer.beacon import EndEvent, PhaseEvent, SaveEvent, StepEvent
+from stoker.trainer.config import DeadlineConfig, TrainerConfig
+from stoker.trainer.phase import Pulse, Silence, find_silence
+
+
+def config_for(**fields: Any) -> TrainerConfig:
+    return parse(
+        TrainerConfig,
+        {
+            "job": {"name": "job", "uid": "uid", "writer": "0a1b2c3d"},
+            "termination_log": "/dev/null",
+            "work_dir": "/tmp/none",
+            "model": {"vocab_size": 259},
+            "training": {"total_steps": 5},
+            "data": {"sources": [{"name": "a", "path": "/nowhere"}]},
+            "checkpoint": {"root": "/nowhere"},
+            **fields,
+        },
+    )
+
+
+def said(cause: Cause, rank: int = 0, detail: str = "") -> RankEnd:
+    return RankEnd(rank, EXIT_CODES[cause], EndEvent(cause=cause.value, step=7, detail=detail))
+
+
+def killed(number: int, rank: int = 1) -> RankEnd:
+    return RankEnd(rank, -number, None, "")
+
+
+@pytest.mark.parametrize(
+    ("ends", "oom_kills", "nodes", "cause", "rank"),
+    [
+        ([said(Cause.COMPLETED), said(Cause.COMPLETED, 1)], 0, 1, Cause.COMPLETED, None),
+        ([said(Cause.COMPLETED), said(Cause.INTERRUPTED, 1)], 0, 1, Cause.INTERRUPTED, None),
+        ([said(Cause.INTERRUPTED), said(Cause.CANCELLED, 1)], 0, 1, Cause.CANCELLED, None),
+        ([said(Cause.PEER_LOST), killed(signal.SIGKILL)], 0, 1, Cause.RANK_KILLED, 1),
+        ([said(Cause.PEER_LOST), killed(signal.SIGKILL)], 1, 1, Cause.OUT_OF_MEMORY, 1),
+        ([said(Cause.PEER_LOST), killed(signal.SIGSEGV)], 1, 1, Cause.RANK_KILLED, 1),
+        ([said(Cause.PEER_LOST), said(Cause.RANK_FAILED, 1)], 0, 1, Cause.RANK_FAILED, 1),
+        ([said(Cause.PEER_LOST), said(Cause.PEER_LOST, 1)], 0, 1, Cause.RANK_FAILED, 0),
+        ([said(Cause.PEER_LOST), said(Cause.PEER_LOST, 1)], 0, 2, Cause.PEER_LOST, 0),
+        ([said(Cause.RANK_FAILED), said(Cause.NON_FINITE, 1)], 0, 1, Cause.NON_FINITE, 1),
+        ([said(Cause.RANK_FAILED), said(Cause.OUT_OF_MEMORY, 1)], 0, 1, Cause.OUT_OF_MEMORY, 1),
+        ([RankEnd(0, 1, None, "ImportError")], 0, 1, Cause.RANK_FAILED, 0),
+        ([RankEnd(0, 65, None, "")], 0, 1, Cause.DATA_ERROR, 0),
+        ([RankEnd(0, 0, None, "")], 0, 1, Cause.RANK_FAILED, 0),
+        ([RankEnd(0, 1, EndEvent(cause="Completed"), "")], 0, 1, Cause.RANK_FAILED, 0),
+        ([RankEnd(0, 1, EndEvent(cause="Mood"), "")], 0, 1, Cause.RANK_FAILED, 0),
+        ([RankEnd(0, -9, EndEvent(cause="StorageError", detail="disk full"), "")], 0, 1, Cause.STORAGE_ERROR, 0),
+        ([RankEnd(0, 76, None, "")], 0, 1, Cause.RANK_FAILED, 0),
+    ],
+)
+def test_the_most_telling_end_decides(
+    ends: list[RankEnd], oom_kills: int, nodes: int, cause: Cause, rank: int | None
+) -> None:
+    verdict = judge(ends, oom_kills=oom_kills, nodes=nodes)
+    assert (verdict.cause, verdict.rank) == (cause, rank)
+
+
+def test_every_cause_that_a_rank_may_report_has_a_place() -> None:
+    assert set(TELLING) == set(Cause) - {Cause.HANG, Cause.TASK_FAILED}
+
+
+def test_a_rank_that_dies_without_a_word_is_quoted() -> None:
+    assert judge([RankEnd(3, 1, None, "ImportError: no torch")], oom_kills=0, nodes=1) == Verdict(
+        Cause.RANK_FAILED, 3, None, "rank 3 ended with exit code 1 without a word: ImportError: no torch"
+    )
+
+
+def test_out_of_memory_kills_are_read_from_the_control_group() -> None:
+    assert read_oom_kills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n") == 2
+    assert read_oom_kills("") == 0
+
+
+DEADLINES = DeadlineConfig(load_s=100, first_step_s=50, step_s=10, save_s=30, validation_s=40)
+
+
+@pytest.mark.parametrize(
+    ("pulses", "silence"),
+    [
+        ({}, None),
+        ({0: Pulse("Training", 95), 1: Pulse("Training", 91)}, None),
+        ({0: Pulse("Training", 95), 1: Pulse("Training", 89)}, Silence(1, "Training", 11, 10)),
+        ({0: Pulse("Saving", 71), 1: Pulse("Training", 75)}, None),
+        ({0: Pulse("Saving", 69), 1: Pulse("Training", 75)}, Silence(0, "Saving", 31, 30)),
+        ({0: Pulse("Loading", 10), 1: Pulse("FirstStep", 20)}, None),
+        ({0: Pulse("Exited", 39)}, Silence(0, "Exited", 61, 60)),
+    ],
+    ids=[
+        "no ranks",
+        "all in time",
+        "one is late",
+        "waits for a save",
+        "the save is late",
+        "waits for a load",
+        "does not exit",
+    ],
+)
+def test_silence_is_judged_by_the_longest_phase_of_the_pod(pulses: dict[int, Pulse], silence: Silence | None) -> None:
+    assert find_silence(pulses, DEADLINES, now=100) == silence
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environment", "message"),
+    [
+        (2, {}, "STOKER_NODE_RANK is missing"),
+        (2, {"STOKER_NODE_RANK": "2", "MASTER_ADDR": "x"}, "STOKER_NODE_RANK is 2, gang.nodes 2 allows 0 to 1"),
+        (2, {"STOKER_NODE_RANK": "one"}, "STOKER_NODE_RANK must be a whole number, got 'one'"),
+        (2, {"STOKER_NODE_RANK": "1"}, "MASTER_ADDR is missing"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(nodes: int, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_place(config_for(gang={"nodes": nodes}), environment)
+
+
+def test_a_pod_of_a_gang_knows_its_ranks() -> None:
+    place = find_place(
+        config_for(gang={"nodes": 3, "ranks_per_node": 4}), {"STOKER_NODE_RANK": "2", "MASTER_ADDR": "node-0"}
+    )
+    assert (list(place.ranks), place.world_size, place.master_port) == ([8, 9, 10, 11], 12, 29500)
+    assert open_rendezvous(config_for(), place) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "gpus"),
+    [
+        ("auto", "4,5", ["4", "5"]),
+        ("cuda", "GPU-a,GPU-b,GPU-c", ["GPU-a", "GPU-b"]),
+        ("cpu", "4,5", ["", ""]),
+        ("cuda", None, ["0", "1"]),
+    ],
+)
+def test_each_rank_sees_one_gpu(device: str, visible: str | None, gpus: list[str]) -> None:
+    config = config_for(device=device, gang={"ranks_per_node": 2})
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    place = find_place(config, environment)
+    assert [rank_environment(config, place, rank, environment)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == gpus
+
+
+def test_too_few_gpus_are_refused_with_the_numbers() -> None:
+    config = config_for(gang={"ranks_per_node": 2})
+    environment = {"CUDA_VISIBLE_DEVICES": "3"}
+    with pytest.raises(ConfigError, match=r"ranks_per_node 2 needs as many GPUs, CUDA_VISIBLE_DEVICES has \['3'\]"):
+        rank_environment(config, find_place(config, environment), 0, environment)
+
+
+def state_of(ranks: int = 2) -> RunState:
+    config = config_for(gang={"ranks_per_node": ranks})
+    return RunState(config.job, find_place(config, {}), started_at=0)
+
+
+def save(step: int, **fields: Any) -> SaveEvent:
+    name = f"step-{step:08}.0a1b2c3d"
+    return SaveEvent(
+        **{
+            "id": name,
+            "folder": name,
+            "step": step,
+            "tokens": 1,
+            "loss": 1.0,
+            "state": "Committed",
+            "reason": "interval",
+            **fields,
+        }
+    )
+
+
+def test_the_phase_is_the_earliest_while_ranks_start() -> None:
+    state = state_of()
+    for rank, phase, expected in [
+        (0, "FirstStep", "Loading"),
+        (1, "FirstStep", "FirstStep"),
+        (0, "Training", "FirstStep"),
+        (1, "Training", "Training"),
+        (0, "Saving", "Saving"),
+    ]:
+        state.apply(rank, PhaseEvent(phase=phase, message=f"{rank}"), clock=1, unix=1)  # type: ignore[arg-type]
+        assert state.phase == expected
+
+
+def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
+    state = state_of()
+    for step in range(1, 11):
+        state.apply(0, save(step, state="Saving"), clock=1, unix=1)
+        state.apply(0, save(step), clock=1, unix=1)
+        state.apply(0, save(step, verified=step != 9), clock=1, unix=1)
+    state.apply(0, save(11, state="Failed"), clock=1, unix=1)
+    assert [record.step for record in state.save_records(unread=None)] == [4, 5, 6, 7, 8, 9, 10]
+    assert state.save_counts == {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1}
+    for number in range(MAX_REQUESTS + 1):
+        assert state.ask(f"r{number}") is None
+    assert state.ask("r5") is not None
+    assert state.ask("r0") is None
+
+
+def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:
+    stacks = (
+        'Thread 0x01 (most recent call first):\n  File "/a/beacon.py", line 3 in _listen\n\n'
+        'Current thread 0x02 (most recent call first):\n  File "/a/b/loop.py", line 12 in wait\n  File "/a/run.py", line 40 in step\n'
+    )
+    assert innermost(stacks) == "wait (loop.py:12) < step (run.py:40)"
+    assert innermost("") == "no stacks"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (45.4, "45s"),
+        (130, "2m10s"),
+        (3 * 3600 + 300, "3h05m"),
+        (2 * 86400 + 4 * 3600, "2d04h"),
+        (float("nan"), "?"),
+    ],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_log_gets_plain_lines_for_every_nth_step_and_the_last() -> None:
+    screen = io.StringIO()
+    console = Console(RichConsole(file=screen), every_steps=2)
+    console.show(PhaseEvent(phase="Loading", message="LoadingWeights 43 %"))
+    for step in range(1, 4):
+        console.show(
+            StepEvent(
+                step=step,
+                total_steps=3,
+                tokens=1,
+                loss=2.5,
+                learning_rate=3e-4,
+                grad_norm=0.9,
+                tokens_per_s=1310,
+                step_s=1,
+                eta_s=130,
+            )
+        )
+    console.show(save(3, verified=True))
+    console.show(save(3, verified=False, detail="flipped bit"))
+    assert screen.getvalue().splitlines() == [
+        "Loading  LoadingWeights 43 %",
+        "step 2/3  loss 2.5000  lr 3.0e-04  norm 0.90  1,310 tokens/s  ETA 2m10s",
+        "step 3/3  loss 2.5000  lr 3.0e-04  norm 0.90  1,310 tokens/s  ETA 2m10s",
+        "step 3  save step-00000003.0a1b2c3d committed, verified",
+        "step 3  save step-00000003.0a1b2c3d committed, NOT verified: flipped bit",
+    ]
+
+
+def test_a_terminal_gets_one_live_line() -> None:
+    screen = io.StringIO()
+    console = Console(RichConsole(file=screen, force_terminal=True, width=120), every_steps=1)
+    console.show(
+        StepEvent(
+            step=1,
+            total_steps=3,
+            tokens=1,
+            loss=2.5,
+            learning_rate=3e-4,
+            grad_norm=0.9,
+            tokens_per_s=1310,
+            step_s=1,
+            eta_s=130,
+        )
+    )
+    console.close(None)
+    assert "step 1/3  loss 2.5000" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")

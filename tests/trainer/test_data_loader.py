@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,6 +229,19 @@ def test_the_corpus_is_tokenised_once(tmp_path: Path) -> None:
     loader_for(tmp_path, data)
     assert shards
     assert shards == {file: file.stat().st_mtime_ns for file in (tmp_path / "work" / "tokens").rglob("*.bin")}
+
+
+def fingerprint_of(folder: str) -> str:
+    data = {"sources": [{"name": "books", "path": f"{folder}/books.jsonl"}]}
+    return loader_for(Path(folder), data).fingerprint
+
+
+def test_ranks_that_start_together_share_one_shard(tmp_path: Path) -> None:
+    text_source(tmp_path, documents=3000)
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        fingerprints = pool.map(fingerprint_of, [str(tmp_path)] * 3)
+    assert len(set(fingerprints)) == 1
+    assert [file.name for file in (tmp_path / "work" / "tokens").rglob("*.bin")] == ["tokens.bin"]
 
 
 def test_the_same_contents_elsewhere_are_the_same_corpus(tmp_path: Path) -> None:

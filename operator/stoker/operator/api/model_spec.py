@@ -15,7 +15,17 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class RopeScaling(Value):
     """Llama 3's stretching of the rotary frequencies."""
 
-    kind: Literal["llama3"] = "llama3"
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("double(self.factor) >= 1.0", "factor must be at least 1", field=".factor"),
+            rule(
+                "0.0 < double(self.lowFreqFactor) && double(self.lowFreqFactor) < double(self.highFreqFactor)",
+                "lowFreqFactor must be above 0 and below highFreqFactor",
+                field=".lowFreqFactor",
+            ),
+        )
+    )
+
     factor: Decimal
     low_freq_factor: Decimal = "1"
     high_freq_factor: Decimal = "4"
@@ -60,8 +70,8 @@ class ModelSpec(Value):
     )
 
     architecture: Literal["llama", "mistral", "qwen3", "moe"]
-    vocab_size: Count | None = None
-    """Default: the tokenizer's."""
+    vocab_size: Count
+    """At least the tokenizer's."""
     hidden_size: Count
     intermediate_size: Count
     num_layers: Annotated[int, Field(ge=1, le=4096)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +43,8 @@ class Conversation:
     """Messages `{role, content}`; only what the assistant says is learned."""
 
     messages: tuple[Message, ...]
+    where: str = field(default="", compare=False)
+    """File and line, for errors."""
 
 
 Document = Text | Conversation
@@ -138,7 +140,7 @@ def _parse_line(line: bytes, where: str) -> Document:
             f"{where}: exactly one of text and messages is needed, got {sorted(fields)}; also allowed: {', '.join(ABOUT_THE_LINE)}"
         )
     if "messages" in fields:
-        return Conversation(_parse_messages(fields["messages"], where))
+        return Conversation(_parse_messages(fields["messages"], where), where)
     return Text(_need_text(fields["text"], f"{where}: text"))
 
 

@@ -88,9 +88,9 @@ class refusing:  # noqa: N801  reads as a statement
 def progress_line(what: str) -> Any:
     """On a terminal one line that grows, in a log nothing."""
 
-    def show(share: float) -> None:
+    def show(done: int, total: int) -> None:
         if sys.stderr.isatty():
-            click.echo(f"\r{what}: {share:4.0%}", nl=share >= 1, err=True)
+            click.echo(f"\r{what}: {done / total:4.0%}", nl=done == total, err=True)
 
     return show
 

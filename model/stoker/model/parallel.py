@@ -6,6 +6,7 @@ Each layer holds its parameters and says which dim it shards; the products thems
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -197,52 +198,52 @@ def shard_size(total: int, group: ProcessGroup | None, name: str) -> int:
 
 def copy_to_group(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Forward: identity. Backward: all-reduce over tp, because each rank used the value for its own part of the result."""
-    return x if group is None else CopyToGroup.apply(x, group)  # type: ignore[no-any-return]
+    return x if group is None else CopyToGroup.apply(x, group)
 
 
 def reduce_from_group(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Forward: all-reduce over tp. Backward: identity."""
-    return x if group is None else ReduceFromGroup.apply(x, group)  # type: ignore[no-any-return]
+    return x if group is None else ReduceFromGroup.apply(x, group)
 
 
 def gather_from_group(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Forward: all-gather the last dim over tp. Backward: this rank's slice."""
-    return x if group is None else GatherFromGroup.apply(x, group)  # type: ignore[no-any-return]
+    return x if group is None else GatherFromGroup.apply(x, group)
 
 
 class CopyToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group  # type: ignore[attr-defined]
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.contiguous().clone()
-        dist.all_reduce(grad, group=ctx.group)  # type: ignore[attr-defined]
+        dist.all_reduce(grad, group=ctx.group)
         return grad, None
 
 
 class ReduceFromGroup(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: torch.autograd.function.FunctionCtx, x: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         x = x.contiguous().clone()
         dist.all_reduce(x, group=group)
         return x
 
     @staticmethod
-    def backward(_ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
 class GatherFromGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.rank, ctx.columns = dist.get_rank(group), x.shape[-1]  # type: ignore[attr-defined]
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.rank, ctx.columns = dist.get_rank(group), x.shape[-1]
         pieces = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
         dist.all_gather(pieces, x.contiguous(), group=group)
         return torch.cat(pieces, -1)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad.narrow(-1, ctx.rank * ctx.columns, ctx.columns), None  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.narrow(-1, ctx.rank * ctx.columns, ctx.columns), None

@@ -91,7 +91,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return -(logprobs_T.double() * weights_T).sum().float(), logprobs_T
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _grad_logprobs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _grad_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         scale = grad_loss.to(grad_hidden.dtype)

@@ -45,7 +45,7 @@ class RowTiledLinear(torch.autograd.Function):
         return tiled_product(x_TD, weight_ED)
 
     @staticmethod
-    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_TD, weight_ED = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         return grad_TE @ weight_ED if needs_x else None, grad_TE.t() @ x_TD if needs_weight else None
@@ -97,7 +97,7 @@ class OrderedRmsNorm(torch.autograd.Function):
         return (wide * scale_T1 * weight_D.float()).to(x_TD.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
         x_TD, weight_D, scale_T1 = ctx.saved_tensors
         wide, grad = x_TD.float(), grad_TD.float()
         normed, inner = wide * scale_T1, grad * weight_D.float()
@@ -156,7 +156,7 @@ class TiledAttention(torch.autograd.Function):
         return out_TNH
 
     @staticmethod
-    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, out, lse_TN = ctx.saved_tensors
         (grad_q, grad_k, grad_v), group = (
             (torch.empty_like(x, dtype=torch.float32) for x in (q, k, v)),
@@ -182,7 +182,11 @@ def attend_tiles(
     """The queries are the last positions of the sequence. out_TNH in q's dtype and the log of the softmax's sum, lse_TN in float32."""
     num_queries, num_heads, head_dim = q_TNH.shape
     num_kv_heads, seq_len = k_LKH.shape[1], k_LKH.shape[0]
-    q_KGTH = pad_rows(q_TNH.float(), ROW_TILE).unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    q_KGTH = (
+        pad_rows(q_TNH.float(), ROW_TILE)
+        .reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        .permute(1, 2, 0, 3)
+    )
     keys_KHL = pad_rows(k_LKH.float(), KEY_TILE).permute(1, 2, 0)
     values_KLH = pad_columns(pad_rows(v_LKH.float(), KEY_TILE)).transpose(0, 1)
     outputs, sums = [], []

@@ -51,8 +51,8 @@ def rotate(
         q_TNH, k_TKH = rms_norm(q_TNH, q_norm_H, eps), rms_norm(k_TKH, k_norm_H, eps)
     if not torch.is_grad_enabled() and are_neighbours(q_TNH, k_TKH):
         both = q_TNH.as_strided((q_TNH.shape[0], q_TNH.shape[1] + k_TKH.shape[1], q_TNH.shape[2]), q_TNH.stride())
-        q_TNH, k_TKH = rotate_pairs(both, cos_T1H, sin_T1H).split((q_TNH.shape[1], k_TKH.shape[1]), 1)
-        return q_TNH, k_TKH
+        rotated = rotate_pairs(both, cos_T1H, sin_T1H)
+        return rotated[:, : q_TNH.shape[1]], rotated[:, q_TNH.shape[1] :]
     return rotate_pairs(q_TNH, cos_T1H, sin_T1H), rotate_pairs(k_TKH, cos_T1H, sin_T1H)
 
 
@@ -85,7 +85,7 @@ def packed_attention(
 def attend_one(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, mask_TL: Tensor | None, scale: float) -> Tensor:
     """One sequence; kv heads are the batch dim and each serves its G heads without a copy. No mask: causal, with as many keys as queries."""
     num_kv_heads, group = k_LKH.shape[1], q_TNH.shape[1] // k_LKH.shape[1]
-    q_KGTH = q_TNH.unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
+    q_KGTH = q_TNH.reshape(-1, num_kv_heads, group, q_TNH.shape[2]).permute(1, 2, 0, 3)
     k_KGLH = k_LKH.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
     v_KGLH = v_LKH.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
     out_KGTH = F.scaled_dot_product_attention(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stoker.checkpoint.box import Box
 from stoker.checkpoint.reader import CheckpointReader
-from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.weights.config_file import read_config
 from stoker.model.weights.loading import Progress, WeightsError, load_parts
 
 PREFIX = "model."
@@ -31,12 +31,12 @@ class CheckpointWeights:
         names = [entry.name for entry in reader.manifest.files]
         if "config.json" not in names:
             raise WeightsError(f"{folder}: the checkpoint carries no config.json, so it cannot be served")
-        self.config = ModelConfig.from_hugging_face(json.loads(reader.read_file("config.json")))
         self.store = CheckpointStore(reader)
         self.dtype = self.store.dtype
         self.tokenizer_files: Mapping[str, bytes] = {
             name: reader.read_file(name) for name in names if name != "config.json"
         }
+        self.config = read_config(json.loads(reader.read_file("config.json")), self.tokenizer_files)
 
     def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
         load_parts(decoder, self.store, progress)

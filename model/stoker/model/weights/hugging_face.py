@@ -22,6 +22,7 @@ from torch import Tensor
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import read_travelling_files
+from stoker.model.weights.config_file import read_config
 from stoker.model.weights.loading import Progress, WeightsError, box_slices, load_parts
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -124,7 +125,7 @@ def save_shards(
         )  # safetensors makes files that only their owner can read
         weight_map |= dict.fromkeys(names, file)
         if progress is not None:
-            progress(len(weight_map) / len(tensors))
+            progress(len(weight_map), len(tensors))
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors.values())},
@@ -213,10 +214,10 @@ class HuggingFaceWeights:
 
     def __init__(self, folder: Path) -> None:
         self.path = Path(folder)
-        self.config = ModelConfig.from_hugging_face(read_json(self.path / "config.json"))
+        self.tokenizer_files = read_travelling_files(self.path)
+        self.config = read_config(read_json(self.path / "config.json"), self.tokenizer_files)
         self.store = SafetensorsStore(self.path)
         self.dtype = self.store.dtype
-        self.tokenizer_files = read_travelling_files(self.path)
 
     def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
         load_parts(decoder, self.store, progress)

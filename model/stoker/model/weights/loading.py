@@ -13,8 +13,8 @@ from stoker.model.decoder import Decoder
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 """Buffers that old files carry although they follow from the config."""
 
-Progress = Callable[[float], None]
-"""Called with the share loaded so far, 0 to 1."""
+Progress = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
 
 
 class WeightsError(ValueError):
@@ -43,7 +43,7 @@ def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None =
         part.local().copy_(store.read(part.hf_name, part.start, part.size))
         done += part.num_elements
         if progress is not None:
-            progress(done / total)
+            progress(done, total)
 
 
 def check_fit(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:

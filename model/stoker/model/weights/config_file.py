@@ -1,0 +1,19 @@
+"""The model's configuration out of a folder's files: config.json, with the end tokens of generation_config.json where it names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stoker.model.config import ModelConfig
+
+
+def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConfig:
+    """Chat models often end a turn with a token that only generation_config.json lists."""
+    config = ModelConfig.from_hugging_face(raw)
+    listed = json.loads(files.get("generation_config.json", b"{}")).get("eos_token_id")
+    ends = listed if isinstance(listed, list) else [listed]
+    ids = tuple(int(number) for number in ends if number is not None)
+    return replace(config, eos_token_ids=ids) if ids else config

@@ -1,0 +1,106 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` and a status they can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.engine.errors import RequestRefused
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    A status of 429 or 503 tells the client to come back after `retry_after_s`; clients never repeat a 400.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+    def _type(self) -> str:
+        types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_supported(field: str) -> ApiError:
+    """A parameter that would change the answer and is not built: refused, never ignored."""
+    return bad_request(f"not supported yet: {field}", field.split("=")[0], "unsupported_parameter")
+
+
+def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int) -> ApiError:
+    """In the words that clients look for."""
+    return bad_request(
+        f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+        f"{prompt_tokens + output_tokens} tokens ({prompt_tokens} in the prompt, {output_tokens} in the completion). "
+        "Please reduce the length of the prompt or completion.",
+        "prompt" if output_tokens <= 1 else "max_tokens",
+        "context_length_exceeded",
+    )
+
+
+def model_not_found(name: str, names: tuple[str, ...]) -> ApiError:
+    message = f"The model `{name}` does not exist; served here: {', '.join(names)}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def from_refusal(refused: RequestRefused) -> ApiError:
+    """The core's refusal as an answer."""
+    if refused.kind == "queue_full":
+        return ApiError(429, str(refused), code="queue_full", retry_after_s=RETRY_AFTER_S)
+    if refused.kind in ("draining", "not_ready"):
+        return ApiError(503, str(refused), code=refused.kind, retry_after_s=RETRY_AFTER_S)
+    code = "context_length_exceeded" if refused.kind == "too_long" else "invalid_value"
+    return bad_request(str(refused), refused.field, code)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first wrong field of a body, with its path."""
+    item = error.errors(include_url=False, include_context=False)[0]
+    if item["type"] == "json_invalid":
+        return bad_request(f"The body is not valid JSON: {item['msg']}.", code="invalid_json")
+    param = _path(item)
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return bad_request(
+        f"{param}: {message} (got {_shown(item['input'])})" if param else message, param or None, "invalid_value"
+    )
+
+
+UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
+
+
+def _path(item: Mapping[str, Any]) -> str:
+    """`messages.0.content`, without the names of union members that pydantic adds."""
+    parts = [str(part) for part in item["loc"]]
+    return ".".join(part for part in parts if part not in UNION_MEMBERS and "[" not in part)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,135 @@
+"""From output tokens to text: detokenised as it comes, watched for stop texts. Used by fronts and by `LLM`.
+
+Whoever makes text finds stop texts: the core knows only tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence of tokens into text, piece by piece."""
+
+    def add(self, token: int) -> str:
+        """The text that this token completes; empty while it is only a part of a character."""
+        ...
+
+    def finish(self) -> str:
+        """What is left at the end: a replacement character for an unfinished one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What some tokens added."""
+
+    text: str
+    num_tokens: int
+    """How many of the tokens count: those after a stop text do not."""
+    offsets: tuple[int, ...]
+    """Where each counted token's text begins, in characters of the choice's whole text before any cut."""
+    stopped: bool
+    """A stop text was found; nothing may follow."""
+
+
+class StopTexts:
+    """Cuts a growing text at the first stop text. Text that may be the beginning of one is held back."""
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        self.stops = tuple(stops)
+        self.include = include
+        self._held = ""
+        self._longest = max((len(stop) for stop in self.stops), default=0)
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to show now, and whether a stop text was found (the rest is dropped)."""
+        if not self.stops:
+            return text, False
+        held = self._held + text
+        found = [(held.find(stop), -len(stop), stop) for stop in self.stops if stop in held]
+        if found:
+            begin, _, stop = min(found)
+            self._held = ""
+            return held[: begin + len(stop)] if self.include else held[:begin], True
+        keep = self._longest_beginning(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], False
+
+    def finish(self) -> str:
+        """What was held back, once nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop text begins."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-length:]
+            if any(stop.startswith(end) for stop in self.stops):
+                return length
+        return 0
+
+
+class OutputText:
+    """The text of one choice. Stop texts count only after `min_tokens` tokens."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str] = (), *, include_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopTexts(stops, include=include_stop)
+        self._min_tokens = min_tokens
+        self.num_tokens = 0
+        self.num_characters = 0
+        """Length of the text before any cut; the next token's offset."""
+
+    def add(self, tokens: Sequence[int]) -> Piece:
+        """What these tokens add; tokens after a stop text are left out."""
+        text, offsets = "", []
+        for token in tokens:
+            offsets.append(self.num_characters)
+            self.num_tokens += 1
+            new = self._detokenizer.add(token)
+            self.num_characters += len(new)
+            if self.num_tokens <= self._min_tokens:
+                text += new
+                continue
+            shown, stopped = self._stops.add(new)
+            text += shown
+            if stopped:
+                return Piece(text, len(offsets), tuple(offsets), stopped=True)
+        return Piece(text, len(offsets), tuple(offsets), stopped=False)
+
+    def finish(self) -> Piece:
+        """The end of a choice that no stop text ended: what was held back or unfinished."""
+        rest = self._detokenizer.finish()
+        self.num_characters += len(rest)
+        shown, stopped = self._stops.add(rest)
+        return Piece(shown if stopped else shown + self._stops.finish(), 0, (), stopped)
+
+
+class TextCodec(Protocol):
+    """What a front needs of a tokenizer. Methods are called from several threads."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token stands for; a part of a character is no valid UTF-8."""
+        ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> str:
+        """The prompt of a conversation; `settings` are further variables of the template.
+
+        Raises:
+            ValueError: the template does not take these messages; the message says why.
+        """
+        ...

@@ -1,0 +1,215 @@
+"""A core without a model: it says what the prompt tells it to, over the real wire."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from stoker.engine.messages import (
+    Abort,
+    AddRequest,
+    CoreState,
+    Delta,
+    Drain,
+    Finish,
+    Hello,
+    Message,
+    ModelFacts,
+    Outputs,
+    Refused,
+    RequestFacts,
+    Stats,
+    TokenLogprobs,
+    pack,
+    unpack,
+)
+
+BOS, EOS, VOCABULARY = 256, 257, 258
+MAX_MODEL_LEN = 200
+
+
+class ByteCodec:
+    """A tokenizer whose tokens are bytes; BOS and EOS are special."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    has_chat_template = True
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return b"".join(self._shown(token, skip_special_tokens) for token in tokens).decode(errors="replace")
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+        return ByteDetokenizer(self, skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._shown(token, False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> str:
+        if any(message["role"] == "martian" for message in messages):
+            raise ValueError("the template knows no role martian")
+        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return text + "<assistant>" if settings["add_generation_prompt"] else text
+
+    def _shown(self, token: int, skip: bool) -> bytes:
+        special = {BOS: b"<s>", EOS: b"</s>"}
+        return bytes([token]) if token < 256 else b"" if skip else special[token]
+
+
+class ByteDetokenizer:
+    def __init__(self, codec: ByteCodec, skip: bool) -> None:
+        self._codec, self._skip = codec, skip
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._codec._shown(token, self._skip))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+FACTS = ModelFacts(
+    path="/models/tiny", tokenizer_folder="/nowhere", digest="abcdef0123456789", dtype="float32", vocab_size=VOCABULARY,
+    max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,), block_size=16, num_blocks=64,
+)  # fmt: skip
+
+
+def scored(token: int, count: int) -> TokenLogprobs:
+    """Log-probability -token/100, and `count` made-up alternatives."""
+    return TokenLogprobs(-token / 100, tuple(((token + i) % VOCABULARY, -(token + i) / 100) for i in range(count)))
+
+
+class FakeCore:
+    """The output is what follows `say:` in the prompt (choice `c` > 0: with its number before), then EOS.
+
+    Words in the prompt: `refuse` (queue_full), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
+    """
+
+    def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
+        self.facts = facts
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.finished: list[tuple[str, int]] = []
+        self.requests: list[AddRequest] = []
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._front = b""
+        self.state = CoreState("Serving", "", facts)
+        self._loop = asyncio.create_task(self._serve())
+
+    async def close(self) -> None:
+        for task in [self._loop, *self._tasks.values()]:
+            task.cancel()
+        await asyncio.gather(self._loop, *self._tasks.values(), return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    async def send(self, message: Message) -> None:
+        await self._socket.send_multipart([self._front, pack(message)])
+
+    async def set_state(self, state: CoreState) -> None:
+        self.state = state
+        await self.send(state)
+
+    async def _serve(self) -> None:
+        while True:
+            front, frame = await self._socket.recv_multipart()
+            message = unpack(frame)
+            if isinstance(message, Hello):
+                self._front = front
+                await self.send(self.state)
+                await self.send(self.stats())
+            elif isinstance(message, AddRequest):
+                self.requests.append(message)
+                self._tasks[message.request_id] = asyncio.create_task(self._answer(message))
+            elif isinstance(message, Abort):
+                self.aborted += message.request_ids
+                for request_id in message.request_ids:
+                    self._tasks[request_id].cancel()
+                    self.running.discard(request_id)
+            elif isinstance(message, Finish):
+                self.finished.append((message.request_id, message.choice))
+            elif isinstance(message, Drain):
+                await self.set_state(CoreState("Draining", "draining", self.facts))
+
+    def stats(self) -> Stats:
+        return Stats(
+            time_s=time.monotonic(), steps=5, progressed_s=0.0, running=len(self.running), waiting=2, total_blocks=64,
+            free_blocks=40, cached_blocks=8, owned_blocks=16, prompt_tokens=100, generation_tokens=50, preemptions=3,
+            prefix_queries=90, prefix_hits=30, finished={"stop": 4, "length": 1, "abort": 0, "error": 0}, refused={},
+        )  # fmt: skip
+
+    async def _answer(self, request: AddRequest) -> None:
+        text = bytes(token for token in request.prompt_tokens if token < 256).decode(errors="replace")
+        if "refuse" in text:
+            return await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
+        self.running.add(request.request_id)
+        await asyncio.gather(*(self._choice(request, text, choice) for choice in range(request.params.n)))
+        self.running.discard(request.request_id)
+
+    async def _choice(self, request: AddRequest, text: str, choice: int) -> None:
+        params = request.params
+        said = text.rpartition("say:")[2].removesuffix("<assistant>")
+        script = [*(f"{choice}{said}" if choice else said).encode(), EOS]
+        for number in range(len(script)):
+            while "hang" in text:
+                await asyncio.sleep(60)
+            await asyncio.sleep(0.02 if "slow" in text else 0)
+            token = script[number]
+            if "fail" in text and number == 3:
+                return await self.send(_last(request, choice, "error", number, error="the logits are not finite"))
+            if token == EOS:
+                return await self.send(_last(request, choice, "stop", number + 1, stop_token=EOS))
+            prompt = None
+            if params.prompt_logprobs is not None and choice == 0 and number == 0:
+                prompt = (None, *(scored(t, params.prompt_logprobs) for t in request.prompt_tokens[1:]))
+            full = number + 1 == params.max_tokens
+            await self.send(
+                Outputs(
+                    (
+                        Delta(
+                            request_id=request.request_id,
+                            choice=choice,
+                            tokens=(token,),
+                            logprobs=(scored(token, params.logprobs),) if params.logprobs is not None else None,
+                            prompt_logprobs=prompt,
+                            finish_reason="length" if full else None,
+                            facts=_facts(request, number + 1) if full else None,
+                        ),
+                    )
+                )
+            )
+            if full:
+                return None
+        return None
+
+
+def _last(
+    request: AddRequest,
+    choice: int,
+    reason: str,
+    count: int,
+    *,
+    stop_token: int | None = None,
+    error: str | None = None,
+) -> Outputs:
+    facts = _facts(request, count)
+    return Outputs((Delta(request.request_id, choice, (), None, None, reason, stop_token, error, facts),))  # type: ignore[arg-type]
+
+
+def _facts(request: AddRequest, count: int) -> RequestFacts:
+    now = time.monotonic()
+    return RequestFacts(len(request.prompt_tokens), 2, count, 0, request.arrival_s, now, now, now, now)

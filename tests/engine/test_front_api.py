@@ -1,0 +1,73 @@
+"""Models, tokens, ids and metrics of a front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.engine.fake_core import BOS
+from tests.engine.serving import run, serving
+
+
+def test_models_say_how_long_and_with_which_defaults(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            first, second = (await s.http.get("/v1/models")).json()["data"]
+            assert (first["id"], second["id"], first["max_model_len"]) == ("tiny", "other-name", 200)
+            assert first["generation_defaults"]["temperature"] == 1.0
+            assert (await s.post("/v1/completions", model="other-name", prompt="say:x")).json()["model"] == "other-name"
+
+    run(scenario)
+
+
+def test_tokens_and_text_can_be_turned_into_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = (await s.post("/tokenize", prompt="hé", return_token_strs=True)).json()
+            assert body == {
+                "count": 4,
+                "max_model_len": 200,
+                "tokens": [BOS, 104, 0xC3, 0xA9],
+                "token_strs": ["<s>", "h", "bytes:\\xc3", "bytes:\\xa9"],
+            }
+            body = (await s.post("/tokenize", messages=[{"role": "user", "content": "x"}])).json()
+            assert bytes(body["tokens"]) == b"<user>x<assistant>"
+            assert (await s.post("/detokenize", tokens=[BOS, *b"hi"])).json() == {"prompt": "<s>hi"}
+            assert (await s.post("/detokenize", tokens=[999])).status_code == 400
+            assert (await s.post("/tokenize")).status_code == 400
+
+    run(scenario)
+
+
+def test_ids_go_back_to_the_client(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = await s.http.post("/v1/completions", json={"prompt": "say:x"}, headers={"X-Request-Id": "mine"})
+            assert (answer.headers["x-request-id"], answer.headers["x-stoker-pod-uid"]) == ("mine", "pod-1")
+            assert (await s.post("/v1/completions", prompt=3)).headers["x-request-id"].startswith("req-")
+
+    run(scenario)
+
+
+def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            await s.post("/v1/completions", prompt="say:abc", n=2)
+            await s.post("/v1/completions", prompt="say:abc", stop="b")
+            await s.post("/v1/completions", prompt=7)
+            text = (await s.http.get("/metrics")).text
+            labels = '{engine="0",model_name="tiny"}'
+            for line in (
+                f"vllm:num_requests_waiting{labels} 2.0",
+                f"vllm:kv_cache_usage_perc{labels} 0.25",
+                f"vllm:prompt_tokens_total{labels} 100.0",
+                f"vllm:prefix_cache_hits_total{labels} 30.0",
+                f"vllm:time_to_first_token_seconds_count{labels} 3.0",
+                f"vllm:request_params_n_count{labels} 2.0",
+                'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 4.0',
+                'vllm:cache_config_info{block_size="16",engine="0",model_name="tiny",num_gpu_blocks="64"} 1.0',
+                'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 2.0',
+                'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0',
+            ):
+                assert line in text.replace('model_name="tiny",engine="0"', 'engine="0",model_name="tiny"'), line
+
+    run(scenario)

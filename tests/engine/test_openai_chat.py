@@ -1,0 +1,187 @@
+"""`/v1/chat/completions` on the wire, and the official client against it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engine.fake_core import MAX_MODEL_LEN
+from tests.engine.serving import run, serving, until
+
+PATH = "/v1/chat/completions"
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_a_whole_answer_has_openais_shape(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = (await s.post(PATH, messages=user("say:hey"))).json()
+            assert body["id"].startswith("chatcmpl-")
+            assert (body["object"], body["model"]) == ("chat.completion", "tiny")
+            assert body["choices"] == [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "hey", "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                }
+            ]
+            request = s.core.requests[0]
+            prompt = b"<user>say:hey<assistant>"
+            assert bytes(request.prompt_tokens) == prompt  # the template writes special tokens, the tokenizer none
+            assert request.params.max_tokens == MAX_MODEL_LEN - len(prompt)  # without a limit: what fits
+
+    run(scenario)
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            chunks = await s.stream(PATH, messages=user("say:hi"), n=2)
+            for index, expected in ((0, "hi"), (1, "1hi")):
+                mine = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+                assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+                assert "".join(c["delta"].get("content", "") for c in mine) == expected
+                assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + ["stop"]
+            assert chunks[-1] == "[DONE]"
+
+    run(scenario)
+
+
+def test_content_may_be_parts_of_text(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            parts = [{"type": "text", "text": "say:"}, {"type": "text", "text": "ab"}]
+            body = (await s.post(PATH, messages=user(parts), max_completion_tokens=1)).json()
+            assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("a", "length")
+            answer = await s.post(PATH, messages=user([{"type": "image_url", "image_url": {"url": "x"}}]))
+            assert (answer.status_code, answer.json()["error"]["message"]) == (
+                400,
+                "not supported yet: messages.content.image_url",
+            )
+
+    run(scenario)
+
+
+def test_logprobs_carry_bytes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = (await s.post(PATH, messages=user("say:é"), logprobs=True, top_logprobs=2, max_tokens=1)).json()
+            assert body["choices"][0]["logprobs"]["content"] == [
+                {
+                    "token": "bytes:\\xc3",
+                    "logprob": -1.95,
+                    "bytes": [0xC3],
+                    "top_logprobs": [
+                        {"token": "bytes:\\xc3", "logprob": -1.95, "bytes": [0xC3]},
+                        {"token": "bytes:\\xc4", "logprob": -1.96, "bytes": [0xC4]},
+                    ],
+                }
+            ]
+            chunks = await s.stream(PATH, messages=user("say:ab"), logprobs=True)
+            names = [
+                entry["token"]
+                for c in chunks[:-1]
+                for entry in (c["choices"][0]["logprobs"] or {"content": []})["content"]
+            ]
+            assert names == ["a", "b"]
+
+    run(scenario)
+
+
+def test_the_official_client_works_unmodified(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, api_keys=("secret",)) as s:
+            await asyncio.to_thread(_sync_client, s.url)
+            async with openai.AsyncOpenAI(base_url=f"{s.url}/v1", api_key="secret", max_retries=0) as client:
+                await _async_client(client)
+            async with openai.AsyncOpenAI(base_url=f"{s.url}/v1", api_key="wrong", max_retries=0) as client:
+                with pytest.raises(openai.AuthenticationError):
+                    await client.models.list()
+
+    run(scenario)
+
+
+def _sync_client(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny", "other-name"]
+        assert client.models.retrieve("tiny").id == "tiny"
+        chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "say:hello"}])
+        assert chat.choices[0].message.content == "hello"
+        assert chat.usage is not None
+        assert chat.usage.prompt_tokens_details is not None
+        assert chat.usage.prompt_tokens_details.cached_tokens == 2
+        text = client.completions.create(model="tiny", prompt="say:abc", logprobs=1, max_tokens=2)
+        assert text.choices[0].text == "ab"
+        assert text.choices[0].logprobs is not None
+        assert text.choices[0].logprobs.tokens == ["a", "b"]
+        with client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "say:hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 6
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.completions.create(model="tiny", prompt="x" * 300)
+        assert bad.value.code == "context_length_exceeded"
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="tiny", prompt="refuse")
+
+
+async def _async_client(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model="tiny", prompt="say:xyz", stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "xyz"
+    chat = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "say:q"}],
+        logprobs=True, top_logprobs=1, n=2, extra_body={"top_k": 3},
+    )  # fmt: skip
+    assert [choice.message.content for choice in chat.choices] == ["q", "1q"]
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    assert chat.choices[0].logprobs.content[0].bytes == [ord("q")]
+    failing = await client.completions.create(model="tiny", prompt="fail say:abcdef", stream=True)
+    with pytest.raises(openai.APIError, match="not finite"):
+        _ = [chunk async for chunk in failing]
+
+
+def test_a_client_that_leaves_aborts_its_request_in_every_state(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for number, body in enumerate(
+                (
+                    {"messages": user("hang say:x"), "stream": True},  # nothing has come yet
+                    {"messages": user("hang say:x")},
+                    {"messages": user("slow say:" + "x" * 80)},  # in the middle, nothing sent
+                )
+            ):
+                request = asyncio.ensure_future(s.post(PATH, **body))
+                await until(lambda: len(s.core.running) == 1)
+                request.cancel()
+                await until(lambda number=number: len(s.core.aborted) == number + 1)
+            async with s.http.stream(
+                "POST", PATH, json={"messages": user("slow say:" + "x" * 80), "stream": True}
+            ) as answer:
+                await anext(answer.aiter_lines())
+            await until(lambda: len(s.core.aborted) == 4)
+            several = asyncio.ensure_future(s.post("/v1/completions", prompt=["hang", "hang", "say:x"]))
+            await until(lambda: len(s.core.running) == 2)
+            several.cancel()
+            await until(lambda: len(s.core.aborted) == 6)
+            await until(lambda: s.app.running == 0)
+            assert (s.core.running, s.front.core.running) == (set(), 0)
+
+    run(scenario)

@@ -1,0 +1,194 @@
+"""`/v1/completions` on the wire, over a fake core whose tokens are bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.fake_core import BOS, EOS
+from tests.engine.serving import run, serving, until
+
+PATH = "/v1/completions"
+
+
+def test_a_whole_answer_has_openais_shape(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = await s.post(PATH, model="tiny", prompt="say:hey", max_tokens=10)
+            body = answer.json()
+            assert body.pop("id").startswith("cmpl-")
+            assert isinstance(body.pop("created"), int)
+            assert body == {
+                "object": "text_completion",
+                "model": "tiny",
+                "system_fingerprint": "fp_abcdef0123",
+                "choices": [
+                    {"index": 0, "text": "hey", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+                ],
+                "usage": {
+                    "prompt_tokens": 8,
+                    "completion_tokens": 4,  # the end token was generated too
+                    "total_tokens": 12,
+                    "prompt_tokens_details": {"cached_tokens": 2},
+                },
+            }
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        pytest.param("say:a", ["a"], id="text"),
+        pytest.param(["say:a", "say:bb"], ["a", "bb"], id="texts"),
+        pytest.param([BOS, *b"say:a"], ["a"], id="tokens"),
+        pytest.param([[*b"say:a"], [*b"say:bb"], [*b"say:c"]], ["a", "bb", "c"], id="token lists"),
+    ],
+)
+def test_every_form_of_prompt_is_understood(tmp_path: Path, prompt: Any, expected: list[str]) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            choices = (await s.post(PATH, prompt=prompt)).json()["choices"]
+            assert [(c["index"], c["text"]) for c in choices] == list(enumerate(expected))
+
+    run(scenario)
+
+
+def test_n_answers_to_several_prompts_are_numbered_prompt_by_prompt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = (await s.post(PATH, prompt=["say:a", "say:b"], n=2)).json()
+            assert [c["text"] for c in body["choices"]] == ["a", "1a", "b", "1b"]
+            chunks = await s.stream(PATH, prompt=["say:a", "say:b"], n=2)
+            texts = ["", "", "", ""]
+            for chunk in chunks[:-1]:
+                texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+            assert texts == ["a", "1a", "b", "1b"]
+            finishes = [c["choices"][0]["index"] for c in chunks[:-1] if c["choices"][0]["finish_reason"]]
+            assert sorted(finishes) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            chunks = await s.stream(PATH, prompt="say:h€y")
+            assert chunks[-1] == "[DONE]"
+            assert all("text" in chunk["choices"][0] and "usage" not in chunk for chunk in chunks[:-1])
+            assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == ["h", "€", "y", ""]
+            assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None, None, None, "stop"]
+            assert len({chunk["id"] for chunk in chunks[:-1]}) == 1
+
+    run(scenario)
+
+
+def test_usage_comes_in_one_last_chunk_without_choices_only_when_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            chunks = await s.stream(PATH, prompt="say:ab", stream_options={"include_usage": True})
+            *others, last, done = chunks
+            assert done == "[DONE]"
+            assert [chunk["usage"] for chunk in others] == [None] * len(others)
+            assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            chunks = await s.stream(PATH, prompt="say:ab", stream_options=options)
+            assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [1, 2, 3, 3]
+
+    run(scenario)
+
+
+def test_logprobs_of_the_output_have_names_values_alternatives_and_offsets(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = (await s.post(PATH, prompt="say:a€b", logprobs=2)).json()
+            logprobs = body["choices"][0]["logprobs"]
+            assert logprobs["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b"]
+            assert logprobs["token_logprobs"] == [-0.97, -2.26, -1.3, -1.72, -0.98]
+            assert logprobs["top_logprobs"][0] == {"a": -0.97, "b": -0.98}
+            assert logprobs["text_offset"] == [0, 1, 1, 1, 2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(tmp_path: Path, max_tokens: int) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            prompt = [*b"say:xy"]
+            body = (await s.post(PATH, prompt=prompt, echo=True, max_tokens=max_tokens, logprobs=1, seed=1)).json()
+            choice = body["choices"][0]
+            assert choice["text"] == "say:xy" + "x" * max_tokens
+            assert choice["finish_reason"] == "length"
+            logprobs = choice["logprobs"]
+            assert logprobs["token_logprobs"] == [None, *(-token / 100 for token in prompt[1:])] + [-1.2] * max_tokens
+            assert logprobs["top_logprobs"][0] is None
+            assert logprobs["text_offset"] == list(range(6 + max_tokens))
+            assert len(logprobs["tokens"]) == 6 + max_tokens
+            assert body["usage"]["completion_tokens"] == max_tokens
+
+    run(scenario)
+
+
+def test_an_echoed_prompt_comes_first_in_a_stream(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            chunks = await s.stream(PATH, prompt="say:ab", echo=True, logprobs=1)
+            assert [c["choices"][0]["text"] for c in chunks[:-1]] == ["say:ab", "a", "b", ""]
+            first, second = (c["choices"][0]["logprobs"] for c in chunks[:2])
+            assert first["token_logprobs"][0] is None
+            assert first["text_offset"] == [0, 0, 1, 2, 3, 4, 5]  # the begin token has no text
+            assert second["text_offset"] == [6]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_ends_the_choice_at_the_core_too(tmp_path: Path, stream: bool) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            if stream:
+                chunks = await s.stream(
+                    PATH, prompt="slow say:one two three", stop=[" t"], stream_options={"include_usage": True}
+                )
+                text = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-2])
+                finish, usage = chunks[-3]["choices"][0]["finish_reason"], chunks[-2]["usage"]
+            else:
+                body = (await s.post(PATH, prompt="slow say:one two three", stop=" t")).json()
+                text, finish, usage = body["choices"][0]["text"], body["choices"][0]["finish_reason"], body["usage"]
+            assert (text, finish, usage["completion_tokens"]) == ("one", "stop", 5)
+            await until(lambda: len(s.core.finished) == 1)
+            assert s.core.aborted == []
+
+    run(scenario)
+
+
+def test_parameters_reach_the_core_and_unknown_fields_are_accepted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body: dict[str, Any] = {
+                "prompt": "say:a", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3,
+                "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"65": -100},
+                "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [9], "priority": 4, "user": "me",
+                "input_length_override": 3, "n": None, "best_of": 1, "suffix": None,
+            }  # fmt: skip
+            assert (await s.post(PATH, **body)).status_code == 200
+            request = s.core.requests[0]
+            params = request.params
+            assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (
+                7,
+                0.5,
+                0.9,
+                5,
+                0.1,
+            )
+            assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.1, 0.2, 1.1)
+            assert (params.seed, params.min_tokens, params.ignore_eos, params.stop_token_ids) == (3, 1, True, (9,))
+            assert (dict(params.logit_bias), request.priority) == ({65: -100.0}, 4)
+            assert (await s.post(PATH, prompt="say:a")).status_code == 200
+            assert s.core.requests[1].params.max_tokens == 16  # OpenAI's default
+            assert s.core.requests[1].params.seed is not None
+
+    run(scenario)

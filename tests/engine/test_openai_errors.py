@@ -1,0 +1,214 @@
+"""Wrong requests: each is answered in OpenAI's shape, with the field and a code, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.engine.messages import CoreState
+from stoker.engine.openai.params import GenerationDefaults
+from stoker.engine.server import load_api_keys
+from tests.engine.fake_core import FACTS
+from tests.engine.serving import events, run, serving
+
+CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
+BAD_COMPLETIONS = [
+    pytest.param({}, "prompt", "Field required", id="no prompt"),
+    pytest.param({"prompt": []}, None, "at least one prompt", id="empty list"),
+    pytest.param({"prompt": [[]]}, "prompt", "at least one token", id="empty tokens"),
+    pytest.param({"prompt": [1.5]}, "prompt", "", id="fractions as tokens"),
+    pytest.param({"prompt": [-1]}, "prompt", "", id="negative token"),
+    pytest.param({"prompt": [258]}, "prompt", "token ids from 0 to 257 are allowed, got 258", id="unknown token"),
+    pytest.param({"prompt": "x", "max_tokens": 0}, None, "0 is only allowed with echo", id="nothing to do"),
+    pytest.param(
+        {"prompt": "x", "max_tokens": -1}, "max_tokens", "greater than or equal to 0", id="negative max_tokens"
+    ),
+    pytest.param({"prompt": "x", "temperature": -1}, "temperature", "must be a number from 0", id="temperature"),
+    pytest.param({"prompt": "x", "temperature": "hot"}, "temperature", "valid number", id="temperature as text"),
+    pytest.param({"prompt": "x", "top_p": 0}, "top_p", "above 0", id="top_p"),
+    pytest.param({"prompt": "x", "n": 0}, "n", "from 1 to 128", id="n"),
+    pytest.param({"prompt": "x", "logprobs": 21}, "logprobs", "from 0 to 20", id="too many logprobs"),
+    pytest.param({"prompt": "x", "logprobs": -1}, "logprobs", "from 0 to 20", id="negative logprobs"),
+    pytest.param({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "must be token ids", id="bias of a word"),
+    pytest.param({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100", id="bias too strong"),
+    pytest.param({"prompt": "x", "stop": [""]}, "stop", "texts of 1 to", id="empty stop"),
+    pytest.param({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16", id="too many stops"),
+    pytest.param({"prompt": "x", "stream_options": {}}, None, "only allowed with stream=true", id="options, no stream"),
+    pytest.param({"prompt": "x", "best_of": 2}, "best_of", "not supported yet: best_of", id="best_of"),
+    pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
+    pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
+    pytest.param({"prompt": "x", "guided_json": {}}, "guided_json", "not supported yet", id="guided"),
+]
+BAD_CHATS = [
+    pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),
+    pytest.param({"messages": [{"content": "x"}]}, "messages.0.role", "Field required", id="no role"),
+    pytest.param({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "", id="content is a number"),
+    pytest.param({"messages": [{"role": "martian", "content": "x"}]}, None, "no role martian", id="template refuses"),
+    pytest.param({**CHAT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1", id="max_tokens"),
+    pytest.param({**CHAT, "top_logprobs": 2}, None, "only allowed with logprobs=true", id="top_logprobs alone"),
+    pytest.param(
+        {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20", id="too many"
+    ),
+    pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools", "not supported yet: tools", id="tools"),
+    pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "not supported yet", id="tool_choice"),
+    pytest.param(
+        {**CHAT, "response_format": {"type": "json_object"}}, "response_format", "not supported yet", id="json"
+    ),
+    pytest.param(
+        {**CHAT, "response_format": {"type": "json_schema"}}, "response_format", "not supported yet", id="schema"
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "table"), [("/v1/completions", BAD_COMPLETIONS), ("/v1/chat/completions", BAD_CHATS)])
+def test_a_bad_request_is_a_clear_400(tmp_path: Path, path: str, table: Sequence[Any]) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for case in table:
+                body, param, message = case.values
+                for stream in (False, True):  # the status is right for a stream too
+                    if stream and "stream_options" in body:
+                        continue
+                    answer = await s.post(path, **{**body, "stream": stream})
+                    error = answer.json()["error"]
+                    found = (answer.status_code, error["type"], error["param"], message in error["message"])
+                    assert found == (400, "invalid_request_error", param, True), (case.id, error)
+                    assert set(error) == {"message", "type", "param", "code"}
+            assert s.core.requests == []
+            assert (await s.post("/v1/completions", prompt="say:x")).status_code == 200
+
+    run(scenario)
+
+
+def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            error = (await s.post("/v1/completions", prompt="x" * 190, max_tokens=20)).json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+            assert error["message"].startswith(
+                "This model's maximum context length is 200 tokens. However, you requested 211 tokens (191 in the prompt, 20"
+            )
+            messages = [{"role": "user", "content": "x" * 300}]
+            error = (await s.post("/v1/chat/completions", messages=messages)).json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        pytest.param(b"{", "invalid_json", id="half an object"),
+        pytest.param(b"\xff\xfe", "invalid_json", id="not UTF-8"),
+        pytest.param(b'{"prompt": "\\ud800"}', "invalid_json", id="half a character"),
+        pytest.param(b"[1]", "invalid_value", id="a list"),
+        pytest.param(b'{"prompt": "x", "temperature": NaN}', "invalid_value", id="NaN"),
+    ],
+)
+def test_a_body_that_is_not_json_is_a_400(tmp_path: Path, content: bytes, code: str) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = await s.http.post("/v1/completions", content=content)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+    run(scenario)
+
+
+def test_keys_sizes_models_methods_and_paths(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, api_keys=("k1", "k2"), max_body_bytes=200) as s:
+
+            async def status(method: str, path: str, key: str | None = "k2", **request: Any) -> tuple[int, Any]:
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                answer = await s.http.request(method, path, headers=headers, **request)
+                return answer.status_code, answer.json()["error"]["code"] if answer.status_code >= 400 else None
+
+            completions = "/v1/completions"
+            assert await status("POST", completions, json={"prompt": "say:x"}) == (200, None)
+            assert await status("POST", completions, None, json={"prompt": "say:x"}) == (401, "invalid_api_key")
+            assert await status("POST", completions, "k", json={"prompt": "say:x"}) == (401, "invalid_api_key")
+            assert await status("POST", completions, content=b"x" * 201) == (413, "request_too_large")
+            assert await status("POST", completions, json={"prompt": "x", "model": "big"}) == (404, "model_not_found")
+            assert await status("GET", "/v1/models/other-name") == (200, None)
+            assert await status("GET", "/v1/models/none") == (404, "model_not_found")
+            assert await status("GET", completions) == (405, "method_not_allowed")
+            assert await status("GET", "/v1/unknown") == (404, "unknown_path")
+            assert await status("GET", "/health", None) == (200, None)
+            assert (await s.http.get("/readyz")).status_code == 200
+            assert (await s.http.get("/version")).json() == {"version": "0.1"}
+
+    run(scenario)
+
+
+def test_a_full_queue_and_a_draining_engine_ask_to_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = await s.post("/v1/completions", prompt="refuse", stream=True)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert answer.json()["error"]["code"] == "queue_full"
+            await s.core.set_state(CoreState("Draining", "draining", FACTS))
+            await asyncio.sleep(0.05)
+            answer = await s.post("/v1/completions", prompt="say:x")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert (await s.http.get("/health")).status_code == 503
+            assert (await s.http.get("/readyz")).status_code == 503
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_request_that_fails_leaves_the_others_alone(tmp_path: Path, stream: bool) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            good = [asyncio.ensure_future(s.post("/v1/completions", prompt="slow say:abcdefgh")) for _ in range(3)]
+            bad = await s.post("/v1/completions", prompt="slow fail say:abcdefgh", stream=stream)
+            if stream:
+                *texts, error, done = events(bad.text)
+                assert "".join(chunk["choices"][0]["text"] for chunk in texts) == "abc"
+                assert (error["error"]["code"], done) == ("generation_failed", "[DONE]")
+            else:
+                assert (bad.status_code, bad.json()["error"]["code"]) == (500, "generation_failed")
+            assert "not finite" in bad.text
+            assert [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*good)] == ["abcdefgh"] * 3
+
+    run(scenario)
+
+
+def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            async with s.http.stream("POST", "/v1/completions", json={"prompt": "slow say:" + "x" * 50, "stream": True, "max_tokens": 60}) as answer:  # fmt: skip
+                lines = answer.aiter_text()
+                begun = await anext(lines)
+                s.front.core.lose("the core process was killed by signal 9")
+                rest = "".join([line async for line in lines])
+            assert begun.startswith("data: ")
+            assert [item["error"]["code"] for item in events(rest)[-2:-1]] == ["engine_lost"]
+            assert events(rest)[-1] == "[DONE]"
+            assert (await s.http.get("/readyz")).status_code == 503
+            assert (await s.post("/v1/completions", prompt="say:x")).status_code == 503
+
+    run(scenario)
+
+
+def test_defaults_of_the_model_are_used_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.7, "top_k": 20, "do_sample": true, "eos_token_id": 2}'
+    )
+    assert GenerationDefaults.load(tmp_path) == GenerationDefaults(temperature=0.7, top_k=20)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false}')
+    assert GenerationDefaults.load(tmp_path) == GenerationDefaults(temperature=0.0)
+    (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
+    with pytest.raises(ValueError, match=r"generation_config.json: top_p must be"):
+        GenerationDefaults.load(tmp_path)
+    assert GenerationDefaults.load(tmp_path / "none") == GenerationDefaults()
+
+
+def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n")
+    with pytest.raises(ValueError, match="at least one API key"):
+        load_api_keys(str(tmp_path / "keys"))

@@ -194,7 +194,7 @@ def _task_options(with_folder: bool) -> list[click.Parameter]:
         ),
     ]
     if with_folder:
-        options.append(click.Option(["--folder"], required=True, help="Checkpoint folder, relative to --root."))
+        options.append(click.Option(["--folder"], required=True, help="Checkpoint folder: below --root, or a path."))
         options.append(click.Option(["--digest"], help="The manifest digest that it must have."))
     else:
         options.append(click.Option(["--writer"], help="Only folders of this writer (8 hex digits)."))
@@ -222,9 +222,7 @@ def task_import(root: Path | None, folder: str, digest: str | None) -> tasks.Res
 @_task("delete")
 def task_delete(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
     """Remove the files that the manifest with --digest lists, then the empty folder."""
-    if root is None or digest is None:
-        raise CheckpointError("delete needs --root and --digest")
-    return tasks.delete_task(root, folder, digest)
+    return tasks.delete_task(tasks.Target(root, folder, digest))
 
 
 @_task("list", with_folder=False)

@@ -222,7 +222,7 @@ class Manifest:
             return cls._parse(text)
         except CheckpointCorrupt:
             raise
-        except (CheckpointError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointCorrupt(f"manifest: {error}") from error
 
     @classmethod
@@ -324,7 +324,10 @@ def _canonical(content: Mapping[str, Any]) -> str:
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:
-    return blake3(_canonical(content).encode("utf-8", errors="surrogatepass")).hexdigest()
+    try:
+        return blake3(_canonical(content).encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"text that is not Unicode: {error}") from error
 
 
 def _tensors(raw: object) -> dict[str, TensorInfo]:

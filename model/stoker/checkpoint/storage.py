@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -59,7 +59,7 @@ class Storage(Protocol):
         """Names of everything inside, sorted."""
 
     def make_folder(self, folder: Path) -> None:
-        """Make it with its parents; FileExistsError when it exists."""
+        """Make it with its parents, durably; FileExistsError when it exists."""
 
     def rename(self, source: Path, target: Path) -> None:
         """Atomically. A file replaces a file; a folder only an empty folder."""
@@ -81,8 +81,12 @@ class PosixSink:
     kernel stops every writer of the machine. A failure of such a push is kept and raised by the next call, because the kernel tells it only once.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, flush: Callable[[int], None] = os.fdatasync, flush_bytes: int = FLUSH_BYTES
+    ) -> None:
         self.path = path
+        self._push = flush
+        self._flush_bytes = flush_bytes
         self._handle: int | None = os.open(path, _CREATE_FLAGS, 0o644)
         self._flusher: ThreadPoolExecutor | None = None
         self._flush: Future[None] | None = None
@@ -93,7 +97,7 @@ class PosixSink:
             self._unflushed_bytes += len(data)
             while data:
                 data = data[os.write(self._opened(), data) :]
-            if self._unflushed_bytes >= FLUSH_BYTES:
+            if self._unflushed_bytes >= self._flush_bytes:
                 self._start_flush()
 
     def sync(self) -> None:
@@ -116,7 +120,7 @@ class PosixSink:
         self._finish_flush()
         if self._flusher is None:
             self._flusher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flush")
-        self._flush = self._flusher.submit(os.fdatasync, self._opened())
+        self._flush = self._flusher.submit(self._push, self._opened())
         self._unflushed_bytes = 0
 
     def _finish_flush(self) -> None:
@@ -164,7 +168,11 @@ class PosixStorage:
         return sorted(path.name for path in folder.iterdir())
 
     def make_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
+        if not folder.parent.is_dir():
+            with suppress(FileExistsError):
+                self.make_folder(folder.parent)
+        folder.mkdir()
+        self.sync_folder(folder.parent)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

@@ -47,11 +47,16 @@ class TaskRefused(CheckpointError):
 
 @dataclass(frozen=True)
 class Target:
-    """Which checkpoint: a folder below the root (or any folder, without one), and the digest that it must have."""
+    """Which checkpoint: a folder below the root (or, without one, a path), and the digest that it must have."""
 
     root: Path | None
     folder: str
     digest: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, as results report it."""
+        return Path(self.folder).name
 
     @property
     def path(self) -> Path:
@@ -76,7 +81,7 @@ def verify_task(target: Target) -> Result:
 def inspect_task(target: Target) -> Result:
     """What the manifest says: `{task, folder, ok, step, tokens, loss, layout, digest, bytes, ...}`; no data is read."""
     manifest = _manifest(target, "inspect")
-    return {"task": "inspect", "folder": target.folder, "ok": True} | _facts(manifest)
+    return {"task": "inspect", "folder": target.name, "ok": True} | _facts(manifest)
 
 
 def import_task(target: Target) -> Result:
@@ -84,14 +89,22 @@ def import_task(target: Target) -> Result:
     return _facts(_manifest(target, "import")) | _verified(target, "import")
 
 
-def delete_task(root: Path, folder: str, digest: str) -> Result:
+def delete_task(target: Target) -> Result:
     """`{task, folder, deleted, bytes, left}`. Deleting what is gone already is a success with nothing deleted."""
     try:
-        gone = CheckpointRoot(root).delete(folder, digest)
+        if target.digest is None:
+            raise CheckpointError("delete needs the recorded digest")
+        gone = CheckpointRoot(target.path.parent).delete(target.name, target.digest)
     except CheckpointError as error:
-        raise TaskRefused(str(error), {"task": "delete", "folder": folder, "deleted": []}) from error
-    deleted = [folder] if gone.files else []
-    return {"task": "delete", "folder": folder, "deleted": deleted, "bytes": gone.bytes, "left": list(gone.left[:8])}
+        raise TaskRefused(str(error), {"task": "delete", "folder": target.name, "deleted": []}) from error
+    deleted = [target.name] if gone.files else []
+    return {
+        "task": "delete",
+        "folder": target.name,
+        "deleted": deleted,
+        "bytes": gone.bytes,
+        "left": list(gone.left[:8]),
+    }
 
 
 def list_task(root: Path, writer: str | None = None) -> Result:
@@ -116,23 +129,25 @@ def run(task: Callable[[], Result], name: str, folder: str) -> LastWord:
         result = refused.result
         return LastWord(cause=Cause.TASK_FAILED, step=result.get("step"), detail=str(refused), result=result)
     except CheckpointError as error:
-        result = {"task": name, "folder": folder, "ok": False, "problems": [_shortened(str(error))]}
+        result = {"task": name, "folder": Path(folder).name, "ok": False, "problems": [_shortened(str(error))]}
         return LastWord(cause=Cause.TASK_FAILED, detail=str(error), result=result)
     except OSError as error:
-        return LastWord(cause=Cause.STORAGE_ERROR, detail=str(error), result={"task": name, "folder": folder})
+        return LastWord(
+            cause=Cause.STORAGE_ERROR, detail=str(error), result={"task": name, "folder": Path(folder).name}
+        )
 
 
 def _manifest(target: Target, task: str) -> Manifest:
     try:
         return read_manifest(target.path, PosixStorage(), target.digest)
     except CheckpointError as error:
-        result = {"task": task, "folder": target.folder, "ok": False, "problems": [_shortened(str(error))]}
+        result = {"task": task, "folder": target.name, "ok": False, "problems": [_shortened(str(error))]}
         raise TaskRefused(str(error), result) from error
 
 
 def _verified(target: Target, task: str) -> Result:
     report = verify(target.path, target.digest)
-    result = {"task": task, "folder": target.folder} | _verdict(report)
+    result = {"task": task, "folder": target.name} | _verdict(report)
     if not report.ok:
         raise TaskRefused(report.problems[0], result)
     return result

@@ -1,0 +1,270 @@
+"""The command line and the operator's tasks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stoker.checkpoint.command import program
+from stoker.checkpoint.store import CheckpointRoot, Published
+from stoker.checkpoint.task import Result, list_task
+from stoker.checkpoint.task import run as run_task
+from stoker.pod.exit_code import Cause
+from stoker.pod.last_word import MAX_BYTES, LastWord, parse_last_word
+from tests.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
+
+META = {"tokens": 4096, "loss": 2.5, "layout": {"world_size": 2, "zero_stage": 1}, "lineage": {"parent": None}}
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Published:
+    root = CheckpointRoot(tmp_path)
+    return save(root, make_state(SMALL), step=7, cut=LAYOUTS["both"], ranks=2, meta=META, files={"config.json": b"{}"})
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """Exit code and output."""
+    result = CliRunner().invoke(program, [str(item) for item in arguments], standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.return_value if result.exit_code == 0 else result.exit_code, result.output
+
+
+def spoil(folder: Path) -> None:
+    data = folder / "rank-00000.bin"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+
+
+def test_verify_says_ok_or_names_the_piece(tmp_path: Path, done: Published) -> None:
+    folder = tmp_path / done.folder_name
+    code, output = run("verify", folder)
+    assert (code, output.splitlines()[1]) == (0, f"digest {done.digest}")
+    assert run("verify", folder, "--digest", "0" * 64)[0] == 67
+    spoil(folder)
+    code, output = run("verify", folder, "--json")
+    report = json.loads(output)
+    assert (code, report["ok"], report["step"], report["digest"]) == (67, False, 7, done.digest)
+    assert "in rank-00000.bin at 0 is damaged" in report["problems"][0]
+
+
+def test_verify_of_nothing_says_what_is_missing(tmp_path: Path) -> None:
+    code, output = run("verify", tmp_path / "nope")
+    assert code == 67
+    assert "no manifest.json, so not a committed checkpoint" in output
+
+
+def test_unlisted_files_are_reported_and_are_no_damage(tmp_path: Path, done: Published) -> None:
+    (tmp_path / done.folder_name / "notes.txt").write_text("x")
+    code, output = run("verify", tmp_path / done.folder_name, "--json")
+    assert (code, json.loads(output)["unlisted"]) == (0, ["notes.txt"])
+
+
+def test_show_gives_the_facts(tmp_path: Path, done: Published) -> None:
+    code, output = run("show", tmp_path / done.folder_name, "--json", "--tensors")
+    facts = json.loads(output)
+    assert code == 0
+    assert {key: facts[key] for key in ("step", "tokens", "loss", "layout", "writer", "digest")} == {
+        "step": 7,
+        "tokens": 4096,
+        "loss": 2.5,
+        "layout": {"world_size": 2, "zero_stage": 1},
+        "writer": WRITER,
+        "digest": done.digest,
+    }
+    assert len(facts["tensor_list"]) == len(SMALL)
+    code, output = run("show", tmp_path / done.folder_name, "--tensors")
+    assert "model.attention.weight" in output
+
+
+def test_diff_ends_with_1_when_values_differ(tmp_path: Path, done: Published) -> None:
+    other = save(CheckpointRoot(tmp_path), make_state(SMALL), step=8, files={"config.json": b"{}"})
+    changed = save(CheckpointRoot(tmp_path), make_state(SMALL, seed=5), step=9, files={"config.json": b"{}"})
+    assert run("diff", tmp_path / done.folder_name, tmp_path / other.folder_name) == (0, "the same\n")
+    code, output = run("diff", "--json", tmp_path / done.folder_name, tmp_path / changed.folder_name)
+    assert (code, json.loads(output)["same"], len(json.loads(output)["differences"])) == (1, False, len(SMALL) - 1)
+    assert run("diff", tmp_path / done.folder_name, tmp_path / changed.folder_name)[1].endswith("6 differences\n")
+
+
+def test_list_shows_committed_and_broken_folders(tmp_path: Path, done: Published) -> None:
+    (tmp_path / f"step-00000009.{WRITER}").mkdir()
+    code, output = run("list", tmp_path)
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()] == [f"step-00000009.{WRITER}", done.folder_name]
+    items = json.loads(run("list", "--json", tmp_path)[1])["checkpoints"]
+    assert [(item["folder"], item["committed"]) for item in items] == [
+        (f"step-00000009.{WRITER}", False),
+        (done.folder_name, True),
+    ]
+
+
+def test_export_writes_a_folder_once(tmp_path: Path, done: Published) -> None:
+    arguments = ("export", "--format", "hf", tmp_path / done.folder_name, tmp_path / "out")
+    code, output = run(*arguments, "--json")
+    assert (code, json.loads(output)["files"]) == (0, ["config.json", "model.safetensors"])
+    assert run(*arguments)[0] == 67
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "diff", "export", "list"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    code, output = run(command, "--help")
+    assert code == 0
+    assert f"Example: stoker checkpoint {command}" in output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["verify"], ["nope"], ["export", "a", "b", "--format", "gguf"], ["task", "verify"]]
+)
+def test_a_wrong_command_line_ends_with_64(arguments: list[str]) -> None:
+    child = subprocess.run([sys.executable, "-m", "stoker.checkpoint", *arguments], check=False, capture_output=True)
+    assert child.returncode == 64
+    assert b"Error" in child.stderr
+
+
+def task(log: Path, *arguments: object) -> tuple[int, LastWord]:
+    log.touch()
+    code, _ = run("task", *arguments, "--termination-log", log)
+    word = parse_last_word(log.read_text())
+    assert word is not None
+    return code, word
+
+
+def test_a_task_in_its_own_process_leaves_its_last_word(tmp_path: Path, done: Published) -> None:
+    log = tmp_path / "log"
+    command = [
+        sys.executable,
+        "-m",
+        "stoker.checkpoint",
+        "task",
+        "verify",
+        "--folder",
+        str(tmp_path / done.folder_name),
+    ]
+    assert subprocess.run([*command, "--termination-log", str(log)], check=False, capture_output=True).returncode == 0
+    word = parse_last_word(log.read_text())
+    assert word is not None
+    assert (word.cause, word.step) == (Cause.COMPLETED, 7)
+    assert word.result == {
+        "task": "verify",
+        "folder": done.folder_name,
+        "ok": True,
+        "step": 7,
+        "digest": done.digest,
+        "bytes": done.bytes,
+        "problems": [],
+    }
+
+
+def test_verify_task_says_no_with_the_problems(tmp_path: Path, done: Published) -> None:
+    spoil(tmp_path / done.folder_name)
+    code, word = task(tmp_path / "log", "verify", "--root", tmp_path, "--folder", done.folder_name)
+    assert (code, word.cause, word.result["ok"], word.result["digest"]) == (76, Cause.TASK_FAILED, False, done.digest)
+    assert "is damaged" in word.result["problems"][0]
+    assert "is damaged" in word.detail
+
+
+@pytest.mark.parametrize("name", ["verify", "inspect", "import"])
+def test_a_task_for_another_digest_or_nothing_says_no(tmp_path: Path, done: Published, name: str) -> None:
+    code, word = task(tmp_path / "log", name, "--root", tmp_path, "--folder", done.folder_name, "--digest", "0" * 64)
+    assert (code, word.result["ok"]) == (76, False)
+    assert "is wanted" in word.detail
+    code, word = task(tmp_path / "log", name, "--root", tmp_path, "--folder", f"step-00000001.{WRITER}")
+    assert (code, word.result["ok"]) == (76, False)
+    assert "not a committed checkpoint" in word.result["problems"][0]
+
+
+def test_inspect_and_import_report_the_manifest(tmp_path: Path, done: Published) -> None:
+    facts: dict[str, Any] = {
+        "folder": done.folder_name,
+        "ok": True,
+        "step": 7,
+        "writer": WRITER,
+        "tokens": 4096,
+        "loss": 2.5,
+        "layout": {"world_size": 2, "zero_stage": 1},
+        "digest": done.digest,
+        "bytes": done.bytes,
+    }
+    spot = ("--root", tmp_path, "--folder", done.folder_name, "--digest", done.digest)
+    assert task(tmp_path / "log", "inspect", *spot)[1].result == facts | {"task": "inspect"}
+    assert task(tmp_path / "log", "import", *spot)[1].result == facts | {"task": "import", "problems": []}
+
+
+def test_delete_task_deletes_once_and_may_be_repeated(tmp_path: Path, done: Published) -> None:
+    spot = ("--folder", tmp_path / done.folder_name, "--digest", done.digest)
+    code, word = task(tmp_path / "log", "delete", *spot)
+    assert (code, word.result["deleted"], word.result["left"]) == (0, [done.folder_name], [])
+    code, word = task(tmp_path / "log", "delete", *spot)
+    assert (code, word.result["deleted"]) == (0, [])
+    assert not (tmp_path / done.folder_name).exists()
+
+
+def test_delete_task_needs_the_recorded_digest(tmp_path: Path, done: Published) -> None:
+    for digest in ([], ["--digest", "0" * 64]):
+        code, word = task(tmp_path / "log", "delete", "--root", tmp_path, "--folder", done.folder_name, *digest)
+        assert (code, word.cause, word.result["deleted"]) == (76, Cause.TASK_FAILED, [])
+    assert (tmp_path / done.folder_name / "rank-00000.bin").exists()
+
+
+@pytest.mark.parametrize("folder", ["../outside", "/etc", "link"])
+@pytest.mark.parametrize("name", ["verify", "delete"])
+def test_a_task_does_not_leave_its_root(tmp_path: Path, done: Published, name: str, folder: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / done.folder_name)
+    code, word = task(tmp_path / "log", name, "--root", root, "--folder", folder, "--digest", done.digest)
+    assert (code, word.cause) == (76, Cause.TASK_FAILED)
+    assert "must lie below the root" in word.detail
+    assert (tmp_path / done.folder_name / "rank-00000.bin").exists()
+
+
+def test_list_task_fits_a_termination_message_however_much_there_is(tmp_path: Path) -> None:
+    root = CheckpointRoot(tmp_path)
+    wide = META | {"layout": {f"axis_{number}": number for number in range(20)}}
+    for step in range(11):
+        save(root, make_state({"w": ((), "int8")}), step=step, meta=wide if step % 2 else META)
+    save(
+        root,
+        make_state({"w": ((), "int8")}),
+        step=99,
+        writer="ffffffff",
+        meta={"layout": {"a": "x" * 10_000}, "loss": "no"},
+    )
+    (tmp_path / f"step-00000100.{WRITER}").mkdir()
+    code, word = task(tmp_path / "log", "list", "--root", tmp_path, "--writer", WRITER)
+    saves = word.result["saves"]
+    assert code == 0
+    assert (tmp_path / "log").stat().st_size <= MAX_BYTES
+    assert [save["step"] for save in saves] == list(range(10, 10 - len(saves), -1))
+    assert len(saves) + word.result["omitted"] == 11
+    assert len(saves) >= 6
+    assert word.result["broken"] == [f"step-00000100.{WRITER}"]
+    (foreign,) = list_task(tmp_path, "ffffffff")["saves"]
+    assert (foreign["layout"], foreign["loss"], foreign["tokens"]) == ({}, None, None)
+
+
+def test_a_task_on_a_lost_mount_is_a_storage_error_not_a_verdict() -> None:
+    def lost() -> Result:
+        raise OSError(116, "Stale file handle", "/mnt/x")
+
+    word = run_task(lost, "verify", f"/mnt/step-00000001.{WRITER}")
+    assert (word.cause, word.result) == (
+        Cause.STORAGE_ERROR,
+        {"task": "verify", "folder": f"step-00000001.{WRITER}"},
+    )
+    assert "Stale file handle" in word.detail
+
+
+def test_many_problems_fit_a_termination_message(tmp_path: Path) -> None:
+    state = make_state({f"{'tensor' * 60}.{number}": ((4,), "float32") for number in range(50)})
+    done = save(CheckpointRoot(tmp_path), state)
+    data = tmp_path / done.folder_name / "rank-00000.bin"
+    data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
+    code, word = task(tmp_path / "log", "verify", "--root", tmp_path, "--folder", done.folder_name)
+    assert code == 76
+    assert word.result["problems"][-1] == "and 42 more"

@@ -1,0 +1,208 @@
+"""From a configuration to an engine that can step: what is refused, how big the cache is, who computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed import ProcessGroup
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.config import EngineConfig
+from stoker.engine.engine import Limits, LLMEngine
+from stoker.engine.executor import Executor, InProcess
+from stoker.engine.runner import Runner
+from stoker.engine.scheduler import Scheduler
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.paged_attend import KVCache
+from stoker.model.weights.source import WeightsSource, open_weights
+from stoker.pod.config_file import ConfigError
+
+CPU_CACHE_LIMIT_BYTES = 4 * 2**30
+"""Without `cache.memory_bytes` the cache on a CPU takes no more: other programs share that memory."""
+
+Progress = Callable[[str], None]
+"""Told what is being done, in words for people."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice that a rank needs, made once and the same on all ranks. Can be pickled."""
+
+    model_path: str
+    digest: str | None
+    device: str
+    dtype: torch.dtype
+    kernels: str
+    attention: str
+    deterministic: bool
+    threads: int
+    """Intra-op threads of one rank."""
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_batch_tokens: int
+    num_seats: int
+    tensor: int
+
+
+def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, Plan]:
+    """Load the model and make everything ready.
+
+    Raises:
+        ConfigError: a field cannot be used, with what is allowed.
+        ValueError: the weights cannot be loaded (WeightsError, CheckpointError).
+    """
+    plan = plan_engine(config, open_weights(config.model.path, config.model.digest))
+    executor = make_executor(plan, progress)
+    scheduler = Scheduler(
+        BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
+        max_batch_tokens=plan.max_batch_tokens,
+        max_requests=plan.num_seats,
+        max_queued_requests=config.scheduler.max_queued_requests,
+        chunk_tokens=config.scheduler.chunk_tokens,
+    )
+    model = open_weights(config.model.path).config
+    return LLMEngine(executor, scheduler, Limits(model.vocab_size, plan.max_model_len, model.eos_token_ids)), plan
+
+
+def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
+    """Check the configuration against the model and this machine. Loads nothing."""
+    refuse_unbuilt(config)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.model.dtype, device)
+    ops = Ops(resolve_kernels(config.kernels), config.deterministic)
+    num_blocks = count_blocks(config, source.config, dtype, device)
+    scheduler = config.scheduler
+    return Plan(
+        model_path=config.model.path,
+        digest=config.model.digest,
+        device=device,
+        dtype=dtype,
+        kernels=ops.kernels,
+        attention=ops.attention(config.attention),
+        deterministic=config.deterministic,
+        threads=choose_threads(config),
+        block_size=config.cache.block_size,
+        num_blocks=num_blocks,
+        max_model_len=choose_length(config, source.config, num_blocks),
+        max_batch_tokens=scheduler.max_batch_tokens,
+        num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
+        tensor=config.parallelism.tensor,
+    )
+
+
+def make_executor(plan: Plan, progress: Progress = lambda _: None) -> Executor:
+    if plan.tensor > 1:
+        from stoker.engine.ranks import Ranks  # starts processes: only where they are wanted
+
+        return Ranks(plan, progress)
+    return InProcess(load_runner(plan, None, progress))
+
+
+def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lambda _: None) -> Runner:
+    """One rank's weights and cache, on this rank's device. Sets the process's intra-op threads."""
+    torch.set_num_threads(plan.threads)
+    source = open_weights(plan.model_path, plan.digest)
+    ops = Ops(resolve_kernels(plan.kernels), plan.deterministic)
+    device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
+    decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
+    source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
+    progress("AllocatingCache")
+    cache = KVCache(
+        source.config,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        dtype=plan.dtype,
+        device=device,
+        group=group,
+    )
+    return Runner(
+        decoder.requires_grad_(False).eval(),
+        cache,
+        num_seats=plan.num_seats,
+        max_model_len=plan.max_model_len,
+        max_batch_tokens=plan.max_batch_tokens,
+        attention=plan.attention,
+    )
+
+
+def refuse_unbuilt(config: EngineConfig) -> None:
+    for axis in ("pipeline", "data", "expert"):
+        if getattr(config.parallelism, axis) != 1:
+            raise ConfigError(f"not supported yet: parallelism.{axis} {getattr(config.parallelism, axis)}; allowed: 1")
+    if config.api.fronts != 1:
+        raise ConfigError(f"not supported yet: api.fronts {config.api.fronts}; allowed: 1")
+    if config.deterministic and config.threads not in (None, 1):
+        raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
+
+
+def choose_device(name: str) -> str:
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda is asked for, but this machine has no CUDA device; allowed: auto, cpu")
+    return "cuda" if has_cuda and name != "cpu" else "cpu"
+
+
+def choose_dtype(name: str, device: str) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU, and on a CPU with instructions for it; else float32."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    fast = device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    return torch.bfloat16 if fast else torch.float32
+
+
+def choose_threads(config: EngineConfig) -> int:
+    if config.deterministic:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.threads or max(1, cores // config.parallelism.tensor)
+
+
+def choose_length(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+    """Longest prompt plus output: what is asked for, what the model allows, what the cache holds."""
+    capacity = num_blocks * config.cache.block_size
+    wanted = config.scheduler.max_model_len
+    if wanted is None:
+        return min(model.max_position_embeddings, capacity)
+    for name, limit in (
+        ("max_position_embeddings of the model", model.max_position_embeddings),
+        ("tokens of the cache", capacity),
+    ):
+        if wanted > limit:
+            raise ConfigError(f"scheduler.max_model_len must be at most {limit}, the {name}, got {wanted}")
+    return wanted
+
+
+def count_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: str) -> int:
+    """How many blocks the pool gets, by number, by size, or from what the weights leave free."""
+    cache, tensor = config.cache, config.parallelism.tensor
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    block_bytes = KVCache.block_bytes(model, block_size=cache.block_size, dtype=dtype, tp_size=tensor)
+    pool_bytes = cache.memory_bytes
+    if pool_bytes is None:
+        weight_bytes = model.num_parameters * dtype.itemsize
+        free = free_bytes(device)
+        free -= weight_bytes // tensor if device == "cuda" else weight_bytes
+        pool_bytes = int(cache.memory_fraction * free)
+        if device == "cpu":
+            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // tensor
+    if pool_bytes < block_bytes:
+        raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({cache.block_size} tokens)")
+    return pool_bytes // block_bytes
+
+
+def free_bytes(device: str) -> int:
+    """Memory that a new allocation can have."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("cache.memory_bytes is needed: this system does not say how much memory is free")

@@ -11,7 +11,7 @@ from stoker.operator.plan import Key, Object
 class _Shape(NamedTuple):
     kind: str
     fields: tuple[str, ...]
-    """Where the name is inside the value; a plain string value is the name itself."""
+    """Where the name is inside the value; none: the value is the name itself."""
 
 
 _SHAPES: dict[str, _Shape] = {
@@ -25,7 +25,9 @@ _SHAPES: dict[str, _Shape] = {
     "tokenSecretRef": _Shape("Secret", ("name",)),
     "apiKeySecretRef": _Shape("Secret", ("name",)),
     "credentialsSecretRef": _Shape("Secret", ("name",)),
+    "checkpoint": _Shape("Checkpoint", ("name",)),
     "checkpointRef": _Shape("Checkpoint", ("name",)),
+    "currentCheckpoint": _Shape("Checkpoint", ("name",)),
     "jobRef": _Shape("TrainingJob", ("name",)),
 }
 
@@ -50,7 +52,7 @@ def _walk(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _names(shape: _Shape, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str) and value and shape.kind in ("PersistentVolumeClaim", "Checkpoint", "TrainingJob"):
+    if isinstance(value, str) and value and not shape.fields:
         yield shape.kind, value
     if isinstance(value, Mapping):
         for field in shape.fields:

@@ -105,10 +105,11 @@ class Kubelet:
 
     def _remove_leftovers(self) -> None:
         """Folders of pods that were deleted while no supervisor ran."""
-        known = {self.node.folders.pod(pod) for pod in self.node.objects.of_kind("Pod")}
+        known = {self.node.folders.pod(pod).name for pod in self.node.objects.of_kind("Pod")}
         parent = self.node.folders.root / "pods"
-        for folder in set(parent.iterdir()) - known if parent.exists() else ():
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in parent.iterdir() if parent.exists() else ():
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _has_ended(pod: Object) -> bool:

@@ -24,7 +24,7 @@ class MountError(Exception):
 
 
 class PodVolumes:
-    """The folders of one pod: `volumes/<name>` below its own folder, or the claim's, or the host's."""
+    """The folders of one pod: `v/<name>` below its own folder, or the claim's, or the host's."""
 
     def __init__(self, pod: Object, folder: Path, claims: Path, find: Find) -> None:
         self.pod = pod
@@ -85,7 +85,7 @@ class PodVolumes:
             return Path(volume["hostPath"]["path"])
         if "persistentVolumeClaim" in volume:
             return self._claim_folder(volume["persistentVolumeClaim"]["claimName"])
-        return self.folder / "volumes" / str(volume["name"])
+        return self.folder / "v" / str(volume["name"])
 
     def _claim_folder(self, name: str) -> Path:
         namespace = self.pod["metadata"]["namespace"]

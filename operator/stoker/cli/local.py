@@ -1,0 +1,420 @@
+"""`stoker local`: manifests on this machine. Every verb talks to the supervisor of a state folder; `apply` starts it where none runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
+from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
+from stoker.operator.cluster.kinds import Kind, find_kind
+from stoker.operator.cluster.local.folders import default_state_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLLOW_LOGS_S = 0.3
+
+
+def state_option(command: F) -> F:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path),
+        help="State folder [default: $STOKER_STATE or ~/.local/state/stoker].",
+    )(command)
+
+
+def namespace_option(command: F) -> F:
+    return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace.")(command)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: stoker local apply -f examples/quickstart/ --detach; stoker local get tj",
+)
+def local() -> None:
+    """Run manifests on this machine, without Kubernetes: the same operator, each pod as local processes."""
+
+
+@local.command(epilog="Example: stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Manifest, folder of manifests, or - .",
+)
+@click.option(
+    "--claim", "claims", multiple=True, metavar="NAME=DIR", help="Let a PersistentVolumeClaim stand for a folder."
+)
+@click.option(
+    "--addresses",
+    type=click.Choice(["auto", "loopback", "ports"]),
+    default="auto",
+    help="127.x per pod (Linux), or ports of 127.0.0.1.",
+)
+@click.option("--detach", is_flag=True, help="Leave everything running when this command ends.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="End when everything applied has completed or serves (exit code 1 if something failed).",
+)
+@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait at most.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+@namespace_option
+@state_option
+def apply(
+    files: tuple[Path, ...],
+    claims: tuple[str, ...],
+    addresses: str,
+    detach: bool,
+    wait: bool,
+    timeout_s: float | None,
+    as_json: bool,
+    namespace: str,
+    state: Path | None,
+) -> None:
+    """Create or change objects and show their progress.
+
+    Without --detach everything ends with this command: Ctrl-C lets jobs save, stops all pods and leaves no process behind; the
+    state stays, and the next apply goes on from it.
+    """
+    objects = _manifests(files, claims, namespace)
+    client = _client(state)
+    started = _ensure(client, addresses, detach=detach)
+    try:
+        _apply(client, objects, as_json=as_json)
+        if detach and not wait:
+            _hint(client, as_json=as_json)
+            sys.exit(0)
+        sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
+    except KeyboardInterrupt:
+        if not started or detach:
+            click.echo("\nStill running; stop everything with: stoker local down", err=True)
+        sys.exit(INTERRUPTED)
+    finally:
+        if started and not detach:
+            _bring_down(client, quiet=as_json)
+
+
+@local.command(epilog="Example: stoker local get tj; stoker local get pods --json")
+@click.argument("kind")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Whole objects as JSON.")
+@namespace_option
+@state_option
+def get(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
+    """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ..."""
+    from stoker.cli.shown import aligned, table, utc_now
+
+    found = _kind(kind)
+    items = _ask(lambda: _client(state).objects(found.name, namespace=namespace, name=name))
+    if as_json:
+        click.echo(json.dumps({"items": items}, indent=1))
+    elif items:
+        click.echo(aligned(table(found.name, items, utc_now())))
+    else:
+        click.echo(f"no {found.plural} in namespace {namespace}", err=True)
+
+
+@local.command(epilog="Example: stoker local describe tj quickstart")
+@click.argument("kind")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="The object and its events as JSON.")
+@namespace_option
+@state_option
+def describe(kind: str, name: str, as_json: bool, namespace: str, state: Path | None) -> None:
+    """Everything about one object, with its events."""
+    from stoker.cli.shown import described, utc_now
+
+    client = _client(state)
+    found = _ask(lambda: client.objects(_kind(kind).name, namespace=namespace, name=name))[0]
+    uid = found["metadata"]["uid"]
+    all_events = _ask(lambda: client.objects("Event", namespace=namespace))
+    events = [event for event in all_events if event["involvedObject"].get("uid") == uid]
+    events.sort(key=lambda event: str(event.get("lastTimestamp")))
+    click.echo(
+        json.dumps({"object": found, "events": events}, indent=1) if as_json else described(found, events, utc_now())
+    )
+
+
+@local.command(epilog="Example: stoker local logs tj/quickstart -f; stoker local logs quickstart-1a2b3-a0-0")
+@click.argument("target")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
+@namespace_option
+@state_option
+def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
+    """What a pod wrote; KIND/NAME means the pods of a job, checkpoint or deployment."""
+    client = _client(state)
+    pods = _ask(lambda: _pods_of(client, target, namespace))
+    offsets = dict.fromkeys(pods, 0)
+    prefix = len(pods) > 1
+    try:
+        while offsets:
+            for pod in list(offsets):
+                part = _ask(lambda pod=pod: client.logs(namespace, pod, offsets[pod]))  # type: ignore[misc]
+                _print_log(part["text"], f"[{pod}] " if prefix else "")
+                offsets[pod] = part["offset"]
+                if part["ended"] or not (follow or part["text"]):
+                    del offsets[pod]
+            if follow and offsets:
+                time.sleep(FOLLOW_LOGS_S)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@local.command(epilog="Example: stoker local delete tj quickstart; stoker local delete -f examples/quickstart/")
+@click.argument("kind", required=False)
+@click.argument("names", nargs=-1)
+@click.option(
+    "-f", "--file", "files", multiple=True, type=click.Path(path_type=Path), help="Delete what these manifests name."
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they are gone.")
+@namespace_option
+@state_option
+def delete(
+    kind: str | None, names: tuple[str, ...], files: tuple[Path, ...], wait: bool, namespace: str, state: Path | None
+) -> None:
+    """Delete objects. Checkpoints' data stays unless their deletionPolicy says otherwise."""
+    if bool(files) == bool(kind and names):
+        raise click.UsageError("give KIND NAME..., or -f FILE")
+    client = _client(state)
+    targets = [(_kind(kind).name, namespace, name) for name in names] if kind else _named(files, namespace)
+    missing = 0
+    for target in targets:
+        missing += _delete(client, *target, wait=wait)
+    sys.exit(FAILED if missing and kind else 0)
+
+
+@local.command(epilog="Example: stoker local down")
+@click.option("--grace", "grace_s", type=float, help="Seconds that pods get at most [default: their own grace period].")
+@click.option("--purge", is_flag=True, help="Also delete the state folder: objects, logs and the data of claims in it.")
+@state_option
+def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
+    """Stop every pod and the supervisor. The state stays: the next apply goes on from it."""
+    client = _client(state)
+    try:
+        client.down(grace_s)
+    except NotRunning as error:
+        click.echo(str(error), err=True)
+    if purge and client.folders.lock.exists():
+        shutil.rmtree(client.folders.root)
+        click.echo(f"deleted {client.folders.root}")
+
+
+@local.command(epilog="Example: stoker local status --json")
+@click.option("--json", "as_json", is_flag=True)
+@state_option
+def status(as_json: bool, state: Path | None) -> None:
+    """Whether a supervisor runs, where its state lies, and how Services are reached. Exit code 1 when none runs."""
+    facts = _ask(lambda: _client(state).status())
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    for name in ("state", "pid", "startedAt", "addresses", "pods", "detached"):
+        click.echo(f"{name + ':':11} {facts[name]}")
+    for service, url in facts["endpoints"].items():
+        click.echo(f"endpoint:   {url}  ({service})")
+
+
+# What the verbs share
+
+
+def _client(state: Path | None) -> SupervisorClient:
+    return SupervisorClient(state or default_state_folder())
+
+
+def _manifests(files: Sequence[Path], claims: Sequence[str], namespace: str) -> list[dict[str, Any]]:
+    from stoker.cli.manifests import ManifestError, claim_manifest, read_manifests
+
+    bound = []
+    for claim in claims:
+        name, _, folder = claim.partition("=")
+        if not name or not folder:
+            raise click.UsageError(f"--claim {claim}: NAME=DIR is needed")
+        if not Path(folder).expanduser().is_dir():
+            _fail(f"--claim {claim}: {folder} is not a folder", WRONG_INPUT)
+        bound.append(claim_manifest(name, Path(folder), namespace))
+    try:
+        objects = read_manifests(files, namespace)
+    except ManifestError as error:
+        _fail(str(error), WRONG_INPUT)
+    names = {manifest["metadata"]["name"] for manifest in bound}
+    others = [o for o in objects if o.get("kind") != "PersistentVolumeClaim" or o["metadata"].get("name") not in names]
+    return [*bound, *others]
+
+
+def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
+    """Make sure that a supervisor runs; True when it was started here."""
+    if client.running():
+        if detach:
+            _ask(client.detach)
+        return False
+    chosen = ("loopback" if sys.platform == "linux" else "ports") if addresses == "auto" else addresses
+    _ask(lambda: client.start(chosen, leashed=not detach))
+    return True
+
+
+def _apply(client: SupervisorClient, objects: list[dict[str, Any]], *, as_json: bool) -> None:
+    results = _ask(lambda: client.apply(objects))
+    for result in results:
+        error = f": {result['error']}" if "error" in result else ""
+        text = f"{str(result['kind']).lower()}/{result.get('name')} {result['result']}{error}"
+        click.echo(json.dumps(result) if as_json else text, err=bool(error) and not as_json)
+    if any("error" in result for result in results):
+        sys.exit(WRONG_INPUT)
+
+
+def _follow(
+    client: SupervisorClient,
+    objects: list[dict[str, Any]],
+    *,
+    wait: bool,
+    stay: bool,
+    timeout_s: float | None,
+    as_json: bool,
+) -> int:
+    """Show progress until everything has settled; then, if something serves and the command is to stay, until Ctrl-C."""
+    from stoker.cli.progress import Follower, Name, screen_for
+
+    wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
+    followed = [name for name in wanted if name.kind in ("TrainingJob", "Checkpoint", "InferenceDeployment")]
+    screen = screen_for(as_json=as_json)
+    follower = Follower(client, screen, followed)
+    try:
+        outcome = _ask(lambda: follower.until_settled(timeout_s))
+        if outcome is None:
+            screen.say(f"not settled after {timeout_s:g} s")
+        _say_endpoints(client, screen.say)
+        serves = any(name.kind == "InferenceDeployment" for name in followed)
+        if outcome and stay and serves and not wait:
+            screen.say("Ctrl-C stops everything")
+            _ask(follower.for_ever)
+        return 0 if outcome else FAILED
+    finally:
+        screen.close()
+
+
+def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None:
+    """The local address of each deployment's endpoint."""
+    endpoints: dict[str, str] = _ask(client.status)["endpoints"]
+    for deployment in _ask(lambda: client.objects("InferenceDeployment")):
+        inside = str((deployment.get("status") or {}).get("endpoint") or "")
+        url = local_endpoint(inside, deployment["metadata"]["namespace"], endpoints)
+        if url:
+            say(f"endpoint of {deployment['metadata']['name']}: {url}")
+
+
+def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> str:
+    """`http://name.namespace.svc:8000/v1` as it is reached from this machine; empty when there is no such Service."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(inside)
+    service, _, rest = (parts.hostname or "").partition(".")
+    place = f"{rest.partition('.')[0] or namespace}/{service}:{parts.port or 80}"
+    return f"{endpoints[place]}{parts.path}" if place in endpoints else ""
+
+
+def _hint(client: SupervisorClient, *, as_json: bool) -> None:
+    if not as_json:
+        where = "" if client.folders.root == default_state_folder().resolve() else f" --state {client.folders.root}"
+        click.echo(f"running in the background; see: stoker local get tj{where}; stop: stoker local down{where}")
+
+
+def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
+    """A second Ctrl-C shortens the grace periods."""
+    if not quiet:
+        click.echo("stopping ...", err=True)
+    for grace_s in (None, 0.0):
+        try:
+            client.down(grace_s)
+        except KeyboardInterrupt:
+            continue
+        except SupervisorError:
+            return
+        return
+
+
+def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]:
+    kind_word, slash, name = target.rpartition("/")
+    if not slash:
+        return [target]
+    kind = _kind(kind_word)
+    if kind.name == "Pod":
+        return [name]
+    owner = client.objects(kind.name, namespace=namespace, name=name)[0]
+    uid = owner["metadata"]["uid"]
+    labels = {"stoker.dev/job-uid", "stoker.dev/deployment-uid", "stoker.dev/checkpoint-uid"}
+    pods = client.objects("Pod", namespace=namespace)
+    own = [
+        pod
+        for pod in pods
+        if uid in {(pod["metadata"].get("labels") or {}).get(label) for label in labels} or _owns(uid, pod)
+    ]
+    if not own:
+        raise SupervisorError(f"{target} has no pods")
+    return [pod["metadata"]["name"] for pod in own]
+
+
+def _owns(uid: str, pod: dict[str, Any]) -> bool:
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def _print_log(text: str, prefix: str) -> None:
+    if prefix:
+        text = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
+    click.echo(text, nl=False)
+
+
+def _named(files: Sequence[Path], namespace: str) -> list[tuple[str, str, str]]:
+    found = _manifests(files, (), namespace)
+    return [(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in reversed(found)]
+
+
+def _delete(client: SupervisorClient, kind: str, namespace: str, name: str, *, wait: bool) -> int:
+    """0 when it is being deleted, 1 when it was not there."""
+    try:
+        gone = client.delete(kind, namespace, name)
+    except NotRunning as error:
+        _fail(str(error), FAILED)
+    except SupervisorError as error:
+        click.echo(str(error), err=True)
+        return 1
+    while wait and not gone:
+        time.sleep(0.1)
+        gone = not [o for o in _ask(lambda: client.objects(kind, namespace=namespace)) if o["metadata"]["name"] == name]
+    click.echo(f"{kind.lower()}/{name} {'deleted' if gone else 'is being deleted'}")
+    return 0
+
+
+T = TypeVar("T")
+
+
+def _ask(question: Callable[[], T]) -> T:
+    """An answer, or the end of the command with the supervisor's message."""
+    try:
+        return question()
+    except NotRunning as error:
+        _fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
+    except SupervisorError as error:
+        _fail(str(error), FAILED)
+
+
+def _kind(word: str) -> Kind:
+    try:
+        return find_kind(word)
+    except ValueError as error:
+        _fail(str(error), WRONG_INPUT)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,96 @@
+"""Verbs that are programs of their own: this process becomes `python -m stoker.<package>` with the remaining arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from stoker.cli.exit_status import WRONG_INPUT
+
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process: signals, terminal and exit code are the program's own."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+@click.command(context_settings=PASS_THROUGH, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def serve(arguments: tuple[str, ...]) -> None:
+    """Serve a model folder, a checkpoint folder or a GGUF file with the OpenAI API.
+
+    Example: stoker serve ~/.cache/stoker/models/smollm2-135m-instruct --port 8000
+    """
+    become("stoker.engine.serve", arguments)
+
+
+@click.command(context_settings=PASS_THROUGH, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def chat(arguments: tuple[str, ...]) -> None:
+    """Talk to a server.
+
+    Example: stoker chat http://127.0.0.1:8000
+    """
+    become("stoker.engine.chat", arguments)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def model() -> None:
+    """Convert and show models.
+
+    \b
+    Examples:
+      stoker model convert SmolLM2.Q4_1.gguf OUT/
+      stoker model info OUT/
+    """
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def checkpoint() -> None:
+    """Verify, show, compare and export checkpoints.
+
+    \b
+    Examples:
+      stoker checkpoint verify checkpoints/step-00000400.1a2b3c4d
+      stoker checkpoint export --format hf checkpoints/step-00000400.1a2b3c4d OUT/
+    """
+
+
+def _passing(group: click.Group, module: str, verb: str, line: str) -> None:
+    @group.command(verb, context_settings=PASS_THROUGH, add_help_option=False, short_help=line)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def run(arguments: tuple[str, ...]) -> None:
+        become(module, [verb, *arguments])
+
+
+for _verb, _line in (("convert", "A GGUF file to a Hugging Face folder."), ("info", "What a model is.")):
+    _passing(model, "stoker.model", _verb, _line)
+
+for _verb, _line in (
+    ("verify", "Read every piece and prove that they cover the state."),
+    ("show", "What a checkpoint holds."),
+    ("diff", "Compare the values of two checkpoints."),
+    ("export", "Write another format, for instance Hugging Face."),
+):
+    _passing(checkpoint, "stoker.checkpoint", _verb, _line)
+
+
+def _not_supported(verb: str) -> click.Command:
+    @click.command(verb, context_settings=PASS_THROUGH, add_help_option=False)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def refuse(arguments: tuple[str, ...]) -> None:
+        click.echo(f"not supported yet: stoker {' '.join((verb, *arguments))}", err=True)
+        sys.exit(WRONG_INPUT)
+
+    return refuse
+
+
+plan = _not_supported("plan")
+bench = _not_supported("bench")
+submit = _not_supported("submit")

@@ -1,0 +1,206 @@
+"""Follows jobs, checkpoints and deployments until they have settled: a live table on a terminal, one line per change in a log."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from stoker.cli.shown import FOLLOWED, progress_line, state_of, value_at
+from stoker.cli.supervisor_client import SupervisorClient
+
+LOOK_S = 0.5
+QUIET_S = 5.0
+"""In a log, an object whose figures alone change speaks no more often."""
+STALLED_S = 5.0
+"""So long must an object be stalled before it counts as failed: causes go away while others are still being made."""
+
+
+class Name(NamedTuple):
+    kind: str
+    namespace: str
+    name: str
+
+
+class Screen(Protocol):
+    """Where progress goes."""
+
+    def show(self, objects: Iterable[Mapping[str, Any]]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Follower:
+    """Looks at one supervisor twice a second."""
+
+    client: SupervisorClient
+    screen: Screen
+    wanted: Collection[Name]
+    """What must settle."""
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+    _bad_since: dict[Name, float] = field(default_factory=dict)
+    _events: set[str] = field(default_factory=set)
+
+    def until_settled(self, timeout_s: float | None = None) -> bool | None:
+        """True when everything wanted is good, False when something is bad, None when the time is over."""
+        end = None if timeout_s is None else self.monotonic() + timeout_s
+        while True:
+            outcome = self._outcome(self.look())
+            if outcome is not None or (end is not None and self.monotonic() > end):
+                return outcome
+            self.sleep(LOOK_S)
+
+    def for_ever(self) -> None:
+        """Until Ctrl-C."""
+        while True:
+            self.look()
+            self.sleep(LOOK_S)
+
+    def look(self) -> dict[Name, Mapping[str, Any]]:
+        """One look, shown."""
+        found: dict[Name, Mapping[str, Any]] = {
+            _name(item): item for kind in FOLLOWED for item in self.client.objects(kind)
+        }
+        self.screen.show(found.values())
+        for event in self.client.objects("Event"):
+            if event["type"] == "Warning" and event["metadata"]["uid"] not in self._events:
+                self._events.add(event["metadata"]["uid"])
+                about = event["involvedObject"]
+                self.screen.say(f"warning: {about['kind']} {about['name']}: {event['reason']}: {event['message']}")
+        return found
+
+    def _outcome(self, found: Mapping[Name, Mapping[str, Any]]) -> bool | None:
+        states = [self._settled(name, found.get(name)) for name in self.wanted]
+        if False in states:
+            return False
+        return True if all(states) else None
+
+    def _settled(self, name: Name, item: Mapping[str, Any] | None) -> bool | None:
+        state = state_of(item) if item is not None else "bad"
+        if state != "bad":
+            self._bad_since.pop(name, None)
+            return True if state == "good" else None
+        since = self._bad_since.setdefault(name, self.monotonic())
+        return False if self.monotonic() - since >= STALLED_S or _ended(item) else None
+
+
+class Lines:
+    """Plain lines for a log: every change of phase or message, figures now and then."""
+
+    def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.write = write
+        self.monotonic = monotonic
+        self._said: dict[Name, tuple[str, str, float]] = {}
+
+    def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        for found in objects:
+            name, phase, line = _name(found), value_at(found, "status.phase"), progress_line(found)
+            old_phase, old_line, at = self._said.get(name, ("", "", -QUIET_S))
+            due = line != old_line and self.monotonic() - at >= QUIET_S
+            if phase and (phase != old_phase or due):
+                self._said[name] = (phase, line, self.monotonic())
+                self.say(f"{name.kind.lower()}/{name.name}  {phase}  {line}".rstrip())
+
+    def say(self, text: str) -> None:
+        self.write(f"{datetime.now():%H:%M:%S} {text}")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class JsonLines:
+    """One JSON object per change, for programs."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self._said: dict[Name, str] = {}
+
+    def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        for found in objects:
+            name = _name(found)
+            line = json.dumps({**name._asdict(), "status": _figures(found.get("status") or {})}, sort_keys=True)
+            if self._said.get(name) != line:
+                self._said[name] = line
+                self.write(line)
+
+    def say(self, text: str) -> None:
+        self.write(json.dumps({"text": text}))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Table:
+    """A table that is drawn over and over, on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.live import Live  # rich costs a tenth of a second: only where it is seen
+
+        self._live = Live(refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        from rich.table import Table as RichTable
+
+        table = RichTable(box=None, pad_edge=False, header_style="dim")
+        for column in ("", "", "phase", ""):
+            table.add_column(column, overflow="fold")
+        for found in objects:
+            state = state_of(found)
+            mark = {"good": "[green]✓[/]", "bad": "[red]✗[/]"}.get(state, "[cyan]…[/]")
+            name = f"{found['kind'].lower()}/{found['metadata']['name']}"
+            phase = value_at(found, "status.phase")
+            table.add_row(mark, name, phase, f"{_bar(found)}{_escaped(progress_line(found))}")
+        self._live.update(table)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def screen_for(*, as_json: bool) -> Screen:
+    """The right one for where standard output goes."""
+    if as_json:
+        return JsonLines(_print)
+    return Table() if sys.stdout.isatty() else Lines(_print)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _name(found: Mapping[str, Any]) -> Name:
+    return Name(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+
+
+def _ended(item: Mapping[str, Any] | None) -> bool:
+    """Bad for good, rather than stalled; an object that was deleted is, too."""
+    if item is None:
+        return True
+    return bool(state_of({**item, "status": {**item["status"], "conditions": []}}) == "bad")
+
+
+def _figures(status: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in status.items() if name not in ("pinned", "conditions", "attempts")}
+
+
+def _bar(found: Mapping[str, Any]) -> str:
+    step, of = value_at(found, "status.progress.step"), value_at(found, "status.progress.totalSteps")
+    if not step or not of or not int(of):
+        return ""
+    full = round(16 * min(1.0, int(step) / int(of)))
+    return f"[green]{'━' * full}[/][dim]{'━' * (16 - full)}[/] "
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

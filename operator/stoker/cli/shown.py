@@ -1,0 +1,239 @@
+"""What people read about objects: columns of `get`, one line of progress, the pages of `describe`. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+Object = Mapping[str, Any]
+Column = tuple[str, str]
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "TrainingJob": (
+        ("PHASE", "status.phase"),
+        ("STEP", "status.progress.step"),
+        ("OF", "status.progress.totalSteps"),
+        ("LOSS", "status.progress.loss"),
+        ("VERIFIED", "status.newestVerifiedCheckpoint.step"),
+        ("RESTARTS", "status.restarts"),
+    ),
+    "Checkpoint": (
+        ("PHASE", "status.phase"),
+        ("STEP", "status.step"),
+        ("LOSS", "status.loss"),
+        ("VERIFIED", "status.conditions[Verified]"),
+        ("IN USE", "status.conditions[InUse]"),
+        ("BYTES", "status.bytes"),
+        ("JOB", "status.job.name"),
+    ),
+    "InferenceDeployment": (
+        ("PHASE", "status.phase"),
+        ("READY", "status.ready"),
+        ("STEP", "status.currentCheckpoint.step"),
+        ("ENDPOINT", "status.endpoint"),
+    ),
+    "EnginePool": (
+        ("PHASE", "status.phase"),
+        ("DESIRED", "spec.replicas"),
+        ("READY", "status.readyReplicas"),
+        ("UPDATED", "status.updatedReplicas"),
+    ),
+    "Pod": (
+        ("READY", "status.conditions[Ready]"),
+        ("STATUS", "status.phase"),
+        ("IP", "status.podIP"),
+        ("REASON", "status.containerStatuses.0.state.terminated.reason"),
+    ),
+    "Service": (("CLUSTER-IP", "spec.clusterIP"), ("PORT", "spec.ports.0.port")),
+    "PersistentVolumeClaim": (("STATUS", "status.phase"), ("FOLDER", "metadata.annotations.stoker~1dev/local-folder")),
+    "Event": (("TYPE", "type"), ("REASON", "reason"), ("OBJECT", "involvedObject.name"), ("MESSAGE", "message")),
+}
+
+GOOD = {"TrainingJob": ("Completed",), "Checkpoint": ("Complete",), "InferenceDeployment": ("Serving",)}
+BAD = {
+    "TrainingJob": ("Failed", "Cancelled"),
+    "Checkpoint": ("Corrupt", "Failed", "Deleted"),
+    "InferenceDeployment": ("Failed",),
+}
+FOLLOWED = ("TrainingJob", "Checkpoint", "InferenceDeployment")
+"""Kinds whose progress is shown."""
+
+
+def value_at(found: Object, path: str) -> str:
+    """The text at a dotted path: list places by number, conditions by type in brackets; empty when there is none."""
+    value: Any = found
+    for part in re.findall(r"[^.\[\]]+|\[[^\]]+\]", path):
+        if part.startswith("["):
+            kinds = {condition["type"]: condition["status"] for condition in value or ()}
+            value = kinds.get(part[1:-1])
+        elif isinstance(value, list):
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            value = (value or {}).get(part.replace("~1", "."))
+        if value is None:
+            return ""
+    return str(value)
+
+
+def table(kind: str, items: Sequence[Object], now: datetime) -> list[list[str]]:
+    """Header and rows of `get`."""
+    columns = COLUMNS.get(kind, ())
+    has_message = kind in (*FOLLOWED, "EnginePool")
+    header = ["NAME", *(name for name, _ in columns), "AGE", *(["MESSAGE"] if has_message else [])]
+    rows = []
+    for item in items:
+        values = [value_at(item, path) for _, path in columns]
+        message = [value_at(item, "status.message")] if has_message else []
+        rows.append(
+            [item["metadata"]["name"], *values, age(item["metadata"].get("creationTimestamp", ""), now), *message]
+        )
+    return [header, *rows]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded with spaces, as kubectl prints them."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def age(timestamp: str, now: datetime) -> str:
+    """`42s`, `7m`, `3h` or `5d`."""
+    if not timestamp:
+        return ""
+    seconds = int((now - datetime.fromisoformat(timestamp)).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{max(seconds, 0)}s"
+
+
+def state_of(found: Object) -> str:
+    """`good`, `bad` or empty while it is on its way. Only a status of the present generation counts."""
+    kind, status = found["kind"], found.get("status") or {}
+    if kind not in FOLLOWED:
+        return "good"
+    if status.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
+        return ""
+    if status.get("phase") in BAD[kind] or value_at(found, "status.conditions[Stalled]") == "True":
+        return "bad"
+    return "good" if status.get("phase") in GOOD[kind] else ""
+
+
+def progress_line(found: Object) -> str:
+    """What is worth saying about an object now, in one line."""
+    parts = _JOB if found["kind"] == "TrainingJob" else _CHECKPOINT if found["kind"] == "Checkpoint" else _DEPLOYMENT
+    said = [part(found) for part in parts]
+    return "  ".join(text for text in said if text)
+
+
+def described(found: Object, events: Sequence[Object], now: datetime) -> str:
+    """A page about one object: identity, conditions, status, spec, events."""
+    metadata = found["metadata"]
+    status = {name: value for name, value in (found.get("status") or {}).items() if name != "conditions"}
+    lines = [
+        f"{found['kind']} {metadata['namespace']}/{metadata['name']}",
+        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, age {age(metadata['creationTimestamp'], now)}",
+    ]
+    if metadata.get("deletionTimestamp"):
+        lines.append(f"being deleted since {metadata['deletionTimestamp']}, held by {metadata.get('finalizers')}")
+    lines += _block("Labels", metadata.get("labels")) + _conditions(found)
+    for title in ("status", "spec", "data"):
+        lines += _block(title.capitalize(), status if title == "status" else found.get(title))
+    return "\n".join(lines + _events(events, now))
+
+
+def bytes_text(count: float) -> str:
+    """`1.2 GB`, in powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _block(title: str, value: Any) -> list[str]:
+    if not value:
+        return []
+    import yaml  # only `describe` needs it
+
+    hidden = {"pinned": "..."} if title == "Status" and isinstance(value, dict) and "pinned" in value else {}
+    plain = json.loads(json.dumps({**value, **hidden}))
+    body = yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True)
+    return [f"{title}:", *(f"  {line}" for line in body.splitlines())]
+
+
+def _conditions(found: Object) -> list[str]:
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    rows = [[c["type"], c["status"], c.get("reason", ""), c.get("message", "")] for c in conditions]
+    if not rows:
+        return []
+    return ["Conditions:", *(f"  {line}" for line in aligned(rows).splitlines())]
+
+
+def _events(events: Sequence[Object], now: datetime) -> list[str]:
+    rows = [[age(e.get("lastTimestamp", ""), now), e["type"], e["reason"], e["message"]] for e in events]
+    if not rows:
+        return ["Events: none"]
+    return ["Events:", *(f"  {line}" for line in aligned(rows).splitlines())]
+
+
+Part = Callable[[Object], str]
+
+
+def _number(path: str, text: str) -> Part:
+    def part(found: Object) -> str:
+        value = value_at(found, path)
+        return text.format(value) if value else ""
+
+    return part
+
+
+def _step(found: Object) -> str:
+    step, of = value_at(found, "status.progress.step"), value_at(found, "status.progress.totalSteps")
+    return f"step {step}/{of}" if step and of else f"step {step}" if step else ""
+
+
+def _eta(found: Object) -> str:
+    seconds = value_at(found, "status.progress.etaSeconds")
+    return f"{seconds} s left" if seconds and seconds != "0" else ""
+
+
+def _size(found: Object) -> str:
+    size = value_at(found, "status.bytes")
+    return bytes_text(float(size)) if size else ""
+
+
+def _verified(found: Object) -> str:
+    return "verified" if value_at(found, "status.conditions[Verified]") == "True" else ""
+
+
+_MESSAGE = _number("status.message", "{}")
+_JOB: tuple[Part, ...] = (
+    _step,
+    _number("status.progress.loss", "loss {}"),
+    _number("status.progress.validationLoss", "validation {}"),
+    _number("status.progress.tokensPerSecond", "{} tokens/s"),
+    _eta,
+    _MESSAGE,
+)
+_CHECKPOINT: tuple[Part, ...] = (
+    _number("status.step", "step {}"),
+    _number("status.loss", "loss {}"),
+    _size,
+    _verified,
+    _MESSAGE,
+)
+_DEPLOYMENT: tuple[Part, ...] = (
+    _number("status.ready", "{} ready"),
+    _number("status.currentCheckpoint.step", "step {}"),
+    _MESSAGE,
+)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

@@ -122,6 +122,12 @@ class SimulatedCluster:
                 return
         raise AssertionError(f"no rest after {rounds} rounds: {[plan for plan in plans if not plan.empty]}")
 
+    def settle_once(self) -> None:
+        """One pass over everything."""
+        for key in sorted(self.objects):
+            if key.kind in self.reconcilers and key in self.objects:
+                self.reconcile(key)
+
     def advance(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 

@@ -34,6 +34,7 @@ class Run:
                 "intermediateSize": 128,
                 "numLayers": 2,
                 "numHeads": 4,
+                "vocabSize": 512,
             },
             "workers": {"replicas": 2},
             "training": {"totalSteps": 100},

@@ -1,0 +1,91 @@
+"""What an InferenceDeployment's reconcile sees, sorted once: pools, engines, routers with their reports, Checkpoints to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from stoker.operator.api.checkpoint import Checkpoint
+from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.inferencedeployment import (
+    InferenceDeployment,
+    InferenceDeploymentStatus,
+    RevisionStatus,
+    RouterStatus,
+)
+from stoker.operator.api.metadata import read
+from stoker.operator.api.pool import Pool
+from stoker.operator.clock import timestamp
+from stoker.operator.conditions import Condition, merge
+from stoker.operator.labels import DEPLOYMENT_UID
+from stoker.operator.plan import Object, Observed, Plan
+from stoker.operator.pods import label
+from stoker.operator.settings import Settings
+
+
+@dataclass(frozen=True)
+class DeploymentView:
+    """Read-only; every decision of the reconcile is a function of it."""
+
+    deployment: InferenceDeployment
+    seen: Observed
+    settings: Settings
+    now: datetime
+    pools: tuple[EnginePool, ...]
+    engines: tuple[Object, ...]
+    routers: tuple[Object, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def time(self) -> str:
+        return timestamp(self.now)
+
+    @property
+    def router_status(self) -> RouterStatus:
+        return self.deployment.status.router or RouterStatus()
+
+    def engine_pool(self, pool: Pool) -> EnginePool | None:
+        """The pool's EnginePool, if it exists."""
+        name = pool_object_name(self.deployment, pool)
+        return next((found for found in self.pools if found.metadata.name == name), None)
+
+    def revision(self, name: str | None) -> RevisionStatus | None:
+        return next((found for found in self.deployment.status.revisions if found.name == name), None)
+
+
+def look(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
+    """Sort what is observed."""
+    deployment = read(InferenceDeployment, seen.resource)
+    uid = deployment.metadata.uid
+    mine = [pod for pod in seen.of_kind("Pod") if label(pod, "deployment-uid") == uid]
+    pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]
+    return DeploymentView(
+        deployment=deployment,
+        seen=seen,
+        settings=settings,
+        now=now,
+        pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
+        engines=tuple(pod for pod in mine if label(pod, "role") == "engine"),
+        routers=tuple(pod for pod in mine if label(pod, "role") == "router"),
+        checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),
+    )
+
+
+def pool_object_name(deployment: InferenceDeployment, pool: Pool) -> str:
+    """`<deployment>-<pool>`, cut so that pods of it still have a host name."""
+    return f"{deployment.metadata.name[:30].rstrip('-.')}-{pool.name}"
+
+
+def settle(
+    view: DeploymentView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
+) -> Plan:
+    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
+    base = plan or Plan()
+    old = view.deployment.status
+    generation = view.deployment.metadata.generation
+    new = old.model_copy(update={**changes, "observed_generation": generation}).to_wire()
+    new["conditions"] = merge([item.to_wire() for item in old.conditions], conditions, view.now, generation)
+    status = InferenceDeploymentStatus.model_validate(new).to_wire()
+    return base if status == old.to_wire() else replace(base, status=status)

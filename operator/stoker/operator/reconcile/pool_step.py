@@ -1,0 +1,65 @@
+"""How many replicas to make and to take away next: a pure step on numbers, for scaling and for moving between revisions.
+
+Invariants: never more than `replicas + surge` pods that nobody drains; never fewer ready ones than `replicas - unavailable`
+by our own doing; repeated steps end at `replicas` pods of the wanted revision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Pods that are neither ended nor draining."""
+
+    new_ready: int
+    new_unready: int
+    old_ready: int
+    old_unready: int
+
+    @property
+    def total(self) -> int:
+        return self.new_ready + self.new_unready + self.old_ready + self.old_unready
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do now."""
+
+    create_new: int = 0
+    drop_old_unready: int = 0
+    drain_old: int = 0
+    drop_new_unready: int = 0
+    drain_new: int = 0
+
+
+def next_step(replicas: int, surge: int, unavailable: int, counts: Counts) -> Step:
+    """The next step; an empty one when there is nothing to do or something must become ready first."""
+    if surge == 0 and unavailable == 0:
+        surge = 1  # otherwise nothing could ever move
+    new = counts.new_ready + counts.new_unready
+    surplus = max(new - replicas, 0)
+    drop_new = min(surplus, counts.new_unready)
+    drain_new = surplus - drop_new
+    missing = max(replicas - new, 0)
+    room = replicas + surge - (counts.total - counts.old_unready)
+    create = min(missing, max(room, 0))
+    ready = counts.new_ready - drain_new + counts.old_ready
+    spare = max(ready - max(replicas - unavailable, 0), 0)
+    return Step(
+        create_new=create,
+        drop_old_unready=counts.old_unready,
+        drain_old=min(counts.old_ready, spare),
+        drop_new_unready=drop_new,
+        drain_new=drain_new,
+    )
+
+
+def resolve(value: int | str, replicas: int, *, up: bool) -> int:
+    """A number, or a percentage of the replicas (surge rounds up, unavailable down)."""
+    if isinstance(value, int):
+        return value
+    part = replicas * int(value.removesuffix("%")) / 100
+    return math.ceil(part) if up else math.floor(part)

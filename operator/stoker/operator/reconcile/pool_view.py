@@ -1,0 +1,109 @@
+"""What an EnginePool's reconcile sees, sorted once: its pods with their revisions and reports, the routers that know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from stoker.operator.api.enginepool import EnginePool, EnginePoolStatus, EngineStatus, Revision
+from stoker.operator.api.metadata import read
+from stoker.operator.clock import timestamp
+from stoker.operator.conditions import Condition, merge
+from stoker.operator.labels import PREFIX
+from stoker.operator.plan import Object, Observed, Plan, PodReport
+from stoker.operator.pods import ended, is_ready, label
+from stoker.operator.render.engine import engine_url
+from stoker.operator.settings import Settings
+
+DRAINING = f"{PREFIX}/draining"
+"""Label on an engine pod that gets no new request and goes when its last one is done."""
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """Read-only; every decision of the reconcile is a function of it."""
+
+    pool: EnginePool
+    seen: Observed
+    settings: Settings
+    now: datetime
+    pods: tuple[Object, ...]
+    routers: tuple[Object, ...]
+    """Ready ones."""
+
+    @property
+    def time(self) -> str:
+        return timestamp(self.now)
+
+    @property
+    def target(self) -> Revision:
+        """The revision with the largest share: what new pods are made of."""
+        return max(self.pool.spec.revisions, key=lambda revision: revision.share)
+
+    @property
+    def serving(self) -> tuple[Object, ...]:
+        """Pods that count: neither ended, nor draining, nor on their way out."""
+        return tuple(p for p in self.pods if not ended(p) and not draining(p) and not leaving(p))
+
+    def report(self, pod: Object) -> PodReport | None:
+        return self.seen.reports.get(pod["metadata"]["uid"])
+
+    def known(self, pod: Object) -> EngineStatus | None:
+        """What the status says of this very pod."""
+        uid = pod["metadata"]["uid"]
+        return next((engine for engine in self.pool.status.engines if engine.uid == uid), None)
+
+
+def look(seen: Observed, settings: Settings, now: datetime) -> PoolView:
+    """Sort what is observed."""
+    pool = read(EnginePool, seen.resource)
+    uid = pool.metadata.uid
+    pods = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "engine" and _owned(pod, uid)]
+    routers = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "router" and is_ready(pod)]
+    return PoolView(pool, seen, settings, now, tuple(pods), tuple(routers))
+
+
+def settle(
+    view: PoolView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
+) -> Plan:
+    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
+    base = plan or Plan()
+    old = view.pool.status
+    generation = view.pool.metadata.generation
+    new = old.model_copy(update={**changes, "observed_generation": generation}).to_wire()
+    new["conditions"] = merge([item.to_wire() for item in old.conditions], conditions, view.now, generation)
+    status = EnginePoolStatus.model_validate(new).to_wire()
+    return base if status == old.to_wire() else replace(base, status=status)
+
+
+def draining(pod: Object) -> bool:
+    return DRAINING in pod["metadata"].get("labels", {})
+
+
+def leaving(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def engine_status(view: PoolView, pod: Object) -> EngineStatus:
+    """One line of the status."""
+    report = view.report(pod)
+    body: Mapping[str, Any] = report.body if report else {}
+    known = view.known(pod)
+    asked = known.drain_requested_at if known else None
+    return EngineStatus(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        revision=label(pod, "revision") or None,
+        url=engine_url(pod, view.settings.engine_port),
+        phase="Failed" if ended(pod) else str(body.get("phase") or "Pending"),
+        ready=is_ready(pod) and not ended(pod),
+        draining=draining(pod),
+        message=str(body.get("message") or "")[:1024] or None,
+        drain_requested_at=(asked or view.time) if draining(pod) else None,
+    )
+
+
+def _owned(pod: Object, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())

@@ -1,0 +1,218 @@
+"""From an InferenceDeployment to the template of an engine replica, and from a template to its pods and configuration.
+
+A template is rendered once per revision and frozen in the EnginePool: a newer operator makes the same pods from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.operator.api.enginepool import EnginePool, Revision
+from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.api.pool import Pool
+from stoker.operator.api.storage import Storage
+from stoker.operator.labels import DEPLOYMENT_UID, POOL
+from stoker.operator.plan import Object
+from stoker.operator.render.names import pod_address
+from stoker.operator.render.pod import (
+    CONFIG_FILE,
+    KEYS_FOLDER,
+    TERMINATION_LOG,
+    WORK_FOLDER,
+    Program,
+    claim_volume,
+    config_volume,
+    keys_volume,
+    metadata_of,
+    render_pod,
+    scratch_volume,
+)
+from stoker.operator.render.trainer import storage_root
+from stoker.operator.settings import Settings
+
+PLACEHOLDER = "stoker-revision"
+"""Name of the configuration's ConfigMap in a template; each revision has its own."""
+API_KEYS_FOLDER = "/etc/stoker-api-keys"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Which weights a revision serves, resolved: where they lie and what they must be."""
+
+    path: str
+    """As the pod sees it."""
+    claim: str | None = None
+    """Claim that is mounted for them."""
+    digest: str | None = None
+
+
+def checkpoint_source(storage: Storage, default_path: str, folder: str, digest: str) -> ModelSource:
+    return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
+
+
+def uri_source(uri: str) -> ModelSource:
+    """`file:///PATH` of a volume that the user mounts, or `pvc://CLAIM/PATH`.
+
+    Raises:
+        ValueError: another scheme.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file":
+        return ModelSource(rest)
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        return ModelSource(f"/var/stoker/checkpoints/{path}".rstrip("/"), claim)
+    raise ValueError(f"not supported yet: model.uri {scheme}://")
+
+
+def engine_template(
+    deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings
+) -> dict[str, Any]:
+    """`EnginePool.spec.revisions[].template`."""
+    return {
+        "role": pool.role,
+        "podsPerReplica": pool.pods_per_replica,
+        "gracePeriodSeconds": pool.grace_period_seconds,
+        "config": _config(deployment, pool, source, settings),
+        "pod": _pod_template(deployment, pool, source, settings),
+    }
+
+
+def revision_config_map(pool: EnginePool, resource: Object, revision: Revision) -> Object:
+    """The configuration of one revision's engines."""
+    config = {**revision.template.config}
+    config["identity"] = {**config["identity"], "revision": revision.name}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata_of(resource, f"{pool.metadata.name}-{revision.name}", "engine", pool_labels(pool)),
+        "data": {"config.json": json.dumps(config, indent=1, sort_keys=True)},
+    }
+
+
+def engine_service(pool: EnginePool, resource: Object) -> Object:
+    """Headless: gives each engine pod a name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata_of(resource, pool.metadata.name, "engine", pool_labels(pool)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector_of(pool),
+            "ports": [{"name": "http", "port": 8000}],
+        },
+    }
+
+
+def disruption_budget(pool: EnginePool, resource: Object) -> Object:
+    """At most one replica at a time may be evicted."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata_of(resource, pool.metadata.name, "engine", pool_labels(pool)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector_of(pool)}},
+    }
+
+
+def engine_pod(pool: EnginePool, resource: Object, revision: Revision, index: int) -> Object:
+    """One replica."""
+    name = f"{pool.metadata.name}-{revision.name}-{index}"
+    template: Mapping[str, Any] = revision.template.pod
+    own = metadata_of(resource, name, "engine", {**pool_labels(pool), "revision": revision.name})
+    user = template.get("metadata", {})
+    own["labels"] = {**user.get("labels", {}), **own["labels"]}
+    if user.get("annotations"):
+        own["annotations"] = user["annotations"]
+    spec = {**template["spec"], "hostname": name, "subdomain": pool.metadata.name}
+    spec["volumes"] = [_with_config(volume, f"{pool.metadata.name}-{revision.name}") for volume in spec["volumes"]]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
+
+
+def engine_url(pod: Object, port: int) -> str:
+    metadata = pod["metadata"]
+    return f"http://{pod_address(metadata['name'], pod['spec']['subdomain'], metadata['namespace'])}:{port}"
+
+
+def pool_labels(pool: EnginePool) -> dict[str, str]:
+    labels = pool.metadata.labels
+    names = ("deployment", "deployment-uid", "pool")
+    return {name: labels[f"stoker.dev/{name}"] for name in names if f"stoker.dev/{name}" in labels}
+
+
+def selector_of(pool: EnginePool) -> dict[str, str]:
+    """Labels that all engine pods of the pool, and no others, carry."""
+    labels = pool.metadata.labels
+    return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], "stoker.dev/role": "engine"}
+
+
+def _with_config(volume: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if volume.get("configMap", {}).get("name") == PLACEHOLDER:
+        return {**volume, "configMap": {"name": name}}
+    return dict(volume)
+
+
+def _pod_template(
+    deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings
+) -> dict[str, Any]:
+    pairs = [
+        config_volume(PLACEHOLDER),
+        keys_volume(settings),
+        scratch_volume("stoker-work", WORK_FOLDER),
+        scratch_volume("stoker-tmp", "/tmp"),
+    ]
+    if pool.gpus_per_pod:
+        pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
+    if source.claim is not None:
+        pairs.append(claim_volume(source.claim, read_only=True))
+    key = deployment.spec.engine.api.api_key_secret_ref
+    if key is not None:
+        items = [{"key": key.key, "path": "keys"}]
+        secret = {"name": "stoker-api-keys", "secret": {"secretName": key.name, "items": items}}
+        pairs.append((secret, {"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
+    program = Program(
+        image=pool.image or settings.runtime_image,
+        command=[*settings.python, "-m", "stoker.engine", "--config", CONFIG_FILE],
+        port=settings.engine_port,
+        volumes=[volume for volume, _ in pairs],
+        mounts=[mount for _, mount in pairs],
+        grace_period_s=pool.grace_period_seconds,
+    )
+    pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
+    return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}
+
+
+def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings) -> dict[str, Any]:
+    engine = deployment.spec.engine
+    served = deployment.spec.model
+    plain = engine.model_dump(mode="json", exclude_none=True)
+    api = plain.pop("api")
+    if api.pop("api_key_secret_ref", None) is not None:
+        api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"
+    model = {"path": source.path, "names": list(served.names or (deployment.metadata.name,)), "dtype": served.dtype}
+    if source.digest is not None:
+        model["digest"] = source.digest
+    return {
+        **plain,
+        "identity": {
+            "namespace": deployment.metadata.namespace,
+            "deployment": deployment.metadata.name,
+            "pool": pool.name,
+            "revision": "",
+        },
+        "listen": {
+            "host": "0.0.0.0",
+            "port": settings.engine_port,
+            "control_keys": KEYS_FOLDER,
+            "control_socket": f"{WORK_FOLDER}/control.sock",
+        },
+        "termination_log": TERMINATION_LOG,
+        "work_dir": WORK_FOLDER,
+        "model": model,
+        "api": api,
+        "parallelism": pool.parallelism.model_dump(mode="json"),
+        "grace_period_s": pool.grace_period_seconds,
+    }

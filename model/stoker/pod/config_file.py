@@ -45,12 +45,26 @@ def load(cls: type[C], path: Path | str) -> C:
         ConfigError: the file is missing, is not a JSON object, or does not fit `cls`.
     """
     try:
-        mapping = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+        mapping = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path}: a JSON object is needed, got {type(mapping).__name__}")
     return parse(cls, mapping, str(path))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise ValueError(f"key {key!r} appears twice")
+        mapping[key] = value
+    return mapping
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _lines(error: ValidationError, where: str) -> list[str]:

@@ -5,6 +5,7 @@ A token names one pod, one method, one path and one body, and is used once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable
@@ -71,17 +72,20 @@ class ControlVerifier:
         for name, value in wanted.items():
             if claims.get(name) != value:
                 raise ControlDenied(f"the token's {name} is for another call")
+        issued, expires, token_id = claims["iat"], claims["exp"], claims["jti"]
+        if type(issued) is not int or type(expires) is not int or not isinstance(token_id, str):
+            raise ControlDenied("the token's iat and exp must be whole seconds and its jti text")
         now = self.clock()
-        if not claims["iat"] - LIFETIME_S <= now <= claims["exp"] <= claims["iat"] + LIFETIME_S:
+        if not issued - LIFETIME_S <= now <= expires <= issued + LIFETIME_S:
             raise ControlDenied("the token has expired")
-        self._use(str(claims["jti"]), now)
+        self._use(token_id, now)
 
     def _claims(self, token: str) -> dict[str, Any]:
-        for key_file in sorted(self.keys_folder.glob("*.pem")):
+        for public_pem in self._public_keys():
             try:
                 return jwt.decode(
                     token,
-                    key_file.read_text(),
+                    public_pem,
                     algorithms=[ALGORITHM],
                     options={
                         "verify_aud": False,
@@ -90,11 +94,19 @@ class ControlVerifier:
                         "require": ["aud", "exp", "iat", "jti"],
                     },
                 )
-            except jwt.InvalidSignatureError:
-                continue
-            except (jwt.InvalidTokenError, ValueError) as error:
+            except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+                continue  # the other key signed it, or this file is no key
+            except (jwt.InvalidTokenError, ValueError, RecursionError) as error:
                 raise ControlDenied(f"not a control token: {error}") from error
         raise ControlDenied("no known key signed the token")
+
+    def _public_keys(self) -> list[bytes]:
+        """Keys as they lie there now; a file that a rotation removes meanwhile does not count."""
+        keys = []
+        for key_file in sorted(self.keys_folder.glob("*.pem")):
+            with contextlib.suppress(OSError):
+                keys.append(key_file.read_bytes())
+        return keys
 
     def _use(self, token_id: str, now: float) -> None:
         with self._lock:

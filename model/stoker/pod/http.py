@@ -22,6 +22,9 @@ Status = Callable[[], Mapping[str, Any]]
 Question = Callable[[], bool]
 ControlHandler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
+MAX_BODY_BYTES = 4 * 2**20
+"""Longest body of a control call; a snapshot of thousands of backends fits."""
+
 
 @dataclass(frozen=True)
 class ControlRoute:
@@ -64,7 +67,9 @@ def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | N
 
 def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        body = await request.body()
+        body = await _body(request)
+        if body is None:
+            return JSONResponse({"error": f"a body of at most {MAX_BODY_BYTES} bytes is allowed"}, status_code=413)
         if verifier is not None:
             try:
                 verifier.verify(_bearer(request), request.method, request.url.path, body)
@@ -75,10 +80,20 @@ def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[
             if not isinstance(message, dict):
                 raise ValueError("the body must be a JSON object")
             return JSONResponse(dict(await route.handler(message)), status_code=202)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
 
     return endpoint
+
+
+async def _body(request: Request) -> bytes | None:
+    """The whole body, or None when it is too long; nobody has proved yet who is sending."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return bytes(body)
 
 
 def _bearer(request: Request) -> str:

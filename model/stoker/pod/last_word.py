@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ class LastWord:
         word = replace(self, saves=self.saves[-MAX_SAVES:])
         encoded = _json(word)
         if len(encoded) > MAX_BYTES:
-            room = len(word.detail.encode()) - (len(encoded) - MAX_BYTES) - 16
-            word = replace(word, detail=word.detail.encode()[: max(room, 0)].decode(errors="ignore") + "...")
+            detail = word.detail.encode(errors="replace")
+            room = len(detail) - (len(encoded) - MAX_BYTES) - 16
+            word = replace(word, detail=detail[: max(room, 0)].decode(errors="ignore") + "...")
             encoded = _json(word)
         while len(encoded) > MAX_BYTES and word.saves:
             word = replace(word, saves=word.saves[1:])
@@ -68,14 +70,30 @@ def parse_last_word(text: str) -> LastWord | None:
         raw = json.loads(text)
         return LastWord(
             cause=Cause(raw["cause"]),
-            step=raw.get("step"),
-            rank=raw.get("rank"),
+            step=_integer(raw.get("step")),
+            rank=_integer(raw.get("rank")),
             detail=str(raw.get("detail", "")),
-            saves=tuple(SaveRecord(**save) for save in raw.get("saves", ())),
+            saves=tuple(_save(save) for save in raw.get("saves", ())),
             result=dict(raw.get("result") or {}),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _save(raw: Mapping[str, Any]) -> SaveRecord:
+    save = SaveRecord(**raw)
+    texts = (save.id, save.folder, save.digest)
+    if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
+        raise TypeError("a save needs text for id, folder and digest, and an integer for step")
+    if save.verified is not None and type(save.verified) is not bool:
+        raise TypeError("verified must be true, false or null")
+    return save
+
+
+def _integer(value: object) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    raise TypeError("an integer or null is needed")
 
 
 def _json(word: LastWord) -> bytes:

@@ -1,0 +1,121 @@
+"""The termination message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.pod.exit_code import CAUSES, EXIT_CODES, Cause
+from stoker.pod.last_word import MAX_BYTES, LastWord, SaveRecord, parse_last_word
+
+
+def record(step: int, **fields) -> SaveRecord:
+    values = {
+        "id": f"id-{step}",
+        "folder": f"step-{step:08d}.0a1b2c3d",
+        "step": step,
+        "digest": "d" * 64,
+        "verified": True,
+    }
+    return SaveRecord(**(values | fields))
+
+
+def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
+    word = LastWord(cause=Cause.HANG, step=7, rank=1, detail="no step for 600 s", saves=(record(5),), result={"a": 1})
+    log = tmp_path / "log"
+    log.write_text("x" * 5000)
+    word.write(log)
+    assert parse_last_word(log.read_text()) == word
+
+
+def test_only_the_last_eight_saves_are_kept() -> None:
+    word = parse_last_word(LastWord(cause=Cause.COMPLETED, saves=tuple(map(record, range(20)))).encode().decode())
+    assert word is not None
+    assert [save.step for save in word.saves] == list(range(12, 20))
+
+
+@given(
+    detail=st.one_of(st.text(max_size=9000), st.text(alphabet='\n"\\é漢😀\ud800', min_size=3000, max_size=6000)),
+    saves=st.integers(0, 10),
+    extra=st.integers(0, 600),
+)
+def test_it_never_exceeds_its_limit_and_always_parses(detail: str, saves: int, extra: int) -> None:
+    word = LastWord(
+        cause=Cause.RANK_FAILED,
+        detail=detail,
+        saves=tuple(record(step, folder="f" * extra) for step in range(saves)),
+    )
+    encoded = word.encode()
+    assert len(encoded) <= MAX_BYTES
+    read = parse_last_word(encoded.decode())
+    assert read is not None
+    assert read.cause == Cause.RANK_FAILED
+    assert read.saves == word.saves[len(word.saves) - len(read.saves) :]
+
+
+def test_a_long_detail_is_shortened_before_a_save_is_dropped() -> None:
+    word = parse_last_word(
+        LastWord(cause=Cause.HANG, detail="x" * 9000, saves=tuple(map(record, range(8)))).encode().decode()
+    )
+    assert word is not None
+    assert len(word.saves) == 8
+    assert word.detail.endswith("xxx...")
+
+
+def test_a_result_that_can_never_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="4096 are allowed"):
+        LastWord(cause=Cause.COMPLETED, result={"a": "x" * 5000}).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Traceback (most recent call last):",
+        "5",
+        "null",
+        "[]",
+        '"text"',
+        "{}",
+        '{"cause": "Nonsense"}',
+        '{"cause": ["Hang"]}',
+        '{"cause": "Hang", "step": "7"}',
+        '{"cause": "Hang", "rank": true}',
+        '{"cause": "Hang", "saves": 5}',
+        '{"cause": "Hang", "saves": [5]}',
+        '{"cause": "Hang", "saves": [{"id": "x"}]}',
+        '{"cause": "Hang", "saves": [{"id": 1, "folder": "f", "step": 1, "digest": "d", "verified": true}]}',
+        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": "1", "digest": "d", "verified": true}]}',
+        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": "yes"}]}',
+        '{"cause": "Hang", "result": 5}',
+        "[" * 4096,
+        LastWord(cause=Cause.HANG, detail="cut").encode().decode()[:-1],
+    ],
+)
+def test_what_is_no_last_word_is_none(text: str) -> None:
+    assert parse_last_word(text) is None
+
+
+def test_missing_fields_have_defaults() -> None:
+    assert parse_last_word('{"cause": "Hang"}') == LastWord(cause=Cause.HANG)
+
+
+def test_every_cause_has_one_exit_code_of_its_own() -> None:
+    assert set(EXIT_CODES) == set(Cause)
+    assert len(CAUSES) == len(EXIT_CODES)
+    assert EXIT_CODES[Cause.COMPLETED] == 0
+    assert all(0 < code < 126 for cause, code in EXIT_CODES.items() if cause is not Cause.COMPLETED)
+
+
+def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert {row[2].strip(): int(row[1]) for row in rows} == {str(cause): code for cause, code in EXIT_CODES.items()}
+
+
+def test_encoding_is_plain_json() -> None:
+    assert json.loads(LastWord(cause=Cause.COMPLETED).encode())["cause"] == "Completed"

@@ -7,9 +7,10 @@ once, without nulls. Defaults of objects become `{}`, so that the defaults of th
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -146,8 +147,8 @@ def without_fallbacks(schema: Schema) -> Schema:
 
 
 def status_schema(schema: Schema) -> Schema:
-    """A status has no defaults and no limits but lengths: one operator writes it, and says what it knows."""
-    dropped = ("default", "minimum", "maximum", "pattern", "minLength")
+    """A status has no defaults, no rules and no limits but lengths: one operator writes it, and says what it knows."""
+    dropped = ("default", "minimum", "maximum", "pattern", "minLength", "x-kubernetes-validations")
     return _each_inner({key: value for key, value in schema.items() if key not in dropped}, status_schema)
 
 
@@ -167,7 +168,8 @@ def _field_docs() -> dict[tuple[str, str], str]:
     for cls in _sections(Value):
         for parent in reversed(cls.__mro__):
             if issubclass(parent, Value):
-                found |= {(cls.__name__, name): text for name, text in _documented_fields(parent)}
+                written = _documented_fields(parent.__module__).get(parent.__name__, {})
+                found |= {(cls.__name__, name): text for name, text in written.items()}
     return found
 
 
@@ -177,12 +179,16 @@ def _sections(cls: type[Value]) -> Iterator[type[Value]]:
         yield from _sections(child)
 
 
-def _documented_fields(cls: type[Value]) -> Iterator[tuple[str, str]]:
-    """(wire name, text) of the fields that the class itself writes down with a docstring below them."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
+@functools.cache
+def _documented_fields(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Class -> wire name -> text, for the fields that a class writes down with a docstring below them. Reads the module's source once."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: dict(_documented(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _documented(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for field, text in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            name = field.target.id  # type: ignore[attr-defined]
-            yield to_camel(name), inspect.cleandoc(str(text.value.value))
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield to_camel(field.target.id), inspect.cleandoc(str(text.value.value))

@@ -217,6 +217,7 @@ def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> Non
     assert run(agent) == LastWord(cause=Cause.COMPLETED, step=5, saves=(save,))
     status = agent.state.status()
     assert status["phase"] == "Exited"
+    assert [save["validation_loss"] for save in status["saves"]] == [0.5]
     assert (status["step"], status["total_steps"], status["tokens"], status["validation_loss"]) == (5, 5, 320, 0.5)
 
 
@@ -607,6 +608,6 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.__main__, stoker.trainer.data.loader, stoker.trainer.data.byte_bpe; print('torch' in sys.modules)"
+    code = "import sys, stoker.trainer.__main__, stoker.trainer.data.loader, stoker.trainer.data.tokens; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

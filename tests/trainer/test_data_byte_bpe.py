@@ -79,6 +79,11 @@ def test_the_end_of_sequence_is_the_end_of_what_is_learned(tmp_path: Path, docum
     assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|>").ids == [0, 1, 2]
 
 
+def test_a_vocabulary_must_hold_all_bytes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"vocab_size 258 is too small, at least 259 are needed"):
+        train_tokenizer(config_for(tmp_path, write(tmp_path, "a.jsonl", {"text": TEXT}), 258))
+
+
 def test_an_empty_corpus_teaches_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match="data sources a hold no text to train a tokenizer on"):

@@ -79,6 +79,7 @@ class RunState:
     stopping: str = ""
     """Why the run is being stopped, for people."""
     cause: Cause | None = None
+    _validated: dict[int, float] = field(default_factory=dict)
     _save_counts: dict[str, int] = field(
         default_factory=lambda: {"committed": 0, "failed": 0, "verified": 0, "unreadable": 0}
     )
@@ -99,6 +100,9 @@ class RunState:
                     self.last_step = event
             case ValidationEvent():
                 self.last_validation = event
+                self._validated[event.step] = event.loss
+                while len(self._validated) > MAX_REQUESTS:
+                    self._validated.pop(next(iter(self._validated)))
             case SaveEvent():
                 self._keep_save(event)
             case RequestEvent():
@@ -187,7 +191,7 @@ class RunState:
             "tokens_per_s": step.tokens_per_s if step else None,
             "eta_s": step.eta_s if step else None,
             "progressed_at": self.progressed_at,
-            "saves": [_save_status(save) for save in self.saves.values()],
+            "saves": [_save_status(save, self._validated.get(save.step)) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],
             "cause": self.cause.value if self.cause else None,
@@ -216,7 +220,8 @@ def _facts(save: SaveEvent) -> set[str]:
     return facts | {None: set[str](), True: {"verified"}, False: {"unreadable"}}[save.verified]
 
 
-def _save_status(save: SaveEvent) -> dict[str, Any]:
+def _save_status(save: SaveEvent, validation_loss: float | None) -> dict[str, Any]:
+    """`validation_loss` is that of the same step, if there was a validation."""
     names = (
         "id",
         "folder",
@@ -231,4 +236,4 @@ def _save_status(save: SaveEvent) -> dict[str, Any]:
         "detail",
         "layout",
     )
-    return {name: getattr(save, name) for name in names}
+    return {**{name: getattr(save, name) for name in names}, "validation_loss": validation_loss}

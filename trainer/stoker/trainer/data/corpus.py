@@ -149,7 +149,7 @@ def _packed(name: str, shard: Shard, chosen: NDArray[np.bool_], config: TrainerC
         raise DataError(
             f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; training.sequence_length must be larger"
         )
-    packing = pack(tokens.tolist(), shard.whole.tolist(), length, several=config.data.packing)
+    packing = pack(tokens, shard.whole, length, several=config.data.packing)
     return PackedSource(name, shard, packing, _targets(shard, packing))
 
 

@@ -6,11 +6,12 @@ or of one document when packing is off; what no span fills is padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Span:
 class Packing:
     """All spans, sequence by sequence: sequence i holds the spans `first[i]` to `first[i + 1] - 1`."""
 
-    spans: NDArray[np.int64]
+    spans: Indices
     """[spans, 3]: document, start, length."""
-    first: NDArray[np.int64]
+    first: Indices
     """[sequences + 1]"""
 
     def __len__(self) -> int:
@@ -39,47 +40,52 @@ class Packing:
         return [Span(int(document), int(start), int(length)) for document, start, length in rows]
 
 
-def pack(document_tokens: Iterable[int], whole: Iterable[int], sequence_length: int, *, several: bool) -> Packing:
+def pack(document_tokens: ArrayLike, whole: ArrayLike, sequence_length: int, *, several: bool) -> Packing:
     """Lay documents (given by their token counts) into sequences of `sequence_length` positions.
 
     With `several`, each span goes into the sequence that it fills best, longest spans first (best-fit decreasing: above 99 % full on
     natural text); else every span gets a sequence of its own. A longer document is cut into spans of `sequence_length`; one that is
     marked in `whole` keeps only its first span. The result depends on the arguments alone.
     """
-    spans = list(_spans(document_tokens, whole, sequence_length))
-    sequences = _best_fit(spans, sequence_length) if several else [[index] for index in range(len(spans))]
-    rows = [spans[index] for sequence in sequences for index in sequence]
-    first = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
-    return Packing(np.array(rows, dtype=np.int64).reshape(-1, 3), first)
+    spans = _spans(np.asarray(document_tokens, dtype=np.int64), np.asarray(whole, dtype=bool), sequence_length)
+    if not several:
+        return Packing(spans, np.arange(len(spans) + 1, dtype=np.int64))
+    order = np.argsort(-spans[:, 2], kind="stable")
+    sequences = _best_fit(spans[order, 2], sequence_length)
+    first = np.concatenate([[0], np.cumsum(np.bincount(sequences))]).astype(np.int64)
+    return Packing(spans[order[np.argsort(sequences, kind="stable")]], first)
 
 
-def _spans(
-    document_tokens: Iterable[int], whole: Iterable[int], sequence_length: int
-) -> Iterator[tuple[int, int, int]]:
-    for document, (tokens, only_first) in enumerate(zip(document_tokens, whole, strict=True)):
-        for start in range(0, tokens - 1, sequence_length):
-            yield document, start, min(sequence_length, tokens - 1 - start)
-            if only_first:
-                break
+def _spans(tokens: Indices, whole: NDArray[np.bool_], sequence_length: int) -> Indices:
+    """[spans, 3]; documents in order, each from its beginning."""
+    positions = np.maximum(tokens - 1, 0)
+    counts = -(-positions // sequence_length)
+    counts = np.where(whole, np.minimum(counts, 1), counts)
+    document = np.repeat(np.arange(len(tokens)), counts)
+    place = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = place * sequence_length
+    length = np.minimum(sequence_length, positions[document] - start)
+    return np.stack([document, start, length], axis=1)
 
 
-def _best_fit(spans: list[tuple[int, int, int]], sequence_length: int) -> list[list[int]]:
-    """Span indices per sequence. `rooms` has bit r set while an open sequence has exactly r positions left."""
-    sequences: list[list[int]] = []
+def _best_fit(lengths: Indices, sequence_length: int) -> Indices:
+    """Sequence of each span; `lengths` fall. `rooms` has bit r set while an open sequence has exactly r positions left."""
+    sequences = np.empty(len(lengths), dtype=np.int64)
+    count = int((lengths == sequence_length).sum())  # these fill a sequence each
+    sequences[:count] = np.arange(count)
     open_with: dict[int, list[int]] = {}
     rooms = 0
-    for index in sorted(range(len(spans)), key=lambda i: (-spans[i][2], i)):
-        length = spans[index][2]
+    for index in range(count, len(lengths)):
+        length = int(lengths[index])
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
             sequence = open_with[room].pop()
             if not open_with[room]:
                 rooms &= ~(1 << room)
-            sequences[sequence].append(index)
         else:
-            room, sequence = sequence_length, len(sequences)
-            sequences.append([index])
+            room, sequence, count = sequence_length, count, count + 1
+        sequences[index] = sequence
         if room > length:
             open_with.setdefault(room - length, []).append(sequence)
             rooms |= 1 << (room - length)

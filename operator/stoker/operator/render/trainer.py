@@ -276,7 +276,17 @@ def _model_section(spec: TrainingJobSpec) -> dict[str, Any]:
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "max_position_embeddings": model.max_position_embeddings or spec.training.sequence_length,
     }
-    return {**_section(model), **defaults}
+    section = {**_section(model), **defaults}
+    for name in (
+        "rope_theta",
+        "norm_eps",
+        "initializer_range",
+    ):  # decimal strings in the resource, floats for the model
+        section[name] = float(section[name])
+    if scaling := section.get("rope_scaling"):
+        factors = ("factor", "low_freq_factor", "high_freq_factor")
+        section["rope_scaling"] = {**scaling, **{name: float(scaling[name]) for name in factors}}
+    return section
 
 
 def _model_from(spec: TrainingJobSpec, start: StartCheckpoint | None) -> dict[str, Any]:

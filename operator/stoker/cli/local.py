@@ -235,21 +235,29 @@ def _client(state: Path | None) -> SupervisorClient:
 def _manifests(files: Sequence[Path], claims: Sequence[str], namespace: str) -> list[dict[str, Any]]:
     from stoker.cli.manifests import ManifestError, claim_manifest, read_manifests
 
-    bound = []
+    folders = parse_claims(claims)
+    bound = [claim_manifest(name, folder, namespace) for name, folder in folders.items()]
+    try:
+        objects = read_manifests(files, namespace)
+    except ManifestError as error:
+        _fail(str(error), WRONG_INPUT)
+    others = [
+        o for o in objects if o.get("kind") != "PersistentVolumeClaim" or o["metadata"].get("name") not in folders
+    ]
+    return [*bound, *others]
+
+
+def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
+    """`NAME=DIR` options as folders that exist; ends the command otherwise."""
+    found = {}
     for claim in claims:
         name, _, folder = claim.partition("=")
         if not name or not folder:
             raise click.UsageError(f"--claim {claim}: NAME=DIR is needed")
         if not Path(folder).expanduser().is_dir():
             _fail(f"--claim {claim}: {folder} is not a folder", WRONG_INPUT)
-        bound.append(claim_manifest(name, Path(folder), namespace))
-    try:
-        objects = read_manifests(files, namespace)
-    except ManifestError as error:
-        _fail(str(error), WRONG_INPUT)
-    names = {manifest["metadata"]["name"] for manifest in bound}
-    others = [o for o in objects if o.get("kind") != "PersistentVolumeClaim" or o["metadata"].get("name") not in names]
-    return [*bound, *others]
+        found[name] = Path(folder).expanduser().resolve()
+    return found
 
 
 def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:

@@ -28,7 +28,7 @@ async def collect_stacks(processes: Sequence[RankProcess]) -> dict[int, str]:
 
 
 def innermost(stacks: str) -> str:
-    """The last calls of the main thread on one line, innermost first: `wait (loop.py:12) < step (loop.py:40)`."""
+    """Where the main thread stands, on one line: the innermost call, then those of our own code: `all_gather (c10d.py:12) < step (loop.py:40)`."""
     blocks = [block for block in stacks.split("\n\n") if "File " in block]
     if not blocks:
         return "no stacks"
@@ -36,7 +36,8 @@ def innermost(stacks: str) -> str:
         (block for block in blocks if "(most recent call first)" in block and "Current thread" in block), blocks[-1]
     )
     calls = [line.strip() for line in main.splitlines() if line.strip().startswith("File ")]
-    return " < ".join(_call(line) for line in calls[:FRAMES])
+    ours = [call for call in calls[1:] if "/stoker/" in call] or calls[1:]
+    return " < ".join(_call(line) for line in [*calls[:1], *ours[: FRAMES - 1]])
 
 
 def _call(line: str) -> str:

@@ -18,7 +18,15 @@ from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.pod.exit_code import Cause
-from stoker.trainer.beacon import PhaseEvent, RequestEvent, SaveCommand, SaveEvent, StepEvent, StopCommand, ValidationEvent
+from stoker.trainer.beacon import (
+    PhaseEvent,
+    RequestEvent,
+    SaveCommand,
+    SaveEvent,
+    StepEvent,
+    StopCommand,
+    ValidationEvent,
+)
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import save_reason
@@ -65,7 +73,7 @@ def plain_losses(config: TrainerConfig) -> list[float]:
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8)
     found = []
     for step in range(6):
-        rate = 0.01 * min((step + 1) / 2, 0.5 * (1 + math.cos(math.pi * max(step - 1, 0) / 4)))
+        rate = 0.01 * min((step + 1) / 2, 0.5 * (1 + math.cos(math.pi * max(step - 2, 0) / 4)))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -73,7 +81,9 @@ def plain_losses(config: TrainerConfig) -> list[float]:
         for batch in batches.micro_batches(step, 0, 1):
             attend = PackedAttend(ops, attention, torch.from_numpy(batch.cu_seqlens), batch.max_seqlen)
             hidden = decoder(torch.from_numpy(batch.tokens_T), torch.from_numpy(batch.positions_T), attend)
-            every = torch.nn.functional.cross_entropy(decoder.logits(hidden), torch.from_numpy(batch.targets_T), reduction="none")
+            every = torch.nn.functional.cross_entropy(
+                decoder.logits(hidden), torch.from_numpy(batch.targets_T), reduction="none"
+            )
             total = total + (every * torch.from_numpy(batch.weights_T)).sum()
         loss = total / batches.target_tokens(step)
         loss.backward()
@@ -107,7 +117,9 @@ def test_recomputed_activations_give_the_same_losses(tmp_path: Path) -> None:
 def test_bf16_learns_nearly_like_fp32(tmp_path: Path) -> None:
     exact = train_alone(tiny_config(tmp_path / "fp32", training__total_steps=12, optimization__schedule="constant"))
     rounded = train_alone(
-        tiny_config(tmp_path / "bf16", training__total_steps=12, optimization__schedule="constant", memory__precision="bf16")
+        tiny_config(
+            tmp_path / "bf16", training__total_steps=12, optimization__schedule="constant", memory__precision="bf16"
+        )
     )
     np.testing.assert_allclose([loss for _, loss, _ in rounded], [loss for _, loss, _ in exact], rtol=0.02)
 
@@ -142,7 +154,9 @@ def test_a_save_is_reported_committed_then_verified_and_holds_everything(tmp_pat
     train(tiny_config(tmp_path, checkpoint__interval_steps=4), team)
     assert isinstance(team.beacon, RecordingBeacon)
     states = [("Saving", None), ("Committed", None), ("Committed", True)]
-    assert saves(team.beacon) == [(4, "interval", *state) for state in states] + [(6, "final", *state) for state in states]
+    assert saves(team.beacon) == [(4, "interval", *state) for state in states] + [
+        (6, "final", *state) for state in states
+    ]
     last = team.beacon.all(SaveEvent)[-1]
     folder = tmp_path / "root" / last.folder
     assert verify(folder, last.digest).ok
@@ -209,14 +223,20 @@ def damage(folder: Path) -> None:
 
 
 def test_without_an_operator_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, checkpoint__interval_steps=2, training__total_steps=4, optimization__schedule="constant")
+    config = tiny_config(
+        tmp_path, checkpoint__interval_steps=2, training__total_steps=4, optimization__schedule="constant"
+    )
     whole = train_alone(config)
     damage(tmp_path / "root" / "step-00000004.0a1b2c3d")
     team = alone()
-    with pytest.raises(StorageFailed, match="step-00000004"):  # a name is published once, even when what has it is damaged
+    with pytest.raises(
+        StorageFailed, match="step-00000004"
+    ):  # a name is published once, even when what has it is damaged
         train(config, team)
     assert losses(team) == whole[2:]
-    (phase,) = [event for event in team.beacon.events if isinstance(event, PhaseEvent) and "CheckpointCorrupt" in event.message]
+    (phase,) = [
+        event for event in team.beacon.events if isinstance(event, PhaseEvent) and "CheckpointCorrupt" in event.message
+    ]
     assert "step 4" in phase.message
 
 
@@ -253,7 +273,7 @@ def test_another_corpus_is_refused(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, optimization__learning_rate=1e30, optimization__gradient_clipping=0.0)
-    with pytest.raises(NonFinite, match="step [23]"):
+    with pytest.raises(NonFinite, match=r"step [23]"):
         train(config, alone())
 
 
@@ -282,17 +302,21 @@ def test_reason_to_save(step: int, wishes: Wishes, expected: str | None) -> None
     assert save_reason(tiny_config(checkpoint__interval_steps=4), step, 10, wishes) == expected
 
 
-def train_ranks(rank: int, size: int, folder: str) -> dict[str, Any]:
-    """All cases that need several ranks, in one start of the processes."""
-    teams = {size: team_of(rank, size)}
+def train_ranks(rank: int, size: int, folder: str) -> dict[int, dict[str, Any]]:
+    """All cases that need several ranks, in one start of the processes: first on two of them, then on four."""
+    teams = {ranks: team_of(range(ranks)) for ranks in (2, 4)}
+    return {ranks: train_cases(team, f"{folder}/{ranks}") for ranks, team in teams.items() if team is not None}
+
+
+def train_cases(team: Team, folder: str) -> dict[str, Any]:
     found = {}
     for name, changes in RANK_CASES.items():
-        team = Team(**{**vars(teams[size]), "beacon": RecordingBeacon()})
+        team = replace(team, beacon=RecordingBeacon())
         train(tiny_config(f"{folder}/{name}", **changes), team)
         found[name] = losses(team)
     # A run that was saved by one rank goes on here; the stop reaches all ranks from the last one.
-    team = Team(**{**vars(teams[size]), "beacon": RecordingBeacon()})
-    if rank == size - 1:
+    team = replace(team, beacon=RecordingBeacon())
+    if team.communicator.rank == team.communicator.size - 1:
         team.beacon.put(StopCommand(mode="suspend"))
     found["stop"] = train(tiny_config(f"{folder}/moved", checkpoint__interval_steps=2), team)
     found["moved"] = losses(team)
@@ -310,14 +334,14 @@ RANK_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
-    found = {}
+    """By number of ranks: the folder, and the answers of the ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
     for size in (2, 4):
-        folder = tmp_path_factory.mktemp(f"ranks{size}")
         team = alone()
         team.beacon.put(StopCommand(mode="suspend"))
-        train(tiny_config(folder / "moved"), team)
-        found[size] = (folder, run_ranks(train_ranks, size, str(folder)))
-    return found
+        train(tiny_config(folder / str(size) / "moved"), team)
+    answers = run_ranks(train_ranks, 4, str(folder))
+    return {size: (folder / str(size), [answer[size] for answer in answers[:size]]) for size in (2, 4)}
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,12 @@ def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
         "termination_log": "unused",
         "work_dir": f"{folder}/work",
         "model": {},
-        "training": {"total_steps": 6, "global_batch_size": 8, "sequence_length": 24, "deterministic": "AnyDataParallel"},
+        "training": {
+            "total_steps": 6,
+            "global_batch_size": 8,
+            "sequence_length": 24,
+            "deterministic": "AnyDataParallel",
+        },
         "optimization": {"learning_rate": 0.01, "warmup_steps": 2},
         "memory": {"precision": "fp32"},
         "data": {"sources": [{"name": "synthetic", "path": "none"}]},
@@ -117,15 +122,12 @@ def alone(beacon: Beacon | None = None) -> Team:
     )
 
 
-def team_of(rank: int, size: int) -> Team:
-    communicator = make_communicator(range(size), ordered=True)
-    assert communicator is not None
-    return Team(
-        communicator=communicator,
-        save_group=make_save_group(rank, size),
-        beacon=RecordingBeacon(),
-        device=torch.device("cpu"),
-    )
+def team_of(ranks: Sequence[int]) -> Team | None:
+    """The team of these global ranks; None on the others (collective)."""
+    communicator, save_group = make_communicator(ranks, ordered=True), make_save_group(ranks)
+    if communicator is None or save_group is None:
+        return None
+    return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device("cpu"))
 
 
 def tiny_decoder(config: TrainerConfig) -> Decoder:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,8 +57,6 @@ class Materials:
     total_steps: int
     fingerprint: str
     """Of the corpus."""
-    weights: CheckpointReader | None = None
-    """A checkpoint of another run whose `model.*` tensors are the starting weights."""
 
 
 def make_ops(config: TrainerConfig) -> tuple[Ops, AttentionName]:
@@ -98,8 +95,6 @@ def open_loop(
     progress = Progress()
     if resume is not None:
         progress = _resume(CheckpointReader(resume.path(root), resume.digest), team, materials, zero)
-    elif materials.weights is not None:
-        load_state(zero, parts, materials.weights, STATE_KINDS[:1], _loading(team))
     _, attention = make_ops(config)
     saver = Saver(
         root,
@@ -138,7 +133,9 @@ def _resume(reader: CheckpointReader, team: Team, materials: Materials, zero: Ze
     meta = reader.manifest.meta
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
     if missing:
-        raise CheckpointError(f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: no trainer of ours wrote it")
+        raise CheckpointError(
+            f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: no trainer of ours wrote it"
+        )
     materials.batches.check(meta["cursor"])
     load_state(zero, list(materials.decoder.named_parts()), reader, STATE_KINDS, _loading(team))
     return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
@@ -182,8 +179,7 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
     return loader.steps_in(training.epochs)
 
 
-def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, Path]) -> dict[str, bytes]:
+def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
     """`config.json` and the tokenizer's files as they lie in every checkpoint."""
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
-    files = {name: path.read_bytes() for name, path in tokenizer_files.items()}
-    return {**files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
+    return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from stoker.trainer.communicator import dist_rank
 
 
 class SaveGroup:
@@ -43,13 +46,14 @@ class SaveGroup:
         return _decode(message)
 
 
-def make_save_group(rank: int, size: int) -> SaveGroup:
-    """Collective: every rank calls it."""
-    if size == 1:
-        return SaveGroup(rank, size, None)
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return SaveGroup(rank, size, group)
+def make_save_group(ranks: Sequence[int]) -> SaveGroup | None:
+    """Group of these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it)."""
+    group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
+    if dist_rank() not in ranks:
+        return None
+    return SaveGroup(
+        list(ranks).index(dist_rank()), len(ranks), group if isinstance(group, dist.ProcessGroup) else None
+    )
 
 
 def _encode(value: Any) -> torch.Tensor:

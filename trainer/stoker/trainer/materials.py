@@ -1,0 +1,93 @@
+"""Collects what a run is made of: model, starting weights, tokenizer, corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.decoder import Decoder
+from stoker.model.weights.source import WeightsSource, open_weights
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.corpus import open_corpus
+from stoker.trainer.data.loader import Loader
+from stoker.trainer.data.tokens import open_encoder
+from stoker.trainer.run import Materials, make_ops, plan_total_steps, travelling_files
+
+Report = Callable[[str], None]
+
+
+class ModelUnusable(ValueError):
+    """The starting weights are missing, damaged, or not those of the model."""
+
+
+def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> Materials:
+    """Everything that does not depend on the number of ranks. A run that resumes does not load starting weights.
+
+    Raises:
+        ConfigError: `model` is not a model's configuration.
+        ModelUnusable: `model_from` cannot be used.
+        DataError: the corpus cannot be used.
+    """
+    source = open_source(config)
+    model = source.config if source is not None else parse_model(config.model or {})
+    ops, _ = make_ops(config)
+    encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
+    if source is None and not model.eos_token_ids and encoder.end_id is not None:
+        model = replace(
+            model, eos_token_ids=(encoder.end_id,)
+        )  # so that an engine that serves the result knows where to stop
+    corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
+    loader = Loader(corpus, config)
+    report("BuildingModel")
+    decoder = Decoder(model, ops, dtype=torch.float32, device=device)
+    if not resumes:
+        load_start(decoder, source, config.training.seed, report)
+    return Materials(
+        decoder=decoder,
+        batches=loader,
+        files=travelling_files(decoder, config.memory.precision, encoder.files),
+        total_steps=plan_total_steps(config.training, loader),
+        fingerprint=loader.fingerprint,
+    )
+
+
+def open_source(config: TrainerConfig) -> WeightsSource | None:
+    """The weights of `model_from`, looked at but not loaded."""
+    if config.model_from is None:
+        return None
+    wanted = config.model_from
+    try:
+        source = open_weights(wanted.path, wanted.digest)
+    except (ValueError, OSError) as error:
+        raise ModelUnusable(f"model_from.path {wanted.path}: {error}") from error
+    if source.kind != wanted.kind:
+        raise ModelUnusable(f"model_from.kind is {wanted.kind!r}, but {wanted.path} is of kind {source.kind!r}")
+    return source
+
+
+def load_start(decoder: Decoder, source: WeightsSource | None, seed: int, report: Report) -> None:
+    """Starting weights from the source, or random ones."""
+    if source is None:
+        decoder.init_weights(seed)
+        return
+    try:
+        source.load_into(decoder, lambda done, total: report(f"LoadingWeights {100 * done // total} %"))
+    except (ValueError, OSError) as error:
+        raise ModelUnusable(f"{source.path}: {error}") from error
+
+
+def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
+    """The configuration's `model` section. Raises ConfigError that names the field."""
+    try:
+        scaling = fields.get("rope_scaling")
+        eos = tuple(fields.get("eos_token_ids", ()))
+        return ModelConfig(
+            **{**fields, "rope_scaling": RopeScaling(**scaling) if scaling else None, "eos_token_ids": eos}
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {error}".replace("ModelConfig.__init__() ", "")) from error

@@ -1,0 +1,168 @@
+"""`python -m stoker.trainer.rank`: one rank's process, from its command line to its exit code. Its agent starts it (see `beacon.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.pod.config_file import ConfigError, load
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.trainer.beacon import Beacon, EndEvent, StopCommand
+from stoker.trainer.communicator import make_communicator
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.error import DataError
+from stoker.trainer.loop import Loop
+from stoker.trainer.materials import ModelUnusable, collect_materials
+from stoker.trainer.mesh import check_supported
+from stoker.trainer.process_group import RankPlace, choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.resume import choose_resume
+from stoker.trainer.run import Team, open_loop
+from stoker.trainer.save_group import make_save_group
+from stoker.trainer.saver import StorageFailed
+from stoker.trainer.train_step import NonFinite
+
+MAX_DETAIL = 2000
+CAUSES: tuple[tuple[type[BaseException], Cause], ...] = (
+    (ConfigError, Cause.CONFIG_INVALID),
+    (DataError, Cause.DATA_ERROR),
+    (ModelUnusable, Cause.MODEL_ERROR),
+    (CheckpointError, Cause.CHECKPOINT_CORRUPT),
+    (StorageFailed, Cause.STORAGE_ERROR),
+    (NonFinite, Cause.NON_FINITE),
+    (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+    (MemoryError, Cause.OUT_OF_MEMORY),
+    (torch.distributed.DistError, Cause.PEER_LOST),
+)
+"""What an exception means; anything else is RankFailed."""
+EXPLAINED = (
+    Cause.CONFIG_INVALID,
+    Cause.DATA_ERROR,
+    Cause.MODEL_ERROR,
+    Cause.CHECKPOINT_CORRUPT,
+    Cause.STORAGE_ERROR,
+    Cause.NON_FINITE,
+)
+"""Causes whose message says it all: no traceback in the log."""
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """The rank's exit code: that of the cause in its `end` event."""
+    options = _parse(arguments)
+    if options.stacks is not None:
+        faulthandler.register(signal.SIGUSR1, file=options.stacks.open("w"), all_threads=True)
+    beacon = open_beacon(options.beacon_fd)
+    watch_signals(beacon)
+    loop: list[Loop] = []
+    try:
+        cause, detail = run(options, environment, beacon, loop), ""
+    except Exception as error:  # noqa: BLE001  # whatever it was, the agent is told why this rank ends
+        cause = cause_of(error)
+        if cause in EXPLAINED:
+            detail = str(error)[:MAX_DETAIL]
+            sys.stderr.write(f"{cause.value}: {detail}\n")
+        else:
+            detail = f"{type(error).__name__}: {error}"[:MAX_DETAIL]
+            traceback.print_exc()
+    beacon.phase("Exited")
+    beacon.send(EndEvent(cause=cause.value, step=loop[0].progress.step if loop else None, detail=detail))
+    beacon.close()
+    return EXIT_CODES[cause]
+
+
+def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Beacon, opened: list[Loop]) -> Cause:
+    """Train. `opened` receives the loop, so that the caller can tell how far it came."""
+    beacon.phase("Loading", "Starting")
+    config = load(TrainerConfig, options.config)
+    check_supported(config)
+    place = find_rank_place(config, environment)
+    device = choose_device(config)
+    set_threads(config)
+    listener = socket.socket(fileno=options.master_listen_fd) if options.master_listen_fd is not None else None
+    beacon.phase("Loading", f"WaitingForRanks {place.world_size}")
+    root = CheckpointRoot(Path(config.checkpoint.root))
+    with process_group(config, place, device, listener), hold_root(config, place, root):
+        team = make_team(config, place, device, beacon)
+        resume = choose_resume(config, root, team.save_group, lambda message: beacon.phase("Loading", message))
+        materials = collect_materials(
+            config, device, resume is not None, lambda message: beacon.phase("Loading", message)
+        )
+        with open_loop(config, root, team, materials, resume) as loop:
+            opened.append(loop)
+            return loop.train()
+
+
+def make_team(config: TrainerConfig, place: RankPlace, device: torch.device, beacon: Beacon) -> Team:
+    """Communicators of this rank (collective)."""
+    ranks = range(place.world_size)
+    communicator = make_communicator(ranks, ordered=config.training.deterministic != "Off")
+    save_group = make_save_group(ranks)
+    assert communicator is not None
+    assert save_group is not None
+    return Team(communicator=communicator, save_group=save_group, beacon=beacon, device=device)
+
+
+@contextlib.contextmanager
+def hold_root(config: TrainerConfig, place: RankPlace, root: CheckpointRoot) -> Iterator[None]:
+    """Rank 0 of a run without an operator keeps others away from its checkpoints, and clears what a killed save left."""
+    if place.rank != 0:
+        yield
+    elif config.retention == "external":
+        root.discard_unfinished([config.job.writer])
+        yield
+    else:
+        with root.lock():
+            root.discard_unfinished()
+            yield
+
+
+def open_beacon(descriptor: int | None) -> Beacon:
+    """The line to the agent; without one (a rank started by hand) events go nowhere."""
+    if descriptor is None:
+        return Beacon(None)
+    return Beacon(socket.socket(fileno=descriptor), on_orphaned=lambda: os._exit(EXIT_CODES[Cause.INTERRUPTED]))
+
+
+def watch_signals(beacon: Beacon) -> None:
+    """SIGTERM: save and stop at the step's end. SIGINT is the agent's business."""
+    signal.signal(signal.SIGTERM, lambda *_: beacon.put(StopCommand(mode="interrupt")))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def cause_of(error: BaseException) -> Cause:
+    """The cause that the agent and the operator act on."""
+    for kind, cause in CAUSES:
+        if isinstance(error, kind):
+            return cause
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER):
+        return Cause.PEER_LOST
+    return Cause.RANK_FAILED
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stoker.trainer.rank",
+        description="One rank of a training run. Takes RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment.",
+        epilog="example (one rank by hand): python -m stoker.trainer.rank --config config.json",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the trainer's configuration, JSON")
+    parser.add_argument("--beacon-fd", type=int, help="descriptor of the line to the agent")
+    parser.add_argument("--stacks", type=Path, help="file for the stacks of all threads on SIGUSR1")
+    parser.add_argument("--master-listen-fd", type=int, help="descriptor of the rendezvous socket (global rank 0)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         OSError: the address is taken or not ours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only if it sees TCP
+    # asyncio sets TCP_NODELAY only if it sees TCP
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))

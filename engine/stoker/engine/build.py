@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Limits, LLMEngine
 from stoker.engine.executor import Executor, InProcess
 from stoker.engine.runner import Runner
+from stoker.engine.sampling import SamplingParams
 from stoker.engine.scheduler import Scheduler
+from stoker.engine.step_input import Opening, StepInput, TableEntry
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
@@ -58,7 +61,8 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         ConfigError: a field cannot be used, with what is allowed.
         ValueError: the weights cannot be loaded (WeightsError, CheckpointError).
     """
-    plan = plan_engine(config, open_weights(config.model.path, config.model.digest))
+    source = open_weights(config.model.path, config.model.digest)
+    plan = plan_engine(config, source)
     executor = make_executor(plan, progress)
     scheduler = Scheduler(
         BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
@@ -67,8 +71,8 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
     )
-    model = open_weights(config.model.path).config
-    return LLMEngine(executor, scheduler, Limits(model.vocab_size, plan.max_model_len, model.eos_token_ids)), plan
+    limits = Limits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
+    return LLMEngine(executor, scheduler, limits), plan
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
@@ -130,6 +134,45 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
         max_batch_tokens=plan.max_batch_tokens,
         attention=plan.attention,
     )
+
+
+def warm_up(executor: Executor) -> None:
+    """One token through everything, so that the first request finds libraries and buffers ready. Leaves no trace but in a free block."""
+    greedy = SamplingParams(temperature=0, seed=0)
+    step = StepInput(
+        number=-1,
+        openings=(Opening(seat=0, tokens=(0,), num_prompt=1, choice=0, stop_tokens=(), params=greedy),),
+        table=(TableEntry(seat=0, column=0, block=0),),
+        cleared=(),
+        copies=(),
+        seats=(0,),
+        starts=(0,),
+        lengths=(1,),
+        scored=(0,),
+        sample_chunks=(0,),
+        sample_seats=(0,),
+    )
+    executor.submit(step).result()
+
+
+def tokenizer_folder(plan: Plan, work_dir: Path) -> Path:
+    """Where a front finds the tokenizer's files: the model's folder, or for a single file a folder made from it."""
+    path = Path(plan.model_path)
+    if path.is_dir():
+        return path
+    folder = work_dir / "tokenizer"
+    folder.mkdir(exist_ok=True)
+    for name, content in open_weights(path).tokenizer_files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def end_tokens(source: WeightsSource) -> tuple[int, ...]:
+    """Tokens that end an answer: those of config.json and of generation_config.json."""
+    listed = json.loads(source.tokenizer_files.get("generation_config.json", b"{}")).get("eos_token_id")
+    more = listed if isinstance(listed, list) else [listed]
+    ids = (*source.config.eos_token_ids, *(token for token in more if isinstance(token, int)))
+    return tuple(dict.fromkeys(token for token in ids if 0 <= token < source.config.vocab_size))
 
 
 def refuse_unbuilt(config: EngineConfig) -> None:

@@ -110,6 +110,10 @@ class LLMEngine:
             if sequence.choice == choice and not sequence.state.finished:
                 self._end(sequence, "stop")
 
+    def end_everything(self, reason: FinishReason, error: str | None = None) -> list[Addressed]:
+        """End all requests; their last deltas."""
+        return [delta for request in list(self.requests.values()) for delta in self._end_all(request, reason, error)]
+
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished

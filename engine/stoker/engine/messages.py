@@ -268,6 +268,12 @@ def unpack(frame: bytes) -> Message:
     return message
 
 
+def request_id_in(frame: bytes) -> str:
+    """Whose AddRequest this is, where its other fields were refused."""
+    _, values = msgpack.unpackb(frame, use_list=False, strict_map_key=False)
+    return str(values[0])
+
+
 def _values(value: object) -> Any:
     names = _FIELDS.get(type(value))
     if names is None:

@@ -1,0 +1,293 @@
+"""The core process: what a front hears, while loading, serving, draining, failing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import zmq
+
+from stoker.engine import messages as m
+from stoker.engine.build import Plan
+from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
+from stoker.engine.core import Core, run_core
+from stoker.engine.engine import LLMEngine
+from stoker.engine.errors import ExecutorLost
+from stoker.engine.runner import Runner
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.step_input import StepInput, StepOutput
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from tests.engine.conftest import MakeEngine
+
+Kind = TypeVar("Kind")
+LONG = SamplingParams(max_tokens=120, ignore_eos=True)
+
+
+class Front:
+    """A front's socket."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(address)
+        self.heard: list[m.Message] = []
+
+    def say(self, message: m.Message) -> None:
+        self.socket.send(m.pack(message))
+
+    def hear(self, kind: type[Kind], wanted: Callable[[Kind], bool] = lambda _: True, timeout_s: float = 60) -> Kind:
+        """The next message of this kind that is wanted; others are kept in `heard`."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            if self.socket.poll(100):
+                message = m.unpack(self.socket.recv())
+                self.heard.append(message)
+                if isinstance(message, kind) and wanted(message):
+                    return message
+        raise AssertionError(f"no {kind.__name__} in {timeout_s} s, but {self.heard[-5:]}")
+
+    def phase(self, phase: str) -> m.CoreState:
+        return self.hear(m.CoreState, lambda state: state.phase == phase)
+
+    def ask(self, request_id: str, prompt: tuple[int, ...], params: SamplingParams) -> None:
+        self.say(m.AddRequest(request_id, prompt, params, time.monotonic()))
+
+    def answer(self, request_id: str) -> list[m.Delta]:
+        deltas: list[m.Delta] = []
+        while not deltas or deltas[-1].finish_reason is None:
+            outputs = self.hear(m.Outputs)
+            deltas += [delta for delta in outputs.deltas if delta.request_id == request_id]
+        return deltas
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+class Running:
+    """A core in a thread."""
+
+    def __init__(self, address: str, folder: Path, build: Any, **more: Any) -> None:
+        config = EngineConfig(model=ServedModelConfig(path=str(folder)))
+        self.core = Core(config, address, folder, build=build, **more)
+        self.cause: Cause | None = None
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        self.cause = self.core.serve()
+
+    def join(self) -> Cause | None:
+        self.thread.join(30)
+        return self.cause
+
+
+PLAN = Plan("", None, "cpu", torch.float32, "reference", "sdpa", False, 1, 4, 1200, 160, 256, 64, 1)
+
+
+@pytest.fixture
+def start(make_engine: MakeEngine, tmp_path: Path) -> Iterator[Callable[..., tuple[Front, Running]]]:
+    """Starts a core over a tiny model, and a front that has said hello."""
+    started: list[tuple[Front, Running]] = []
+
+    def make(build: Any = None, *, wrap: Any = lambda runner: runner, **more: Any) -> tuple[Front, Running]:
+        address = f"ipc://{tmp_path}/core"
+        plan = Plan(**{**vars(PLAN), "model_path": str(tmp_path)})
+        running = Running(address, tmp_path, build or (lambda config, progress: (make_engine(wrap=wrap), plan)), **more)
+        front = Front(address)
+        front.say(m.Hello())
+        started.append((front, running))
+        return front, running
+
+    threads = torch.get_num_threads()
+    yield make
+    for front, running in started:
+        front.say(m.Stop())
+        running.join()
+        front.close()
+    torch.set_num_threads(threads)
+
+
+def test_a_request_is_answered_and_counted(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    facts = front.phase("Serving").model
+    assert facts is not None
+    assert (facts.vocab_size, facts.max_model_len, facts.block_size, facts.num_blocks) == (320, 160, 4, 1200)
+    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    deltas = front.answer("a")
+    assert sum(len(delta.tokens) for delta in deltas) == 4
+    assert deltas[-1].finish_reason == "length"
+    stats = front.hear(m.Stats, lambda stats: stats.generation_tokens == 4)
+    assert (stats.prompt_tokens, stats.finished["length"], stats.owned_blocks) == (3, 1, 0)
+
+
+def test_two_fronts_may_use_the_same_id(start: Callable[..., tuple[Front, Running]]) -> None:
+    one, running = start()
+    one.phase("Serving")
+    two = Front(running.core.address)
+    two.say(m.Hello())
+    two.phase("Serving")
+    for front, prompt in ((one, (3, 4)), (two, (7, 8, 9))):
+        front.ask("a", prompt, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    for front, length in ((one, 2), (two, 3)):
+        facts = front.answer("a")[-1].facts
+        assert facts is not None
+        assert facts.prompt_tokens == length
+    two.close()
+
+
+def test_a_loading_core_says_how_far_it_is_and_refuses(start: Callable[..., tuple[Front, Running]]) -> None:
+    go_on = threading.Event()
+
+    def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LLMEngine, Plan]:
+        progress("LoadingWeights 43 %")
+        go_on.wait(30)
+        raise OSError("no such model")
+
+    front, running = start(build)
+    front.hear(m.CoreState, lambda state: state.message == "LoadingWeights 43 %")
+    front.ask("a", (1,), SamplingParams())
+    refused = front.hear(m.Refused)
+    assert (refused.kind, refused.message) == ("not_ready", "the engine is not ready: LoadingWeights 43 %")
+    go_on.set()
+    assert front.phase("Failed").message == "ModelError: no such model"
+    assert running.join() is Cause.MODEL_ERROR
+
+
+def test_what_cannot_be_served_is_refused_with_its_field(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.ask("long", (3,) * 200, SamplingParams())
+    refused = front.hear(m.Refused)
+    assert (refused.request_id, refused.kind, refused.field) == ("long", "too_long", "prompt")
+
+
+def test_noise_on_the_wire_is_ignored(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.socket.send(b"noise")
+    front.say(m.CoreState("Failed", "a front may not say so"))
+    front.say(m.Abort(("unknown",)))
+    front.say(m.Finish("unknown", 0))
+    front.ask("a", (3,), SamplingParams(temperature=0, max_tokens=1))
+    assert front.answer("a")[-1].finish_reason is not None
+
+
+def test_a_front_of_another_protocol_is_told_so(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.say(m.Hello(protocol=99))
+    assert front.phase("Failed").message == "this core speaks protocol 1, the front 99"
+
+
+def test_abort_and_finish_end_a_request_without_a_word(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.ask("gone", (3, 4), LONG)
+    front.ask("found", (5, 6), LONG)
+    front.hear(m.Outputs)
+    front.say(m.Abort(("gone",)))
+    front.say(m.Finish("found", 0))
+    stats = front.hear(m.Stats, lambda stats: stats.finished["abort"] == 1)
+    assert (stats.running, stats.owned_blocks, stats.finished["stop"]) == (0, 0, 1)
+    assert all(
+        delta.finish_reason is None for heard in front.heard if isinstance(heard, m.Outputs) for delta in heard.deltas
+    )
+
+
+def test_draining_lets_running_requests_end_and_takes_no_more(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.ask("a", (3, 4), LONG)
+    front.hear(m.Outputs)
+    front.say(m.Drain(60))
+    front.ask("late", (3,), SamplingParams())
+    assert front.hear(m.Refused).kind == "draining"
+    assert front.answer("a")[-1].finish_reason == "length"
+    front.phase("Drained")
+
+
+def test_what_runs_at_the_end_of_a_drain_is_aborted(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, _ = start()
+    front.phase("Serving")
+    front.ask("a", (3, 4), LONG)
+    front.hear(m.Outputs)
+    front.say(m.Drain(0))
+    assert front.answer("a")[-1].finish_reason == "abort"
+    front.phase("Drained")
+
+
+def test_requests_of_a_silent_front_are_aborted(start: Callable[..., tuple[Front, Running]]) -> None:
+    late_s = [0.0]
+    silent, running = start(clock=lambda: time.monotonic() + late_s[0])
+    silent.phase("Serving")
+    other = Front(running.core.address)
+    other.say(m.Hello())
+    other.phase("Serving")
+    silent.ask("a", (3, 4), LONG)
+    silent.hear(m.Outputs)
+    late_s[0] = 31.0
+    other.say(m.Ping())
+    stats = other.hear(m.Stats, lambda stats: stats.finished["abort"] == 1)
+    assert stats.owned_blocks == 0
+    other.close()
+
+
+class DiesAfter:
+    """A runner whose device is lost at its fourth step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.steps = runner, 0
+
+    def run(self, step: StepInput) -> StepOutput:
+        self.steps += 1
+        if self.steps > 3:
+            raise ExecutorLost("the device is gone")
+        return self.runner.run(step)
+
+
+def test_a_lost_device_ends_every_request_and_the_core(start: Callable[..., tuple[Front, Running]]) -> None:
+    front, running = start(wrap=DiesAfter)
+    front.phase("Serving")
+    front.ask("a", (3, 4), LONG)
+    last = front.answer("a")[-1]
+    assert (last.finish_reason, last.error) == ("error", "RankFailed: the device is gone")
+    assert front.phase("Failed").message == "RankFailed: the device is gone"
+    assert running.join() is Cause.RANK_FAILED
+
+
+def test_a_core_whose_parent_is_gone_ends(start: Callable[..., tuple[Front, Running]]) -> None:
+    alive = [True]
+    front, running = start(parent_alive=lambda: alive[0])
+    front.phase("Serving")
+    alive[0] = False
+    assert running.join() is Cause.INTERNAL
+
+
+def test_a_core_process_serves_a_folder_and_exits_with_a_code(twins: dict[str, Any], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    twins["llama"].save_pretrained(model)
+    config = EngineConfig(
+        model=ServedModelConfig(path=str(model), dtype="float32"), threads=1, cache=CacheConfig(num_blocks=20)
+    )
+    address = f"ipc://{tmp_path}/core"
+    process = multiprocessing.get_context("spawn").Process(target=run_core, args=(config, address, str(tmp_path)))
+    process.start()
+    front = Front(address)
+    front.say(m.Hello())
+    facts = front.phase("Serving").model
+    assert facts is not None
+    assert (facts.tokenizer_folder, facts.dtype, facts.eos_token_ids) == (str(model), "float32", (2,))
+    front.ask("a", (3, 4), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert len(front.answer("a")) == 3
+    front.say(m.Stop())
+    process.join(30)
+    assert process.exitcode == EXIT_CODES[Cause.COMPLETED]
+    front.close()

@@ -1,0 +1,290 @@
+"""A rank as a process: the command line, causes and exit codes, and kill -9 with resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.pod.config_file import ConfigError
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.trainer.beacon import AgentEnd, EndEvent, Event, SaveEvent, StepEvent, StopCommand, beacon_pair
+from stoker.trainer.data.error import DataError
+from stoker.trainer.rank import cause_of, main
+from stoker.trainer.saver import StorageFailed
+from stoker.trainer.train_step import NonFinite
+
+MODEL = {
+    "architecture": "llama",
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+STEPS = 12
+
+
+def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
+    """A run on real text with a tokenizer of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder.parent / "corpus.jsonl"
+    if not text.exists():
+        lines = [json.dumps({"text": f"{i} and {i} are {2 * i}; {i} times {i} is {i * i}."}) for i in range(200)]
+        text.write_text("\n".join(lines))
+    fields: dict[str, Any] = {
+        "job": {"name": "run", "uid": "u", "writer": "0a1b2c3d"},
+        "gang": {"ranks_per_node": ranks},
+        "termination_log": str(folder / "log"),
+        "work_dir": str(folder.parent / "work"),
+        "device": "cpu",
+        "model": MODEL,
+        "training": {
+            "total_steps": STEPS,
+            "global_batch_size": 4,
+            "sequence_length": 32,
+            "deterministic": "AnyDataParallel",
+        },
+        "memory": {"precision": "fp32"},
+        "data": {"sources": [{"name": "a", "path": str(text)}], "tokenizer": {"kind": "train", "vocab_size": 300}},
+        "checkpoint": {"root": str(folder / "root"), "interval_steps": 3},
+        **changes,
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@dataclass
+class Ranks:
+    """What an agent does, in small: starts ranks and listens."""
+
+    config: Path
+    size: int
+    events: dict[int, list[Event]] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ends: list[AgentEnd] = field(default_factory=list)
+
+    def __enter__(self) -> Ranks:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            for rank in range(self.size):
+                self._start(rank, listener)
+        return self
+
+    def _start(self, rank: int, listener: socket.socket) -> None:
+        end, theirs = beacon_pair()
+        command = [
+            sys.executable,
+            "-m",
+            "stoker.trainer.rank",
+            "--config",
+            str(self.config),
+            "--beacon-fd",
+            str(theirs.fileno()),
+        ]
+        fds = [theirs.fileno()]
+        if rank == 0:
+            command += ["--master-listen-fd", str(listener.fileno())]
+            fds.append(listener.fileno())
+        place = {
+            "RANK": rank,
+            "WORLD_SIZE": self.size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": listener.getsockname()[1],
+        }
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in place.items()}}
+        with theirs:
+            self.processes.append(subprocess.Popen(command, pass_fds=fds, env=environment))
+        self.ends.append(end)
+        self.events[rank] = []
+
+    def listen(self) -> Iterator[tuple[int, Event]]:
+        """Events of all ranks until all have ended."""
+        with selectors.DefaultSelector() as selector:
+            for rank, end in enumerate(self.ends):
+                selector.register(end, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    for event in self.ends[key.data].receive():
+                        self.events[key.data].append(event)
+                        yield key.data, event
+                    if self.ends[key.data].closed:
+                        selector.unregister(self.ends[key.data])
+
+    def wait(self) -> list[int]:
+        """Exit codes, after every rank has ended by itself."""
+        for _ in self.listen():
+            pass
+        return [process.wait() for process in self.processes]
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for end in self.ends:
+            end.close()
+
+    def losses(self, rank: int = 0) -> dict[int, tuple[float, float]]:
+        return {
+            event.step: (event.loss, event.grad_norm) for event in self.events[rank] if isinstance(event, StepEvent)
+        }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, tuple[float, float]]]:
+    """An uninterrupted run of one rank: its folder and losses."""
+    folder = tmp_path_factory.mktemp("rank") / "whole"
+    with Ranks(write_config(folder), 1) as ranks:
+        assert ranks.wait() == [0]
+    assert isinstance(ranks.events[0][-1], EndEvent)
+    assert ranks.events[0][-1].cause == "Completed"
+    return folder, ranks.losses()
+
+
+def test_killed_at_a_random_step_and_resumed_the_losses_are_bitwise_those_of_a_run_in_peace(
+    whole: tuple[Path, dict[int, tuple[float, float]]],
+) -> None:
+    folder = whole[0].parent / "killed"
+    fatal_step, victim = random.randint(4, STEPS - 1), random.randint(0, 1)
+    with Ranks(write_config(folder, ranks=2), 2) as ranks:
+        for rank, event in ranks.listen():
+            if rank == victim and isinstance(event, StepEvent) and event.step == fatal_step:
+                ranks.processes[victim].send_signal(signal.SIGKILL)
+                break
+        codes = ranks.wait()  # the survivor notices by itself
+    assert codes[victim] == -signal.SIGKILL
+    assert codes[1 - victim] in (EXIT_CODES[Cause.PEER_LOST], EXIT_CODES[Cause.RANK_FAILED]), ranks.events[1 - victim][
+        -1
+    ]
+    before = ranks.losses(victim)
+    with Ranks(write_config(folder, ranks=2), 2) as ranks:
+        assert ranks.wait() == [0, 0]
+    after = ranks.losses()
+    assert min(after) in (1, 4, 7, 10)  # behind a save
+    assert {**before, **after} == whole[1], f"rank {victim} was killed in step {fatal_step}"
+    assert ranks.losses(1) == after
+
+
+def test_sigterm_saves_and_stops_and_a_rank_that_loses_its_agent_ends(
+    whole: tuple[Path, dict[int, tuple[float, float]]],
+) -> None:
+    folder = whole[0].parent / "stopped"
+    config = write_config(folder, checkpoint={"root": str(folder / "root")})
+    with Ranks(config, 1) as ranks:
+        for _, event in ranks.listen():
+            if isinstance(event, StepEvent) and event.step == 2:
+                ranks.processes[0].terminate()
+        assert ranks.processes[0].wait() == EXIT_CODES[Cause.INTERRUPTED]
+    last = [event for event in ranks.events[0] if isinstance(event, SaveEvent)][-1]
+    assert (last.reason, last.verified) == ("interrupt", True)
+    assert [found.step for found in CheckpointRoot(folder / "root").committed()] == [last.step]
+    with Ranks(config, 1) as orphan:
+        for _ in orphan.listen():
+            break
+        orphan.ends[0].close()
+        assert orphan.processes[0].wait(60) == EXIT_CODES[Cause.INTERRUPTED]
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(
+    ("changes", "cause", "message"),
+    [
+        pytest.param(
+            {"parallelism": {"tensor": 2}}, Cause.CONFIG_INVALID, "does not divide", id="a mesh that does not fit"
+        ),
+        pytest.param(
+            {"memory": {"zero_stage": 3}}, Cause.CONFIG_INVALID, "not supported yet: memory.zero_stage 3", id="stage 3"
+        ),
+        pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
+        pytest.param(
+            {"model": {**MODEL, "wings": 2}}, Cause.CONFIG_INVALID, "wings", id="an unknown field of the model"
+        ),
+        pytest.param(
+            {"data": {"sources": [{"name": "a", "path": "/nowhere"}]}}, Cause.DATA_ERROR, "/nowhere", id="no corpus"
+        ),
+        pytest.param(
+            {"model": None, "model_from": {"kind": "huggingFace", "path": "/nowhere"}},
+            Cause.MODEL_ERROR,
+            "/nowhere",
+            id="no weights",
+        ),
+        pytest.param(
+            {"resume": {"folder": "step-00000001.0a1b2c3d", "step": 1, "digest": "0" * 64}},
+            Cause.CHECKPOINT_CORRUPT,
+            "step-00000001",
+            id="no such checkpoint",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], cause: Cause, message: str
+) -> None:
+    config = write_config(tmp_path / "run", **changes)
+    assert main(["--config", str(config)], {}) == EXIT_CODES[cause]
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_signals")
+def test_weights_of_a_checkpoint_start_another_run(whole: tuple[Path, dict[int, tuple[float, float]]]) -> None:
+    found = CheckpointRoot(whole[0] / "root").committed()[0]
+    folder = whole[0].parent / "from checkpoint"
+    start = {"kind": "checkpoint", "path": str(found.path), "digest": found.digest}
+    log = folder / "log.jsonl"
+    config = write_config(folder, model=None, model_from=start, logging={"jsonl": str(log)})
+    assert main(["--config", str(config)], {}) == 0
+    first = json.loads(log.read_text().splitlines()[0])
+    assert first["step"] == 1
+    assert first["loss"] < whole[1][1][0] - 0.05  # better than random weights
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ConfigError("x"), Cause.CONFIG_INVALID),
+        (DataError("x"), Cause.DATA_ERROR),
+        (StorageFailed("x"), Cause.STORAGE_ERROR),
+        (NonFinite("x"), Cause.NON_FINITE),
+        (MemoryError(), Cause.OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("x"), Cause.OUT_OF_MEMORY),
+        (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"), Cause.PEER_LOST),
+        (RuntimeError("x"), Cause.RANK_FAILED),
+    ],
+)
+def test_each_error_has_a_cause(error: Exception, cause: Cause) -> None:
+    assert cause_of(error) == cause
+
+
+def test_a_stop_command_ends_a_rank_as_its_mode_says(whole: tuple[Path, dict[int, tuple[float, float]]]) -> None:
+    folder = whole[0].parent / "cancelled"
+    with Ranks(write_config(folder), 1) as ranks:
+        ranks.ends[0].send(StopCommand(mode="cancel"))
+        assert ranks.wait() == [EXIT_CODES[Cause.CANCELLED]]
+    assert ranks.losses() == {1: whole[1][1]}

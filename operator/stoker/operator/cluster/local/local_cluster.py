@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker.operator.clock import Clock
-from stoker.operator.cluster.local.addresses import Addresses
+from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
 from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.cluster.seam import Listing, PodUnreachable, WatchEvent
 from stoker.operator.plan import Call, Key, Object, Ref
@@ -82,10 +84,16 @@ class LocalCluster:
         return None if left is None else _copied(left)
 
     async def call(self, call: Call) -> Mapping[str, Any]:
-        return await self.pods.call(self._url(call.pod), call)
+        """The body is rewritten as a mounted configuration would be: it may name pods."""
+        return await self.pods.call(self._url(call.pod), replace(call, body=self._as_seen_here(call)))
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
         return await self.pods.poll(self._url(pod))
+
+    def _as_seen_here(self, call: Call) -> Mapping[str, Any]:
+        host = Host("pod", call.pod.namespace, call.pod.name)
+        rewritten: Mapping[str, Any] = Rewriter(call.pod.namespace, host, {}, self.addresses).json(call.body)
+        return rewritten
 
     def _url(self, ref: Ref) -> str:
         pod = self.objects.find(Key("Pod", ref.namespace, ref.name))

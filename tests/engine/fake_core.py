@@ -155,7 +155,8 @@ class FakeCore:
     async def _answer(self, request: AddRequest) -> None:
         text = bytes(token for token in request.prompt_tokens if token < 256).decode(errors="replace")
         if "refuse" in text:
-            return await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
+            await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
+            return
         self.running.add(request.request_id)
         await asyncio.gather(*(self._choice(request, text, choice) for choice in range(request.params.n)))
         self.running.discard(request.request_id)
@@ -165,9 +166,7 @@ class FakeCore:
         said = text.rpartition("say:")[2].removesuffix("<assistant>")
         script = [*(f"{choice}{said}" if choice else said).encode(), EOS]
         for number in range(len(script)):
-            while "hang" in text:
-                await asyncio.sleep(60)
-            await asyncio.sleep(0.02 if "slow" in text else 0)
+            await asyncio.sleep(60 if "hang" in text else 0.02 if "slow" in text else 0)
             token = script[number]
             if "fail" in text and number == 3:
                 return await self.send(_last(request, choice, "error", number, error="the logits are not finite"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fake_core import BOS, EOS
+from tests.engine.fake_core import BOS
 from tests.engine.serving import run, serving, until
 
 PATH = "/v1/completions"

@@ -1,0 +1,199 @@
+"""`python -m stoker.engine.chat URL`: talk to an OpenAI server in a terminal. Needs no torch.
+
+stoker chat http://127.0.0.1:8000
+stoker chat http://127.0.0.1:8000 --once "What is the capital of France?"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from stoker.pod.exit_code import EXIT_CODES, Cause
+
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+
+
+class ChatError(Exception):
+    """The server cannot be reached or says no; the message is for people."""
+
+
+@dataclass
+class Conversation:
+    """Messages so far, and how to ask for the next one."""
+
+    http: httpx.Client
+    model: str | None = None
+    system: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, question: str) -> Iterator[str]:
+        """The answer as it comes; it is remembered when it is complete, and an interrupted one is not.
+
+        Raises:
+            ChatError: no answer, or not a whole one.
+        """
+        messages = [*self._system(), *self.messages, {"role": "user", "content": question}]
+        answer = ""
+        for text in self._stream({"messages": messages, "stream": True, **self._named(), **self.options}):
+            answer += text
+            yield text
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def forget(self) -> None:
+        self.messages.clear()
+
+    def _system(self) -> list[dict[str, str]]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def _named(self) -> dict[str, str]:
+        return {} if self.model is None else {"model": self.model}
+
+    def _stream(self, body: dict[str, Any]) -> Iterator[str]:
+        try:
+            with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise ChatError(_reason(response))
+                yield from _texts(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise ChatError(f"{self.http.base_url}: {error}") from error
+
+
+def _texts(lines: Iterator[str]) -> Iterator[str]:
+    """The text in a stream's events.
+
+    Raises:
+        ChatError: an event says so, or the stream ends without its end.
+    """
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise ChatError(str(chunk["error"]["message"]))
+        for choice in chunk["choices"]:
+            if text := choice["delta"].get("content"):
+                yield text
+    raise ChatError("the answer broke off")
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after a conversation, else a code of docs/exit-codes.md."""
+    arguments = _parser().parse_args(argv)
+    try:
+        headers = _headers(arguments.api_key_file)
+        timeout = httpx.Timeout(arguments.timeout_s, connect=5)
+        with httpx.Client(base_url=_base(arguments.url), headers=headers, timeout=timeout) as http:
+            conversation = Conversation(http, arguments.model, arguments.system, _options(arguments))
+            if arguments.once is not None:
+                _say(conversation.ask(arguments.once), sys.stdout.write)
+            else:
+                _converse(conversation)
+    except (OSError, ValueError, httpx.InvalidURL) as error:
+        sys.stderr.write(f"stoker chat: {error}\n")
+        return EXIT_CODES[Cause.CONFIG_INVALID]
+    except ChatError as error:
+        sys.stderr.write(f"stoker chat: {error}\n")
+        return EXIT_CODES[Cause.PEER_LOST]
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    return 0
+
+
+def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
+    for text in answer:
+        write(text)
+        sys.stdout.flush()
+    write("\n")
+
+
+def _converse(conversation: Conversation) -> None:
+    """Ask for questions until the end of the input; a failed answer does not end the conversation."""
+    from rich.console import Console  # only a conversation needs it, and it takes 50 ms to import
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{conversation.http.base_url}[/] · {HELP}")
+    while True:
+        try:
+            question = console.input("[bold cyan]you >[/] ").strip()
+        except EOFError:
+            console.print()
+            return
+        if question in ("/quit", "/exit"):
+            return
+        if question == "/new":
+            conversation.forget()
+        elif question:
+            _answer(console, conversation, question)
+
+
+def _answer(console: Any, conversation: Conversation, question: str) -> None:
+    console.print("[bold green]model >[/] ", end="")
+    try:
+        _say(conversation.ask(question), lambda text: console.print(text, end="", markup=False, soft_wrap=True))
+    except ChatError as error:
+        console.print(f"[red]{error}[/]")
+    except KeyboardInterrupt:  # Ctrl-C ends the answer, not the conversation
+        console.print("[dim] (interrupted)[/]")
+
+
+def _base(url: str) -> str:
+    """The address that `/v1/...` is appended to.
+
+    Raises:
+        ValueError: not an HTTP address.
+    """
+    url = url if "://" in url else f"http://{url}"
+    if httpx.URL(url).scheme not in ("http", "https"):
+        raise ValueError(f"url: http://HOST:PORT is needed (got {url})")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _headers(api_key_file: str | None) -> dict[str, str]:
+    key = Path(api_key_file).read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY", "")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    named = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens, "seed": arguments.seed}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stoker chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("url", help="where the server listens, such as http://127.0.0.1:8000")
+    parser.add_argument("--once", metavar="QUESTION", help="ask one question, print the answer and end")
+    parser.add_argument("--model", help="name of the model; default: the server's first")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--temperature", type=float, help="0 is greedy; default: the model's")
+    parser.add_argument("--max-tokens", type=int, help="longest answer; default: what the context has left")
+    parser.add_argument("--seed", type=int, help="repeats an answer")
+    parser.add_argument("--api-key-file", metavar="FILE", help="default: the OPENAI_API_KEY variable")
+    parser.add_argument("--timeout-s", type=float, default=600, help="longest silence of the server (default 600)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

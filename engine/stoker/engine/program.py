@@ -1,0 +1,257 @@
+"""The engine as a program: a core process, a front that serves HTTP, and their end: drained, failed or killed.
+
+The front runs in this process and is the core's parent. It never imports torch, so `/status` answers while the core loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.core_client import CoreClient
+from stoker.engine.front import Front
+from stoker.engine.messages import CoreState
+from stoker.engine.metrics import FrontMetrics
+from stoker.engine.server import OpenAiServer, load_api_keys
+from stoker.model.tokenizer import Tokenizer
+from stoker.pod.control_key import ControlVerifier
+from stoker.pod.exit_code import CAUSES, Cause
+from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.pod.last_word import LastWord
+from stoker.pod.serve import Server, bind_tcp, bind_unix
+
+log = logging.getLogger("stoker.engine")
+
+MAX_SOCKET_PATH = 100
+"""Bytes in a Unix socket's path; Linux takes 107."""
+STOP_S = 5.0
+"""From asking the core to end until it is killed."""
+MARGIN_S = 2.0
+"""Kept of the grace period for closing down."""
+HANG_S = 120.0
+"""Work without a finished step for so long is called a hang in `/status`."""
+
+CoreCommand = Callable[[Path, str], Sequence[str]]
+"""(configuration file, address of the core's socket) -> command line."""
+
+
+def core_command(config_file: Path, address: str) -> Sequence[str]:
+    """The core is a process of its own: a step must not wait for HTTP, nor HTTP for a step."""
+    work_dir, level = str(config_file.parent), logging.getLevelName(logging.getLogger().level)
+    module = [sys.executable, "-m", "stoker.engine.core_main"]
+    return [*module, "--config", str(config_file), "--address", address, "--work-dir", work_dir, "--log-level", level]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a program finds around it."""
+
+    pod_uid: str = ""
+    command: CoreCommand = core_command
+    on_state: Callable[[CoreState], None] = lambda _: None
+    on_listen: Callable[[int], None] = lambda _: None
+    """Told the port, once connections are accepted."""
+
+
+class Engine:
+    """One engine replica; `run` it inside an event loop."""
+
+    def __init__(self, config: EngineConfig, environment: Environment, folder: Path) -> None:
+        self.config = config
+        self.environment = environment
+        self.folder = folder
+        self.address = f"ipc://{folder}/core"
+        self.began_s = time.monotonic()
+        self.stop = asyncio.Event()
+        """Set to end the program in good order."""
+        self.names = config.model.names or (Path(config.model.path).name,)
+        registry = CollectorRegistry()
+        self.core = CoreClient(self.address)
+        metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
+        self.front = Front(self.core, self.names, metrics, Tokenizer.open)
+        follow = self.core.on_state
+        self.core.on_state = lambda state: (follow(state), self._tell(state))[1]
+        self.keys = load_api_keys(config.api.api_key_file)
+        self.probes = probe_routes(
+            alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
+        )
+        self.drain_route = ControlRoute("POST", "/drain", self._drain)
+
+    async def run(self) -> LastWord:
+        """Serve until a signal, or until the core ends. The last word says which.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop.set)
+        servers = self._servers()
+        process = await self._start_core()
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(self.stop.wait())
+        try:
+            await self.core.start()
+            for server in servers:
+                await server.start()
+            self.environment.on_listen(servers[0].port)
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
+            if not ended.done():
+                await self._drain_all(ended, deadline)
+            word = self._word(ended.result() if ended.done() else None)
+            if ended.done():
+                self.core.lose(word.detail)
+            for server in servers:
+                await server.stop(max(deadline - time.monotonic(), 1) if not ended.done() else 1)
+            return word
+        finally:
+            await self._end_core(process, ended)
+            stopped.cancel()
+            await self.core.close()
+
+    def status(self) -> Mapping[str, Any]:
+        """The `/status` page."""
+        state, stats = self.core.state, self.core.stats
+        model = state.model
+        return {
+            "program": "engine",
+            "pod_uid": self.environment.pod_uid,
+            "revision": self.config.identity.revision,
+            "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
+            "message": self.front.broken or self._hang() or state.message,
+            "models": list(self.names),
+            "model_digest": model.digest if model is not None else None,
+            "running": stats.running if stats is not None else 0,
+            "waiting": stats.waiting if stats is not None else 0,
+            "free_blocks": stats.free_blocks + stats.cached_blocks if stats is not None else 0,
+            "total_blocks": stats.total_blocks if stats is not None else 0,
+            "uptime_s": round(time.monotonic() - self.began_s, 3),
+        }
+
+    def _hang(self) -> str | None:
+        """Work waits and no step ends: said, not acted on; a busy engine is never killed for it here."""
+        stats = self.core.stats
+        if stats is None or not stats.running + stats.waiting:
+            return None
+        silent_s = time.monotonic() - stats.progressed_s
+        return f"no step has ended for {silent_s:.0f} s" if silent_s > HANG_S else None
+
+    def _tell(self, state: CoreState) -> None:
+        log.info("core: %s %s", state.phase, state.message)
+        self.environment.on_state(state)
+
+    # Doors.
+
+    def _servers(self) -> list[Server]:
+        listen = self.config.listen
+        keys = listen.control_keys
+        verifier = ControlVerifier(keys, self.environment.pod_uid, time.time) if keys is not None else None
+        guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
+        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port))]
+        if listen.control_socket is not None:
+            Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
+            app = self._app(control_routes([self.drain_route], None))
+            servers.append(Server(app, bind_unix(listen.control_socket)))
+        return servers
+
+    def _app(self, control: list[Any]) -> OpenAiServer:
+        return OpenAiServer(
+            self.front,
+            [*self.probes, *control],
+            api_keys=self.keys,
+            max_body_bytes=self.config.api.max_body_bytes,
+            pod_uid=self.environment.pod_uid,
+            version=version("stoker"),
+        )
+
+    # The core process.
+
+    async def _start_core(self) -> asyncio.subprocess.Process:
+        config_file = self.folder / "config.json"
+        config_file.write_text(self.config.model_dump_json())
+        command = self.environment.command(config_file, self.address)
+        return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+
+    async def _end_core(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+        """Ask it to end, then insist."""
+        if not ended.done():
+            self.core.stop()
+            await asyncio.wait({ended}, timeout=STOP_S)
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await ended
+
+    # The end.
+
+    async def _drain(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`POST /drain {"id", "deadline_s"}`: no new requests, running ones may end. Repeating it is harmless."""
+        deadline_s = body.get("deadline_s")
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 <= deadline_s <= 86400:
+            raise ValueError(f"deadline_s: seconds from 0 to 86400 are needed (got {deadline_s!r})")
+        self._begin_drain(float(deadline_s))
+        return {"id": body.get("id"), "phase": "Draining"}
+
+    def _begin_drain(self, deadline_s: float) -> None:
+        self.front.draining = True
+        self.core.drain(deadline_s)
+
+    async def _drain_all(self, ended: asyncio.Task[int], deadline: float) -> None:
+        """Let running requests end until the deadline. Before it serves, there is nothing to wait for."""
+        if self.core.state.phase not in ("Serving", "Draining"):
+            self.front.draining = True
+            return
+        log.info("draining %d requests", self.core.running)
+        self._begin_drain(max(deadline - time.monotonic(), 0))
+        while time.monotonic() < deadline and not ended.done():
+            if self.core.state.phase == "Drained" and not self.core.running:
+                return
+            await asyncio.sleep(0.02)
+
+    def _word(self, code: int | None) -> LastWord:
+        """Why the program ends; `code` is the core's exit code, None while it runs."""
+        if code is None:
+            return LastWord(cause=Cause.INTERRUPTED, detail="stopped after its requests")
+        if code < 0:
+            return LastWord(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
+        cause = CAUSES.get(code, Cause.INTERNAL)
+        if cause is Cause.COMPLETED and self.front.draining:
+            return LastWord(cause=Cause.INTERRUPTED, detail="drained before it served")
+        if cause is Cause.COMPLETED:
+            return LastWord(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
+        state = self.core.state
+        return LastWord(cause=cause, detail=state.message or f"the core process ended with code {code}")
+
+
+def run_engine(config: EngineConfig, environment: Environment) -> LastWord:
+    """Run an engine to its end in a scratch folder of its own."""
+    with _scratch(config.work_dir) as folder:
+        return asyncio.run(_run(config, environment, folder))
+
+
+async def _run(config: EngineConfig, environment: Environment, folder: Path) -> LastWord:
+    return await Engine(config, environment, folder).run()
+
+
+@contextlib.contextmanager
+def _scratch(work_dir: str | None) -> Any:
+    """A fresh folder, in `work_dir` if a socket's path there is not too long."""
+    parent = work_dir if work_dir is not None and len(os.fsencode(work_dir)) + 30 <= MAX_SOCKET_PATH else None
+    if parent is not None:
+        Path(parent).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stoker-", dir=parent) as folder:
+        yield Path(folder)

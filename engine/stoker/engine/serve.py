@@ -1,0 +1,146 @@
+"""`python -m stoker.engine.serve FOLDER|FILE.gguf`: an OpenAI server for one model, without an operator.
+
+stoker serve ~/models/SmolLM2-135M-Instruct
+stoker serve run/checkpoints/step-00000100.1a2b3c4d --port 8001 --served-name mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.messages import CoreState
+from stoker.engine.program import Environment, run_engine
+from stoker.pod.config_file import ConfigError, parse
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after Ctrl-C or SIGTERM, else a code of docs/exit-codes.md."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        config = parse(EngineConfig, engine_config(arguments), "stoker serve")
+        if not Path(config.model.path).exists():
+            raise ConfigError(f"stoker serve: {config.model.path} does not exist; a folder or a GGUF file is needed")
+        progress = _Progress(config)
+        word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
+    except ValueError as error:
+        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+    except OSError as error:
+        word = LastWord(cause=Cause.INTERNAL, detail=str(error))
+    if word.cause is Cause.INTERRUPTED:
+        return 0
+    sys.stderr.write(f"{word.detail}\n")
+    return EXIT_CODES[word.cause]
+
+
+def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Flags as the configuration that an operator would render."""
+    path = str(Path(arguments.path).expanduser())
+    return _given(
+        {
+            "listen": {"host": arguments.host, "port": arguments.port},
+            "device": arguments.device,
+            "deterministic": arguments.deterministic,
+            "threads": arguments.threads,
+            "model": _given({"path": path, "names": arguments.served_name or [_name(path)], "dtype": arguments.dtype}),
+            "cache": _given(
+                {
+                    "num_blocks": arguments.num_blocks,
+                    "block_size": arguments.block_size,
+                    "memory_bytes": arguments.cache_bytes,
+                    "prefix_cache": not arguments.no_prefix_cache,
+                }
+            ),
+            "scheduler": _given(
+                {
+                    "max_model_len": arguments.max_model_len,
+                    "max_batch_tokens": arguments.max_batch_tokens,
+                    "max_requests": arguments.max_requests,
+                }
+            ),
+            "api": _given({"api_key_file": arguments.api_key_file}),
+            "parallelism": _given({"tensor": arguments.tensor}),
+        }
+    )
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what was not said, so that the configuration's own defaults hold."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _name(path: str) -> str:
+    return Path(os.path.abspath(path)).name.removesuffix(".gguf")  # noqa: PTH100 - a link keeps the name it is called by
+
+
+class _Progress:
+    """Tells a person what happens: one line that changes on a terminal, plain lines in a log."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.host = config.listen.host
+        self.name = (*config.model.names, "")[0]
+        self.port = 0
+        self._shown = ""
+
+    def listening(self, port: int) -> None:
+        self.port = port
+
+    def state(self, state: CoreState) -> None:
+        if state.phase == "Serving":
+            self._line(f"Serving {self.name} on http://{self.host}:{self.port}/v1", last=True)
+            self._line(f"Talk to it:  stoker chat http://{self.host}:{self.port}", last=True)
+        elif state.phase != "Failed":
+            self._line(f"{state.phase} {state.message}", last=state.phase == "Drained")
+
+    def _line(self, text: str, *, last: bool) -> None:
+        if text == self._shown:
+            return
+        self._shown = text
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if last else ""))
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stoker serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("path", help="a Hugging Face folder, a Stoker checkpoint folder or a GGUF file")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every interface (default 127.0.0.1)")
+    add("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
+    add(
+        "--served-name",
+        action="append",
+        metavar="NAME",
+        help="name in /v1/models; may be repeated (default: the folder's)",
+    )
+    add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="default: bfloat16 where it is fast")
+    add("--device", choices=["auto", "cpu", "cuda"], help="default: the GPU if there is one")
+    add("--threads", type=int, help="threads on the CPU (default: its cores)")
+    add("--deterministic", action="store_true", default=None, help="the trainer's log-probabilities, bit for bit")
+    add("--api-key-file", metavar="FILE", help="one key per line; without it no key is asked for")
+    add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
+    add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")
+    add("--max-requests", type=int, metavar="N", help="sequences in one step")
+    add("--num-blocks", type=int, metavar="N", help="blocks of the cache")
+    add("--block-size", type=int, metavar="TOKENS", help="tokens in one block")
+    add("--cache-bytes", type=int, metavar="BYTES", help="size of the cache")
+    add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add("--tensor", type=int, metavar="RANKS", help="ranks that share each layer")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""`stoker chat` against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.engine.chat import main
+from tests.engine.serving import Serving, run, serving
+
+
+def test_one_question_gets_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            arguments = [
+                s.url + "/v1",
+                "--once",
+                "say:Paris",
+                "--temperature",
+                "0",
+                "--model",
+                "tiny",
+                "--system",
+                "be brief",
+            ]
+            assert await asyncio.to_thread(main, arguments) == 0
+            assert capsys.readouterr().out == "Paris\n"
+            request = s.core.requests[0]
+            assert bytes(request.prompt_tokens) == b"<system>be brief<user>say:Paris<assistant>"
+            assert request.params.temperature == 0
+
+    run(scenario)
+
+
+def test_a_conversation_remembers_and_forgets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            monkeypatch.setattr(sys, "stdin", io.StringIO("say:one\nfail say:abcdef\nsay:two\n/new\nsay:three\n"))
+            assert await asyncio.to_thread(main, [s.url]) == 0
+            out = capsys.readouterr().out
+            assert "one" in out
+            assert "not finite" in out
+            prompts = [bytes(request.prompt_tokens).decode() for request in s.core.requests]
+            assert prompts[2] == "<user>say:one<assistant>one<user>say:two<assistant>"  # the failed answer is left out
+            assert prompts[3] == "<user>say:three<assistant>"
+
+    run(scenario)
+
+
+def test_what_goes_wrong_is_said_with_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def ask(s: Serving, *arguments: str) -> tuple[int, str]:
+        code = await asyncio.to_thread(main, [s.url, "--once", "say:x", *arguments])
+        return code, capsys.readouterr().err
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            code, message = await ask(s, "--model", "big")
+            assert (code, "does not exist" in message) == (74, True)
+            assert (await ask(s, "--api-key-file", str(tmp_path / "none")))[0] == 64
+        assert main([s.url, "--once", "say:x"]) == 74
+        assert main(["ftp://x", "--once", "say:x"]) == 64
+
+    run(scenario)

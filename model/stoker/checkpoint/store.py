@@ -148,6 +148,8 @@ class CheckpointRoot:
                 removed.append(name)
             elif name.startswith(_DELETING) and self._resume_delete(name.removeprefix(_DELETING)):
                 removed.append(name)
+        if writers is None:
+            self._remove_stale_hints()
         return removed
 
     def scan(self) -> list[Found | Broken]:
@@ -254,6 +256,13 @@ class CheckpointRoot:
             return False
         self._delete_hidden(name, digest)
         return True
+
+    def _remove_stale_hints(self) -> None:
+        """Hints that were written and never renamed to `LATEST`."""
+        if self.root.is_dir():
+            for name in self.storage.names(self.root):
+                if name.startswith(f".{LATEST_FILE}-"):
+                    self.storage.remove_file(self.root / name)
 
     def _look(self, name: str) -> Found | Broken:
         try:

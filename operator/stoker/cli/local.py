@@ -115,8 +115,10 @@ def get(kind: str, name: str | None, as_json: bool, namespace: str, state: Path 
     """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ..."""
     from stoker.cli.shown import aligned, table, utc_now
 
-    found = _kind(kind)
-    items = _ask(lambda: _client(state).objects(found.name, namespace=namespace, name=name))
+    found, client = _kind(kind), _client(state)
+    items = _ask(lambda: client.objects(found.name, namespace=namespace, name=name))
+    if found.name == "InferenceDeployment" and not as_json:
+        items = _reached_from_here(client, items)
     if as_json:
         click.echo(json.dumps({"items": items}, indent=1))
     elif items:
@@ -313,12 +315,21 @@ def _follow(
 
 def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None:
     """The local address of each deployment's endpoint."""
-    endpoints: dict[str, str] = _ask(client.status)["endpoints"]
-    for deployment in _ask(lambda: client.objects("InferenceDeployment")):
-        inside = str((deployment.get("status") or {}).get("endpoint") or "")
-        url = local_endpoint(inside, deployment["metadata"]["namespace"], endpoints)
+    for deployment in _reached_from_here(client, _ask(lambda: client.objects("InferenceDeployment"))):
+        url = deployment["status"].get("endpoint")
         if url:
             say(f"endpoint of {deployment['metadata']['name']}: {url}")
+
+
+def _reached_from_here(client: SupervisorClient, deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same deployments with the endpoint that this machine reaches."""
+    endpoints: dict[str, str] = _ask(client.status)["endpoints"]
+    shown = []
+    for deployment in deployments:
+        status = deployment.get("status") or {}
+        url = local_endpoint(str(status.get("endpoint") or ""), deployment["metadata"]["namespace"], endpoints)
+        shown.append({**deployment, "status": {**status, **({"endpoint": url} if url else {})}})
+    return shown
 
 
 def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from stoker.operator.backoff import Jitter
 from stoker.operator.clock import Clock, SystemClock
 from stoker.operator.cluster.kinds import KINDS, OURS
-from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Invalid
+from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Invalid, NotFound
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
 from stoker.operator.observe import interested, observe
@@ -101,7 +101,7 @@ class Operator:
         """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
         try:
             await self.work(key)
-        except Conflict as conflict:
+        except (Conflict, NotFound) as conflict:
             log.debug("%s changed meanwhile: %s", "/".join(key), conflict)
         except Invalid as refused:
             log.warning("%s: the cluster refused an object: %s", "/".join(key), refused)

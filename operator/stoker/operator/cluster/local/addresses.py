@@ -18,6 +18,8 @@ Mode = Literal["loopback", "ports"]
 PORT_RANGE = range(20000, 32000)
 """Below the range from which systems take ports for outgoing connections."""
 BLOCKS = range(16, 255)
+FIRST_FREE_PORT = 1024
+MOVED_BY = 8000
 
 
 class AddressError(OSError):
@@ -60,9 +62,9 @@ class Addresses:
         return self._hosts[name]
 
     def port(self, host: Host, port: int) -> int:
-        """The port on which the host's `port` is found."""
+        """The port on which the host's `port` is found. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
         if self.mode == "loopback":
-            return port
+            return port if port >= FIRST_FREE_PORT else port + MOVED_BY
         name = f"{'/'.join(host)}:{port}"
         if name not in self._ports:
             self._ports[name] = next(self._free_ports())

@@ -62,9 +62,10 @@ class EnginePoolSpec(Value):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                f"{_SHARES} == 100",
+                "shares == 100",
                 "the shares of all revisions must add up to 100",
-                shown=f"'the shares of all revisions must add up to 100, got ' + string({_SHARES})",
+                shown="the shares of all revisions must add up to 100, got {shares}",
+                names={"shares": _SHARES},
                 field=".revisions",
             )
         )

@@ -103,7 +103,7 @@ class InferenceDeploymentSpec(Value):
                 "(self.pools.size() == 1 && self.pools[0].role == 'colocated')"
                 " || (self.pools.size() == 2 && self.pools.exists_one(pool, pool.role == 'prefill') && self.pools.exists_one(pool, pool.role == 'decode'))",
                 "pools must be one colocated pool, or one prefill and one decode pool",
-                shown="'pools must be one colocated pool, or one prefill and one decode pool, got ' + self.pools.map(pool, pool.role).join(' and ')",
+                shown="pools must be one colocated pool, or one prefill and one decode pool, got {self.pools.map(pool, pool.role)}",
                 field=".pools",
             )
         )

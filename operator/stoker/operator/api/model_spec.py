@@ -40,19 +40,19 @@ class ModelSpec(Value):
             rule(
                 "!has(self.numKvHeads) || self.numHeads % self.numKvHeads == 0",
                 "numHeads must be a multiple of numKvHeads",
-                shown="'numHeads ' + string(self.numHeads) + ' is not a multiple of numKvHeads ' + string(self.numKvHeads)",
+                shown="numHeads {self.numHeads} is not a multiple of numKvHeads {self.numKvHeads}",
                 field=".numKvHeads",
             ),
             rule(
                 "has(self.headDim) || self.hiddenSize % self.numHeads == 0",
                 "without headDim, hiddenSize must be a multiple of numHeads",
-                shown="'hiddenSize ' + string(self.hiddenSize) + ' is not a multiple of numHeads ' + string(self.numHeads) + ': give headDim'",
+                shown="hiddenSize {self.hiddenSize} is not a multiple of numHeads {self.numHeads}: give headDim",
                 field=".hiddenSize",
             ),
             rule(
                 "(has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads) % 2 == 0",
                 "headDim must be even, rotary positions turn pairs",
-                shown="'headDim ' + string(has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads) + ' is odd: rotary positions turn pairs'",
+                shown="headDim {has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads} is odd: rotary positions turn pairs",
                 field=".headDim",
             ),
             rule(
@@ -63,7 +63,7 @@ class ModelSpec(Value):
             rule(
                 "!has(self.numExperts) || !has(self.numExpertsPerToken) || self.numExpertsPerToken <= self.numExperts",
                 "numExpertsPerToken is above numExperts",
-                shown="'numExpertsPerToken ' + string(self.numExpertsPerToken) + ' is above numExperts ' + string(self.numExperts)",
+                shown="numExpertsPerToken {self.numExpertsPerToken} is above numExperts {self.numExperts}",
                 field=".numExpertsPerToken",
             ),
         )

@@ -58,7 +58,7 @@ class EnvVar(Value):
             rule(
                 "!self.name.startsWith('STOKER_') && !(self.name in ['MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES'])",
                 "this variable belongs to Stoker",
-                shown="self.name + ' is set by Stoker and cannot be given'",
+                shown="{self.name} is set by Stoker and cannot be given",
                 field=".name",
                 reason="FieldValueForbidden",
             ),
@@ -148,7 +148,7 @@ class VolumeMount(Value):
             rule(
                 "!['/etc/stoker', '/var/stoker', '/dev/termination-log'].exists(taken, self.mountPath == taken || self.mountPath.startsWith(taken + '/')) && !self.mountPath.startsWith('/etc/stoker-keys')",
                 "this path belongs to Stoker",
-                shown="self.mountPath + ' belongs to Stoker: mount below another path'",
+                shown="{self.mountPath} belongs to Stoker: mount below another path",
                 field=".mountPath",
                 reason="FieldValueForbidden",
             )
@@ -199,7 +199,7 @@ POD_RULES = (
         "!has(self.volumeMounts) || has(self.podTemplate)"
         " || self.volumeMounts.all(mount, has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
         "every volumeMount needs a volume of its name",
-        shown="'no volume is named ' + self.volumeMounts.filter(mount, !has(self.volumes) || !self.volumes.exists(volume, volume.name == mount.name))[0].name",
+        shown="no volume is named {self.volumeMounts.filter(mount, !has(self.volumes) || !self.volumes.exists(volume, volume.name == mount.name))[0].name}",
         field=".volumeMounts",
     ),
     rule(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, ranks_per_pod
-from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, let, rule, rules
+from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, rule, rules
 
 Role = Literal["colocated", "prefill", "decode"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
@@ -33,7 +33,7 @@ class Autoscaling(Value):
             rule(
                 "self.min <= self.max",
                 "min is above max",
-                shown="'min ' + string(self.min) + ' is above max ' + string(self.max)",
+                shown="min {self.min} is above max {self.max}",
                 field=".min",
             ),
             rule(
@@ -56,9 +56,6 @@ class Autoscaling(Value):
     """How long fewer replicas must have sufficed."""
 
 
-_SPREAD = {"p": "self.parallelism", "r": ranks_per_pod("self")}
-
-
 class Pool(PodFields):
     """Replicas of one role."""
 
@@ -69,28 +66,24 @@ class Pool(PodFields):
                 "self.role == oldSelf.role", "role cannot be changed: give a pool of another role another name", ".role"
             ),
             rule(
-                let(_SPREAD, "self.podsPerReplica * r == p.tensor * p.pipeline * p.data"),
+                "self.podsPerReplica * r == p.tensor * p.pipeline * p.data",
                 "podsPerReplica x ranksPerPod must equal tensor x pipeline x data",
-                shown=let(
-                    _SPREAD,
-                    "'podsPerReplica ' + string(self.podsPerReplica) + ' x ranksPerPod ' + string(r) + ' = ' + string(self.podsPerReplica * r)"
-                    " + ' ranks, but tensor ' + string(p.tensor) + ' x pipeline ' + string(p.pipeline) + ' x data ' + string(p.data)"
-                    " + ' = ' + string(p.tensor * p.pipeline * p.data)",
-                ),
+                shown="podsPerReplica {self.podsPerReplica} x ranksPerPod {r} = {self.podsPerReplica * r} ranks,"
+                " but tensor {p.tensor} x pipeline {p.pipeline} x data {p.data} = {p.tensor * p.pipeline * p.data}",
+                names={"p": "self.parallelism", "r": ranks_per_pod("self")},
                 field=".parallelism",
             ),
             rule(
-                "self.parallelism.tensor * self.parallelism.data % self.parallelism.expert == 0",
+                "p.tensor * p.data % p.expert == 0",
                 "expert must divide tensor x data",
-                shown="'expert ' + string(self.parallelism.expert) + ' does not divide tensor ' + string(self.parallelism.tensor)"
-                " + ' x data ' + string(self.parallelism.data)",
+                shown="expert {p.expert} does not divide tensor {p.tensor} x data {p.data}",
+                names={"p": "self.parallelism"},
                 field=".parallelism.expert",
             ),
             rule(
                 "!has(self.autoscaling) || (self.replicas >= self.autoscaling.min && self.replicas <= self.autoscaling.max)",
                 "replicas must lie between autoscaling.min and autoscaling.max",
-                shown="'replicas ' + string(self.replicas) + ' does not lie between autoscaling.min ' + string(self.autoscaling.min)"
-                " + ' and autoscaling.max ' + string(self.autoscaling.max)",
+                shown="replicas {self.replicas} does not lie between autoscaling.min {self.autoscaling.min} and autoscaling.max {self.autoscaling.max}",
                 field=".replicas",
             ),
             rule(

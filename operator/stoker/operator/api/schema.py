@@ -126,13 +126,28 @@ def _plain_item(schema: Schema) -> Schema:
 
 
 def _fit_default(found: Schema) -> None:
-    """`{}` where a member has a default; nothing where the default is empty anyway."""
+    """Of an object: `{}` where a member has a default, nothing where none has. Of a list: nothing where it is empty anyway."""
     default = found.get("default")
-    if isinstance(default, dict) and "properties" in found:
-        found["default"] = {}
-        default = {} if any("default" in member for member in found["properties"].values()) else None
+    if isinstance(default, dict):
+        filled = _filled(found)
+        found["default"] = default = filled if filled and _has_rules(found) else {} if filled else None
     if default is None or default in ([], ()):
         found.pop("default", None)
+
+
+def _filled(schema: Schema) -> dict[str, Any]:
+    """The members' defaults. The API server runs an object's rules on its default before the members' defaults are in it,
+    so an object with rules must bring them itself."""
+    members = {name: member for name, member in schema.get("properties", {}).items() if "default" in member}
+    return {
+        name: member["default"] or _filled(member) if member.get("type") == "object" else member["default"]
+        for name, member in members.items()
+    }
+
+
+def _has_rules(schema: Schema) -> bool:
+    members = schema.get("properties", {}).values()
+    return "x-kubernetes-validations" in schema or any(_has_rules(member) for member in members)
 
 
 def without_fallbacks(schema: Schema) -> Schema:

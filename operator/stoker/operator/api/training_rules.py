@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.operator.api.pod_fields import ranks_per_pod
-from stoker.operator.api.value import exactly_one, forbidden, let, rule
+from stoker.operator.api.value import exactly_one, forbidden, rule
 
 _MESH = {
     "w": "self.workers",
@@ -17,50 +17,43 @@ _MESH = {
 _DATA_PARALLEL = {**_MESH, "d": "r % m == 0 ? r / m : 0"}
 """d: data-parallel size, 0 where it is not whole (which has its own message)."""
 
-_TOKENS = "self.training.sequenceLength"
 _POWERS_OF_TWO = "[0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]"
 
 MESH_FITS = rule(
-    let(_MESH, "r % m == 0"),
+    "r % m == 0",
     "replicas x ranksPerPod must be a multiple of tensor x pipeline x context",
-    shown=let(
-        _MESH,
-        "'replicas ' + string(w.replicas) + ' x ranksPerPod ' + string(n) + ' = ' + string(r) + ' ranks do not divide by tensor '"
-        " + string(p.tensor) + ' x pipeline ' + string(p.pipeline) + ' x context ' + string(p.context) + ' = ' + string(m)",
-    ),
+    shown="replicas {w.replicas} x ranksPerPod {n} = {r} ranks do not divide by"
+    " tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} = {m}",
+    names=_MESH,
     field=".parallelism",
 )
 BATCH_FITS = rule(
-    let({**_DATA_PARALLEL, "t": "self.training"}, "d == 0 || t.globalBatchSize % (t.microBatchSize * d) == 0"),
+    "d == 0 || t.globalBatchSize % (t.microBatchSize * d) == 0",
     "globalBatchSize must be a multiple of microBatchSize x data-parallel size",
-    shown=let(
-        {**_DATA_PARALLEL, "t": "self.training"},
-        "'globalBatchSize ' + string(t.globalBatchSize) + ' is not a multiple of microBatchSize ' + string(t.microBatchSize)"
-        " + ' x data-parallel size ' + string(d) + ' = ' + string(t.microBatchSize * d)",
-    ),
+    shown="globalBatchSize {t.globalBatchSize} is not a multiple of"
+    " microBatchSize {t.microBatchSize} x data-parallel size {d} = {t.microBatchSize * d}",
+    names={**_DATA_PARALLEL, "t": "self.training"},
     field=".training.globalBatchSize",
 )
 REPLICATE_FITS = rule(
-    let(_DATA_PARALLEL, "d % p.replicate == 0"),
+    "d % p.replicate == 0",
     "replicate must divide the data-parallel size",
-    shown=let(
-        _DATA_PARALLEL, "'replicate ' + string(p.replicate) + ' does not divide data-parallel size ' + string(d)"
-    ),
+    shown="replicate {p.replicate} does not divide data-parallel size {d}",
+    names=_DATA_PARALLEL,
     field=".parallelism.replicate",
 )
 EXPERT_FITS = rule(
-    let(_DATA_PARALLEL, "d % p.replicate != 0 || d / p.replicate * p.tensor % p.expert == 0"),
+    "d % p.replicate != 0 || d / p.replicate * p.tensor % p.expert == 0",
     "expert must divide data-parallel size / replicate x tensor",
-    shown=let(
-        _DATA_PARALLEL,
-        "'expert ' + string(p.expert) + ' does not divide data-parallel size ' + string(d) + ' / replicate ' + string(p.replicate)"
-        " + ' x tensor ' + string(p.tensor) + ' = ' + string(d / p.replicate * p.tensor)",
-    ),
+    shown="expert {p.expert} does not divide data-parallel size {d} / replicate {p.replicate} x tensor {p.tensor} = {d / p.replicate * p.tensor}",
+    names=_DATA_PARALLEL,
     field=".parallelism.expert",
 )
 POWER_OF_TWO = rule(
-    let(_DATA_PARALLEL, f"self.training.deterministic != 'AnyDataParallel' || d in {_POWERS_OF_TWO}"),
+    f"self.training.deterministic != 'AnyDataParallel' || d in {_POWERS_OF_TWO}",
     "deterministic AnyDataParallel needs a data-parallel size that is a power of two",
+    shown="deterministic AnyDataParallel needs a data-parallel size that is a power of two, got {d}",
+    names=_DATA_PARALLEL,
     field=".training.deterministic",
 )
 SEQUENCE_PARALLEL = rule(
@@ -69,48 +62,54 @@ SEQUENCE_PARALLEL = rule(
     field=".parallelism.sequenceParallel",
 )
 CONTEXT_FITS = rule(
-    f"{_TOKENS} % self.parallelism.context == 0",
+    "self.training.sequenceLength % self.parallelism.context == 0",
     "sequenceLength must be a multiple of context",
-    shown=f"'sequenceLength ' + string({_TOKENS}) + ' is not a multiple of context ' + string(self.parallelism.context)",
+    shown="sequenceLength {self.training.sequenceLength} is not a multiple of context {self.parallelism.context}",
     field=".training.sequenceLength",
 )
 HEADS_FIT = rule(
     "!has(self.model) || self.model.numHeads % self.parallelism.tensor == 0",
     "numHeads must be a multiple of tensor",
-    shown="'numHeads ' + string(self.model.numHeads) + ' is not a multiple of tensor ' + string(self.parallelism.tensor)",
+    shown="numHeads {self.model.numHeads} is not a multiple of tensor {self.parallelism.tensor}",
     field=".model.numHeads",
 )
 LAYERS_FIT = rule(
     "!has(self.model) || self.model.numLayers >= self.parallelism.pipeline",
     "every pipeline stage needs a layer",
-    shown="'numLayers ' + string(self.model.numLayers) + ' are fewer than pipeline ' + string(self.parallelism.pipeline)",
+    shown="numLayers {self.model.numLayers} are fewer than pipeline {self.parallelism.pipeline}",
     field=".model.numLayers",
 )
+EXPERTS_THERE = rule(
+    "self.parallelism.expert == 1 || !has(self.model) || has(self.model.numExperts)",
+    "expert parallelism needs a model with experts",
+    shown="expert {self.parallelism.expert} needs a model with experts, got architecture {self.model.architecture}",
+    field=".parallelism.expert",
+)
 EXPERTS_FIT = rule(
-    "self.parallelism.expert == 1 || !has(self.model)"
-    " || (has(self.model.numExperts) && self.model.numExperts % self.parallelism.expert == 0)",
-    "expert parallelism needs a model whose numExperts is a multiple of expert",
-    shown="has(self.model.numExperts) ? 'numExperts ' + string(self.model.numExperts) + ' is not a multiple of expert '"
-    " + string(self.parallelism.expert) : 'expert ' + string(self.parallelism.expert) + ' needs a model with experts, got architecture ' + self.model.architecture",
+    "!has(self.model) || !has(self.model.numExperts) || self.model.numExperts % self.parallelism.expert == 0",
+    "numExperts must be a multiple of expert",
+    shown="numExperts {self.model.numExperts} is not a multiple of expert {self.parallelism.expert}",
     field=".parallelism.expert",
 )
 POSITIONS_FIT = rule(
-    f"!has(self.model) || !has(self.model.maxPositionEmbeddings) || {_TOKENS} <= self.model.maxPositionEmbeddings",
+    "!has(self.model) || !has(self.model.maxPositionEmbeddings)"
+    " || self.training.sequenceLength <= self.model.maxPositionEmbeddings",
     "sequenceLength is above maxPositionEmbeddings",
-    shown=f"'sequenceLength ' + string({_TOKENS}) + ' is above maxPositionEmbeddings ' + string(self.model.maxPositionEmbeddings)",
+    shown="sequenceLength {self.training.sequenceLength} is above maxPositionEmbeddings {self.model.maxPositionEmbeddings}",
     field=".training.sequenceLength",
 )
 WARMUP_FITS = rule(
     "!has(self.training.totalSteps) || self.optimization.warmupSteps <= self.training.totalSteps",
     "warmupSteps is above totalSteps",
-    shown="'warmupSteps ' + string(self.optimization.warmupSteps) + ' is above totalSteps ' + string(self.training.totalSteps)",
+    shown="warmupSteps {self.optimization.warmupSteps} is above totalSteps {self.training.totalSteps}",
     field=".optimization.warmupSteps",
 )
 ELASTIC_FITS = rule(
-    "!has(self.run.elastic) || (self.run.elastic.minWorkers <= self.workers.replicas && self.workers.replicas <= self.run.elastic.maxWorkers)",
+    "!has(self.run.elastic)"
+    " || (self.run.elastic.minWorkers <= self.workers.replicas && self.workers.replicas <= self.run.elastic.maxWorkers)",
     "workers.replicas must lie between run.elastic.minWorkers and maxWorkers",
-    shown="'replicas ' + string(self.workers.replicas) + ' does not lie between run.elastic.minWorkers '"
-    " + string(self.run.elastic.minWorkers) + ' and maxWorkers ' + string(self.run.elastic.maxWorkers)",
+    shown="replicas {self.workers.replicas} does not lie between"
+    " run.elastic.minWorkers {self.run.elastic.minWorkers} and maxWorkers {self.run.elastic.maxWorkers}",
     field=".workers.replicas",
 )
 MODEL_STAYS = forbidden(
@@ -129,6 +128,7 @@ SPEC_RULES = (
     CONTEXT_FITS,
     HEADS_FIT,
     LAYERS_FIT,
+    EXPERTS_THERE,
     EXPERTS_FIT,
     POSITIONS_FIT,
     WARMUP_FITS,

@@ -88,7 +88,7 @@ class Optimization(Value):
             rule(
                 "double(self.minLearningRate) <= double(self.learningRate)",
                 "minLearningRate is above learningRate",
-                shown="'minLearningRate ' + self.minLearningRate + ' is above learningRate ' + self.learningRate",
+                shown="minLearningRate {self.minLearningRate} is above learningRate {self.learningRate}",
                 field=".minLearningRate",
             ),
         )
@@ -202,7 +202,7 @@ class Elastic(Value):
             rule(
                 "self.minWorkers <= self.maxWorkers",
                 "minWorkers is above maxWorkers",
-                shown="'minWorkers ' + string(self.minWorkers) + ' is above maxWorkers ' + string(self.maxWorkers)",
+                shown="minWorkers {self.minWorkers} is above maxWorkers {self.maxWorkers}",
             )
         )
     )

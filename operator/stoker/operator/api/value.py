@@ -7,6 +7,7 @@ YAML and JSON library unchanged. Limits on length are everywhere, because the AP
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -106,24 +107,47 @@ def measured(value: float | None) -> str | None:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def rule(expression: str, message: str, *, shown: str = "", field: str = "", reason: str = "") -> dict[str, Any]:
+def rule(
+    expression: str,
+    message: str,
+    *,
+    shown: str = "",
+    names: dict[str, str] | None = None,
+    field: str = "",
+    reason: str = "",
+) -> dict[str, Any]:
     """One CEL validation.
 
     Args:
         expression: true for what is allowed; one that names `oldSelf` is checked on updates only.
         message: fixed text.
-        shown: a CEL expression that gives the text, with the numbers; `message` is said where it cannot be computed.
+        shown: text with CEL in braces that shows the numbers: "min {self.min} is above max {self.max}".
+        names: short names for parts of `expression` and `shown`; later ones may use earlier ones.
         field: path below the object that the message is about, for instance ".parallelism".
         reason: default `FieldValueInvalid`.
     """
-    found: dict[str, Any] = {"rule": expression, "message": message}
+    names = names or {}
+    found: dict[str, Any] = {"rule": _let(names, expression), "message": message}
     if shown:
-        found["messageExpression"] = shown
+        found["messageExpression"] = _let(names, _formatted(shown))
     if field:
         found["fieldPath"] = field
     if reason:
         found["reason"] = reason
     return found
+
+
+def _formatted(template: str) -> str:
+    """CEL that fills in the template. By `format`, because the API server cannot bound the cost of `'a' + string(b) + 'c'`."""
+    parts = re.split(r"\{([^{}]*)\}", template)
+    return f"'{'%s'.join(parts[::2])}'.format([{', '.join(parts[1::2])}])"
+
+
+def _let(names: dict[str, str], body: str) -> str:
+    """CEL has no variables: a name is bound by mapping over a list of one."""
+    for name, expression in reversed(names.items()):
+        body = f"[{expression}].map({name}, {body})[0]"
+    return body
 
 
 def rules(*found: dict[str, Any]) -> dict[str, Any]:
@@ -136,13 +160,6 @@ def exactly_one(*fields: str) -> dict[str, Any]:
     given = ", ".join(f"has(self.{_escaped(field)})" for field in fields)
     text = f"exactly one of {', '.join(fields[:-1])} and {fields[-1]} is needed"
     return rule(f"[{given}].filter(given, given).size() == 1", text)
-
-
-def let(names: dict[str, str], body: str) -> str:
-    """CEL has no variables: a name is bound by mapping over a list of one. Later names may use earlier ones."""
-    for name, expression in reversed(names.items()):
-        body = f"[{expression}].map({name}, {body})[0]"
-    return body
 
 
 def forbidden(expression: str, message: str, field: str = "") -> dict[str, Any]:

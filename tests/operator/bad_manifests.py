@@ -1,0 +1,166 @@
+"""Manifests that must be refused, each with the whole text that the user must see. One table for the embedded cluster and for an API server:
+an entry is (id, kind, {path: value or DELETE} applied to a good manifest, text after `KIND.stoker.dev "x" is invalid: `)."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+DELETE = object()
+
+JOB: dict[str, Any] = {
+    "apiVersion": "stoker.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "x", "namespace": "default"},
+    "spec": {
+        "model": {
+            "architecture": "llama",
+            "vocabSize": 512,
+            "hiddenSize": 64,
+            "intermediateSize": 128,
+            "numLayers": 2,
+            "numHeads": 4,
+            "numKvHeads": 2,
+            "maxPositionEmbeddings": 4096,
+        },
+        "workers": {"replicas": 2, "ranksPerPod": 2},
+        "training": {"totalSteps": 10, "globalBatchSize": 8, "microBatchSize": 1, "sequenceLength": 64},
+        "data": {"sources": [{"name": "text", "path": "/data/text"}]},
+        "checkpoint": {"storage": {"claimName": "checkpoints"}},
+    },
+}
+CHECKPOINT: dict[str, Any] = {
+    "apiVersion": "stoker.dev/v1alpha1",
+    "kind": "Checkpoint",
+    "metadata": {"name": "x", "namespace": "default"},
+    "spec": {"source": {"jobRef": {"name": "teach"}}},
+}
+DEPLOYMENT: dict[str, Any] = {
+    "apiVersion": "stoker.dev/v1alpha1",
+    "kind": "InferenceDeployment",
+    "metadata": {"name": "x", "namespace": "default"},
+    "spec": {"model": {"checkpointRef": {"name": "base"}}, "pools": [{"name": "main"}]},
+}
+POOL: dict[str, Any] = {
+    "apiVersion": "stoker.dev/v1alpha1",
+    "kind": "EnginePool",
+    "metadata": {"name": "x", "namespace": "default"},
+    "spec": {
+        "replicas": 2,
+        "revisions": [{"name": "a", "template": {"config": {"a": 1}, "pod": {"spec": {}}}, "share": 100}],
+    },
+}
+GOOD = {"TrainingJob": JOB, "Checkpoint": CHECKPOINT, "InferenceDeployment": DEPLOYMENT, "EnginePool": POOL}
+
+_IMPORT = {"storage": {"claimName": "archive"}, "folder": "step-00000400.0a1b2c3d"}
+_CANARY = {"type": "canary", "canary": {"steps": [{"percent": 10}]}}
+
+BAD: list[tuple[str, str, dict[str, Any], str]] = [
+    # what is missing, unknown or of the wrong type
+    ("no spec", "TrainingJob", {"spec": DELETE}, "spec: Required value"),
+    ("no training", "TrainingJob", {"spec.training": DELETE}, "spec.training: Required value"),
+    ("no claim", "TrainingJob", {"spec.checkpoint": DELETE}, "spec.checkpoint: Required value"),
+    ("unknown section", "TrainingJob", {"spec.trainning": {}}, 'spec.trainning: unknown field "spec.trainning" (did you mean training?)'),
+    ("unknown field in a list", "TrainingJob", {"spec.data.sources[0].wieght": 2}, 'spec.data.sources[0].wieght: unknown field "spec.data.sources[0].wieght" (did you mean weight?)'),
+    ("snake case", "TrainingJob", {"spec.training.global_batch_size": 8}, 'spec.training.global_batch_size: unknown field "spec.training.global_batch_size" (did you mean globalBatchSize?)'),
+    ("text for a number", "TrainingJob", {"spec.workers.replicas": "two"}, 'spec.workers.replicas: Invalid value: "string": spec.workers.replicas in body must be of type integer: "string"'),
+    ("a float rate", "TrainingJob", {"spec.optimization.learningRate": 3e-4}, 'spec.optimization.learningRate: Invalid value: "number": spec.optimization.learningRate in body must be of type string: "number"'),
+    ("a null section", "TrainingJob", {"spec.run.elastic": None}, 'spec.run.elastic: Invalid value: "null": spec.run.elastic in body must be of type object: "null"'),
+    ("a list for an object", "TrainingJob", {"spec.model": []}, 'spec.model: Invalid value: "array": spec.model in body must be of type object: "array"'),
+    # values out of range
+    ("no steps", "TrainingJob", {"spec.training.totalSteps": 0}, "spec.training.totalSteps: Invalid value: 0: spec.training.totalSteps in body should be greater than or equal to 1"),
+    ("zero stage 4", "TrainingJob", {"spec.memory.zeroStage": 4}, "spec.memory.zeroStage: Invalid value: 4: spec.memory.zeroStage in body should be less than or equal to 3"),
+    ("unknown precision", "TrainingJob", {"spec.memory.precision": "int4"}, 'spec.memory.precision: Unsupported value: "int4": supported values: "fp32", "fp16", "bf16", "fp8"'),
+    ("unknown architecture", "TrainingJob", {"spec.model.architecture": "gpt2"}, 'spec.model.architecture: Unsupported value: "gpt2": supported values: "llama", "mistral", "qwen3", "moe"'),
+    ("a rate that is no number", "TrainingJob", {"spec.optimization.learningRate": "fast"}, "spec.optimization.learningRate: Invalid value: \"fast\": spec.optimization.learningRate in body should match '^[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]{1,3})?$'"),
+    ("a rate with a line break", "TrainingJob", {"spec.optimization.learningRate": "3e-4\n"}, "spec.optimization.learningRate: Invalid value: \"3e-4\\n\": spec.optimization.learningRate in body should match '^[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]{1,3})?$'"),
+    ("a negative weight", "TrainingJob", {"spec.data.sources[0].weight": "-1"}, "spec.data.sources[0].weight: Invalid value: \"-1\": spec.data.sources[0].weight in body should match '^[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]{1,3})?$'"),
+    ("no sources", "TrainingJob", {"spec.data.sources": []}, "spec.data.sources: Invalid value: \"array\": spec.data.sources in body should have at least 1 items"),
+    ("a path that leaves the claim", "TrainingJob", {"spec.checkpoint.storage.path": "../other"}, "spec.checkpoint.storage.path: Invalid value: \"../other\": spec.checkpoint.storage.path in body should match '^([A-Za-z0-9_=+,@-]|[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)(/[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*)*$'"),
+    ("a long name", "TrainingJob", {"metadata.name": "x" * 41}, "metadata.name: Too long: may not be more than 40 bytes"),
+    ("a name with a dot", "TrainingJob", {"metadata.name": "a.b"}, "metadata.name: Invalid value: \"a.b\": metadata.name in body should match '^[a-z]([-a-z0-9]*[a-z0-9])?$'"),
+    ("two sources of one name", "TrainingJob", {"spec.data.sources": [{"name": "a", "path": "/a"}, {"name": "a", "path": "/b"}]}, 'spec.data.sources[1]: Duplicate value: {"name":"a"}'),
+    ("too many tags", "TrainingJob", {"spec.logging.wandb": {"project": "p", "tags": [f"t{n}" for n in range(33)]}}, "spec.logging.wandb.tags: Too many: 33: must have at most 32 items"),
+    # exactly one of
+    ("model twice", "TrainingJob", {"spec.modelFrom": {"gguf": {"path": "/m"}}}, 'spec: Invalid value: "object": exactly one of model and modelFrom is needed'),
+    ("no model", "TrainingJob", {"spec.model": DELETE}, 'spec: Invalid value: "object": exactly one of model and modelFrom is needed'),
+    ("two lengths", "TrainingJob", {"spec.training.epochs": 2}, 'spec.training: Invalid value: "object": exactly one of totalSteps, totalTokens and epochs is needed'),
+    ("two origins", "TrainingJob", {"spec.model": DELETE, "spec.modelFrom": {"gguf": {"path": "/m"}, "hub": {"id": "a/b"}}}, 'spec.modelFrom: Invalid value: "object": exactly one of checkpoint, huggingFace, gguf and hub is needed'),
+    ("claim and bucket", "TrainingJob", {"spec.checkpoint.storage.s3": {"bucket": "b"}}, 'spec.checkpoint.storage: Invalid value: "object": exactly one of claimName and s3 is needed'),
+    ("a volume without a source", "TrainingJob", {"spec.workers.volumes": [{"name": "data"}]}, 'spec.workers.volumes[0]: Invalid value: "object": exactly one of configMap, secret, persistentVolumeClaim, emptyDir and hostPath is needed'),
+    ("validation twice", "TrainingJob", {"spec.data.validation": {"fraction": "0.1", "source": {"name": "v", "path": "/v"}}}, 'spec.data.validation: Invalid value: "object": exactly one of source and fraction is needed'),
+    # arithmetic
+    ("ranks do not fit the mesh", "TrainingJob", {"spec.parallelism.tensor": 3, "spec.model.numHeads": 6, "spec.model.headDim": 16}, 'spec.parallelism: Invalid value: "object": replicas 2 x ranksPerPod 2 = 4 ranks do not divide by tensor 3 x pipeline 1 x context 1 = 3'),
+    ("fewer ranks than the mesh", "TrainingJob", {"spec.parallelism": {"tensor": 4, "pipeline": 2}}, 'spec.parallelism: Invalid value: "object": replicas 2 x ranksPerPod 2 = 4 ranks do not divide by tensor 4 x pipeline 2 x context 1 = 8'),
+    ("ranks from gpus", "TrainingJob", {"spec.workers": {"replicas": 1, "gpusPerPod": 8}, "spec.parallelism.context": 3, "spec.training.sequenceLength": 66}, 'spec.parallelism: Invalid value: "object": replicas 1 x ranksPerPod 8 = 8 ranks do not divide by tensor 1 x pipeline 1 x context 3 = 3'),
+    ("batch does not divide", "TrainingJob", {"spec.training.globalBatchSize": 10, "spec.training.microBatchSize": 2}, 'spec.training.globalBatchSize: Invalid value: "object": globalBatchSize 10 is not a multiple of microBatchSize 2 x data-parallel size 4 = 8'),
+    ("batch with tensor parallel", "TrainingJob", {"spec.parallelism.tensor": 2, "spec.training.globalBatchSize": 7}, 'spec.training.globalBatchSize: Invalid value: "object": globalBatchSize 7 is not a multiple of microBatchSize 1 x data-parallel size 2 = 2'),
+    ("replicate does not divide", "TrainingJob", {"spec.parallelism.replicate": 3}, 'spec.parallelism.replicate: Invalid value: "object": replicate 3 does not divide data-parallel size 4'),
+    ("expert does not divide", "TrainingJob", {"spec.model.architecture": "moe", "spec.model.numExperts": 9, "spec.model.numExpertsPerToken": 2, "spec.parallelism.expert": 3}, 'spec.parallelism.expert: Invalid value: "object": expert 3 does not divide data-parallel size 4 / replicate 1 x tensor 1 = 4'),
+    ("experts of a dense model", "TrainingJob", {"spec.parallelism.expert": 2}, 'spec.parallelism.expert: Invalid value: "object": expert 2 needs a model with experts, got architecture llama'),
+    ("three ranks, any data parallel", "TrainingJob", {"spec.workers": {"replicas": 3}, "spec.training.globalBatchSize": 9, "spec.training.deterministic": "AnyDataParallel"}, 'spec.training.deterministic: Invalid value: "object": deterministic AnyDataParallel needs a data-parallel size that is a power of two, got 3'),
+    ("sequence parallel alone", "TrainingJob", {"spec.parallelism.sequenceParallel": True}, 'spec.parallelism.sequenceParallel: Invalid value: "object": sequenceParallel spreads over the tensor ranks: it needs tensor above 1'),
+    ("context does not divide", "TrainingJob", {"spec.parallelism.context": 4, "spec.training.sequenceLength": 66}, 'spec.training.sequenceLength: Invalid value: "object": sequenceLength 66 is not a multiple of context 4'),
+    ("heads do not divide", "TrainingJob", {"spec.parallelism.tensor": 2, "spec.model.numHeads": 3, "spec.model.numKvHeads": 1, "spec.model.headDim": 16}, 'spec.model.numHeads: Invalid value: "object": numHeads 3 is not a multiple of tensor 2'),
+    ("a stage without a layer", "TrainingJob", {"spec.parallelism.pipeline": 4}, 'spec.model.numLayers: Invalid value: "object": numLayers 2 are fewer than pipeline 4'),
+    ("a sequence too long", "TrainingJob", {"spec.training.sequenceLength": 8192}, 'spec.training.sequenceLength: Invalid value: "object": sequenceLength 8192 is above maxPositionEmbeddings 4096'),
+    ("warm-up too long", "TrainingJob", {"spec.optimization.warmupSteps": 11}, 'spec.optimization.warmupSteps: Invalid value: "object": warmupSteps 11 is above totalSteps 10'),
+    ("more workers than elastic allows", "TrainingJob", {"spec.run.elastic": {"minWorkers": 3, "maxWorkers": 4}}, 'spec.workers.replicas: Invalid value: "object": replicas 2 does not lie between run.elastic.minWorkers 3 and maxWorkers 4'),
+    ("elastic upside down", "TrainingJob", {"spec.run.elastic": {"minWorkers": 2, "maxWorkers": 1}, "spec.workers.replicas": 2}, '[spec.workers.replicas: Invalid value: "object": replicas 2 does not lie between run.elastic.minWorkers 2 and maxWorkers 1, spec.run.elastic: Invalid value: "object": minWorkers 2 is above maxWorkers 1]'),
+    ("kv heads do not divide", "TrainingJob", {"spec.model.numKvHeads": 3}, 'spec.model.numKvHeads: Invalid value: "object": numHeads 4 is not a multiple of numKvHeads 3'),
+    ("hidden size without head size", "TrainingJob", {"spec.model.hiddenSize": 66}, 'spec.model.hiddenSize: Invalid value: "object": hiddenSize 66 is not a multiple of numHeads 4: give headDim'),
+    ("an odd head", "TrainingJob", {"spec.model.headDim": 15}, 'spec.model.headDim: Invalid value: "object": headDim 15 is odd: rotary positions turn pairs'),
+    ("experts without a number", "TrainingJob", {"spec.model.architecture": "moe"}, 'spec.model.numExperts: Invalid value: "object": numExperts and numExpertsPerToken belong to architecture moe, which needs both'),
+    ("the end above the start", "TrainingJob", {"spec.optimization.minLearningRate": "1e-3"}, 'spec.optimization.minLearningRate: Invalid value: "object": minLearningRate 1e-3 is above learningRate 3e-4'),
+    ("no learning rate", "TrainingJob", {"spec.optimization.learningRate": "0.0"}, 'spec.optimization.learningRate: Invalid value: "object": learningRate must be above 0'),
+    ("beta of one", "TrainingJob", {"spec.optimization.beta1": "1"}, "spec.optimization.beta1: Invalid value: \"1\": spec.optimization.beta1 in body should match '^0(\\.[0-9]+)?$'"),
+    ("a tokenizer without a path", "TrainingJob", {"spec.data.tokenizer.kind": "path"}, 'spec.data.tokenizer.path: Invalid value: "object": path and kind: path belong together'),
+    # pods
+    ("our variable", "TrainingJob", {"spec.workers.env": [{"name": "MASTER_ADDR", "value": "me"}]}, "spec.workers.env[0].name: Forbidden: MASTER_ADDR is set by Stoker and cannot be given"),
+    ("value twice", "TrainingJob", {"spec.workers.env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}, 'spec.workers.env[0]: Invalid value: "object": value and valueFrom cannot be given together'),
+    ("our path", "TrainingJob", {"spec.workers.volumes": [{"name": "d", "emptyDir": {}}], "spec.workers.volumeMounts": [{"name": "d", "mountPath": "/var/stoker/checkpoints"}]}, "spec.workers.volumeMounts[0].mountPath: Forbidden: /var/stoker/checkpoints belongs to Stoker: mount below another path"),
+    ("our volume", "TrainingJob", {"spec.workers.volumes": [{"name": "stoker-config", "emptyDir": {}}]}, "spec.workers.volumes[0].name: Forbidden: names that start with stoker- belong to Stoker"),
+    ("a mount without a volume", "TrainingJob", {"spec.workers.volumeMounts": [{"name": "data", "mountPath": "/data"}]}, 'spec.workers.volumeMounts: Invalid value: "object": no volume is named data'),
+    ("gpus as a resource", "TrainingJob", {"spec.workers.resources": {"limits": {"nvidia.com/gpu": 8}}}, 'spec.workers.resources: Invalid value: "object": GPUs are asked for with gpusPerPod'),
+    ("a quantity that is none", "TrainingJob", {"spec.workers.resources": {"requests": {"memory": "lots"}}}, "spec.workers.resources.requests.memory: Invalid value: \"lots\": spec.workers.resources.requests.memory in body should match '^[0-9]+(\\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|Pi|Ei|M|G|T|P|E)?$'"),
+    # Checkpoint
+    ("no source", "Checkpoint", {"spec.source": {}}, 'spec.source: Invalid value: "object": exactly one of jobRef, import and save is needed'),
+    ("two sources", "Checkpoint", {"spec.source.import": _IMPORT}, 'spec.source: Invalid value: "object": exactly one of jobRef, import and save is needed'),
+    ("an import that deletes", "Checkpoint", {"spec.source": {"import": _IMPORT}, "spec.deletionPolicy": "Delete"}, "spec.deletionPolicy: Forbidden: imported data is never deleted: deletionPolicy must be Retain"),
+    ("a folder that is a path", "Checkpoint", {"spec.source": {"import": {**_IMPORT, "folder": "a/b"}}}, "spec.source.import.folder: Invalid value: \"a/b\": spec.source.import.folder in body should match '^[A-Za-z0-9_-][A-Za-z0-9._-]*$'"),
+    ("unknown policy", "Checkpoint", {"spec.deletionPolicy": "Keep"}, 'spec.deletionPolicy: Unsupported value: "Keep": supported values: "Retain", "Delete"'),
+    # InferenceDeployment
+    ("no pool", "InferenceDeployment", {"spec.pools": []}, 'spec.pools: Invalid value: "array": spec.pools in body should have at least 1 items'),
+    ("prefill alone", "InferenceDeployment", {"spec.pools": [{"name": "p", "role": "prefill"}]}, 'spec.pools: Invalid value: "object": pools must be one colocated pool, or one prefill and one decode pool, got [prefill]'),
+    ("two colocated", "InferenceDeployment", {"spec.pools": [{"name": "a"}, {"name": "b"}]}, 'spec.pools: Invalid value: "object": pools must be one colocated pool, or one prefill and one decode pool, got [colocated, colocated]'),
+    ("model by two ways", "InferenceDeployment", {"spec.model.uri": "pvc://a/b"}, 'spec.model: Invalid value: "object": exactly one of checkpointRef, checkpointSelector and uri is needed'),
+    ("a plain path", "InferenceDeployment", {"spec.model": {"uri": "/models/a"}}, "spec.model.uri: Invalid value: \"/models/a\": spec.model.uri in body should match '^(file:///|pvc://|hf://|s3://|oci://)[^\\s]+$'"),
+    ("metric of the newest", "InferenceDeployment", {"spec.model": {"checkpointSelector": {"jobRef": {"name": "j"}, "metric": "loss"}}}, 'spec.model.checkpointSelector.metric: Invalid value: "object": metric belongs to policy best'),
+    ("gpus do not fit", "InferenceDeployment", {"spec.pools[0].parallelism": {"tensor": 4}, "spec.pools[0].gpusPerPod": 2}, 'spec.pools[0].parallelism: Invalid value: "object": podsPerReplica 1 x ranksPerPod 2 = 2 ranks, but tensor 4 x pipeline 1 x data 1 = 4'),
+    ("autoscaling outside", "InferenceDeployment", {"spec.pools[0].autoscaling": {"min": 2, "max": 4, "ttftMs": 100}}, 'spec.pools[0].replicas: Invalid value: "object": replicas 1 does not lie between autoscaling.min 2 and autoscaling.max 4'),
+    ("autoscaling without a goal", "InferenceDeployment", {"spec.pools[0].autoscaling": {"max": 4}}, 'spec.pools[0].autoscaling.mode: Invalid value: "object": mode slo needs a goal: ttftMs, itlMs or both'),
+    ("no room to roll", "InferenceDeployment", {"spec.pools[0].maxSurge": 0}, 'spec.pools[0].maxSurge: Invalid value: "object": maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced'),
+    ("a surge that is no part", "InferenceDeployment", {"spec.pools[0].maxSurge": "half"}, "spec.pools[0].maxSurge: Invalid value: \"half\": spec.pools[0].maxSurge in body should match '^(100|[1-9]?[0-9])%$'"),
+    ("canary without type", "InferenceDeployment", {"spec.rollout": {"canary": _CANARY["canary"]}}, 'spec.rollout.canary: Invalid value: "object": canary and type: canary belong together'),
+    ("a step twice", "InferenceDeployment", {"spec.rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}, {"percent": 10}]}}}, 'spec.rollout.canary.steps: Invalid value: "object": each step needs its own percent'),
+    ("a gate without a limit", "InferenceDeployment", {"spec.rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}], "metricGates": [{"metric": "errorRate"}]}}}, 'spec.rollout.canary.metricGates[0]: Invalid value: "object": a metric gate needs max or maxRatio'),
+    # EnginePool
+    ("shares do not add up", "EnginePool", {"spec.revisions[0].share": 90}, 'spec.revisions: Invalid value: "object": the shares of all revisions must add up to 100, got 90'),
+    ("fewer than no replicas", "EnginePool", {"spec.replicas": -1}, "spec.replicas: Invalid value: -1: spec.replicas in body should be greater than or equal to 0"),
+]  # fmt: skip
+
+
+def changed(manifest: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy with each path set; objects on the way are made."""
+    found = copy.deepcopy(manifest)
+    for path, value in changes.items():
+        node: Any = found
+        *way, last = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path)]
+        for part in way:
+            node = node[part] if isinstance(part, int) else node.setdefault(part, {})
+        if value is DELETE:
+            del node[last]
+        else:
+            node[last] = value
+    return found

@@ -1,0 +1,173 @@
+"""Admission refuses what can never be right, in the API server's words, and completes everything else."""
+
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.operator.admission.admission import Admission
+from stoker.operator.admission.cause import Cause, Invalid
+from stoker.operator.admission.cel_rules import RuleError
+from stoker.operator.api.checkpoint import Checkpoint
+from stoker.operator.api.crd import KIND_INFOS, definition
+from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.api.metadata import Resource, read
+from stoker.operator.api.trainingjob import TrainingJob
+from tests.operator.bad_manifests import BAD, GOOD, JOB, POOL, changed
+
+ROOT = Path(__file__).parents[2]
+KINDS: dict[str, type[Resource]] = {
+    kind.__name__: kind for kind in (TrainingJob, Checkpoint, InferenceDeployment, EnginePool)
+}
+EXAMPLES = [
+    pytest.param(manifest, id=f"{path.parent.name}/{path.name}")
+    for path in sorted((ROOT / "examples").rglob("*.yaml"))
+    for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    if manifest["kind"] in KINDS
+]
+
+
+@pytest.fixture(scope="module")
+def admission() -> Admission:
+    return Admission.from_folder(ROOT / "crds")
+
+
+@pytest.mark.parametrize(("kind", "changes", "text"), [pytest.param(*case[1:], id=case[0]) for case in BAD])
+def test_a_bad_manifest_is_refused_with_its_message(
+    admission: Admission, kind: str, changes: dict[str, Any], text: str
+) -> None:
+    manifest = changed(GOOD[kind], changes)
+    with pytest.raises(Invalid) as refused:
+        admission.admit(manifest)
+    assert str(refused.value) == f'{kind}.stoker.dev "{manifest["metadata"]["name"]}" is invalid: {text}'
+
+
+def test_the_table_is_long_and_its_names_are_unique() -> None:
+    assert len(BAD) >= 40
+    assert len({name for name, *_ in BAD}) == len(BAD)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_the_good_manifests_of_the_table_are_admitted(admission: Admission, kind: str) -> None:
+    admission.admit(GOOD[kind])
+
+
+@pytest.mark.parametrize("manifest", EXAMPLES)
+def test_an_example_is_admitted_and_read_as_its_type(admission: Admission, manifest: dict[str, Any]) -> None:
+    stored = admission.admit(manifest)
+    typed = read(KINDS[manifest["kind"]], stored)
+    assert admission.admit(stored, stored) == stored
+    assert typed == read(KINDS[manifest["kind"]], manifest)
+
+
+@pytest.mark.parametrize("manifest", EXAMPLES)
+def test_the_types_defaults_are_those_of_the_schema(admission: Admission, manifest: dict[str, Any]) -> None:
+    stored = admission.admit(manifest)
+    spec = read(KINDS[manifest["kind"]], manifest).model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
+    assert _without_empty(stored["spec"]) == _without_empty(spec)
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        members = {name: _without_empty(member) for name, member in value.items()}
+        return {name: member for name, member in members.items() if member not in ({}, [])}
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value
+
+
+def test_defaults_reach_into_sections_that_a_default_made_and_into_items(admission: Admission) -> None:
+    stored = admission.admit(JOB)
+    assert stored["spec"]["parallelism"] == {
+        "tensor": 1,
+        "pipeline": 1,
+        "expert": 1,
+        "context": 1,
+        "sequenceParallel": False,
+        "replicate": 1,
+    }
+    assert stored["spec"]["optimization"]["learningRate"] == "3e-4"
+    assert stored["spec"]["data"]["sources"] == [{"name": "text", "path": "/data/text", "weight": 1, "format": "auto"}]
+    assert "status" not in stored
+
+
+def test_a_null_where_there_is_a_default_counts_as_absent(admission: Admission) -> None:
+    stored = admission.admit(changed(JOB, {"spec.memory": {"precision": None}}))
+    assert stored["spec"]["memory"]["precision"] == "bf16"
+
+
+def test_arguments_are_not_changed(admission: Admission) -> None:
+    manifest = copy.deepcopy(JOB)
+    stored = admission.admit(manifest)
+    stored["spec"]["data"]["sources"][0]["name"] = "other"
+    assert manifest == JOB
+
+
+def test_opaque_objects_keep_everything(admission: Admission) -> None:
+    assert admission.admit(POOL)["spec"]["revisions"][0]["template"]["config"] == {"a": 1}
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"shareProcessNamespace": True, "more": [1, {"x": None}]}}
+    assert (
+        admission.admit(changed(JOB, {"spec.workers.podTemplate": template}))["spec"]["workers"]["podTemplate"]
+        == template
+    )
+
+
+def test_a_mount_may_belong_to_a_volume_of_the_pod_template(admission: Admission) -> None:
+    mounts = [{"name": "csi", "mountPath": "/data"}]
+    admission.admit(changed(JOB, {"spec.workers.podTemplate": {"spec": {}}, "spec.workers.volumeMounts": mounts}))
+
+
+def test_all_wrong_fields_are_named_at_once(admission: Admission) -> None:
+    with pytest.raises(Invalid) as refused:
+        admission.admit(changed(JOB, {"spec.memory.zeroStage": 9, "spec.training.totalSteps": 0}))
+    assert [(cause.field, cause.reason) for cause in refused.value.causes] == [
+        ("spec.memory.zeroStage", "FieldValueInvalid"),
+        ("spec.training.totalSteps", "FieldValueInvalid"),
+    ]
+
+
+def test_another_version_is_refused(admission: Admission) -> None:
+    with pytest.raises(Invalid) as refused:
+        admission.admit({**JOB, "apiVersion": "stoker.dev/v9"})
+    assert refused.value.causes == [
+        Cause("apiVersion", 'Invalid value: "stoker.dev/v9": must be stoker.dev/v1alpha1', "FieldValueInvalid")
+    ]
+
+
+def test_kinds_of_others_pass(admission: Admission) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a"}, "spec": {"x": 1}}
+    assert admission.admit(claim) == claim
+
+
+def test_an_object_is_admitted_within_five_milliseconds(admission: Admission) -> None:
+    stored = admission.admit(JOB)
+    best = min(_milliseconds(admission, stored) for _ in range(20))
+    assert best < 5
+
+
+def _milliseconds(admission: Admission, stored: dict[str, Any]) -> float:
+    start = time.perf_counter()
+    admission.admit(stored, stored)
+    return (time.perf_counter() - start) * 1000
+
+
+def test_a_folder_without_crds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no CRD files"):
+        Admission.from_folder(tmp_path)
+
+
+def test_a_rule_that_does_not_compile_is_refused_with_its_place() -> None:
+    crd = json.loads(json.dumps(definition(KIND_INFOS[0])))
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["run"]["x-kubernetes-validations"] = [{"rule": "self.cancel ===", "message": "m"}]
+    with pytest.raises(RuleError, match=r"^\.spec\.run: self\.cancel ===: "):
+        Admission([crd])
+
+
+def test_the_quickstarts_config_map_is_the_jsonl_file() -> None:
+    folder = ROOT / "examples" / "quickstart"
+    config_map = yaml.safe_load((folder / "15-questions.yaml").read_text(encoding="utf-8"))
+    assert config_map["data"]["stoker-qa.jsonl"] == (folder / "stoker-qa.jsonl").read_text(encoding="utf-8")

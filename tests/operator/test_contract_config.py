@@ -1,0 +1,142 @@
+"""The custom resources and the programs' configurations name the same things: a section's fields are the configuration's in camelCase.
+The only test that may import both sides."""
+
+import json
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from stoker.engine.config import (
+    CacheConfig,
+    EngineApiConfig,
+    EngineConfig,
+    EngineParallelismConfig,
+    SchedulerConfig,
+    ServedModelConfig,
+)
+from stoker.model import config as model_config
+from stoker.operator.api import engine_settings, inferencedeployment, model_spec, pool, trainingjob
+from stoker.operator.api.metadata import read
+from stoker.operator.api.pod_fields import Runtime
+from stoker.operator.render.trainer import attempt_config, pin
+from stoker.operator.settings import Settings
+from stoker.pod.config_file import parse
+from stoker.router.config import RouterConfig
+from stoker.trainer import config as trainer
+from tests.operator.bad_manifests import JOB, changed
+
+OPERATOR_SETS = {"namespace", "name", "deployment", "listen", "terminationLog", "backendsFile"}
+
+SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
+    # section of the resource, of the configuration, only in the resource, only in the configuration
+    (trainingjob.Parallelism, trainer.ParallelismConfig, set(), set()),
+    (trainingjob.Training, trainer.TrainingConfig, set(), set()),
+    (trainingjob.Optimization, trainer.OptimizationConfig, set(), set()),
+    (trainingjob.Memory, trainer.MemoryConfig, set(), set()),
+    (trainingjob.NvmeOffload, trainer.NvmeOffloadConfig, set(), set()),
+    (trainingjob.DataSource, trainer.DataSourceConfig, set(), set()),
+    (trainingjob.Tokenizer, trainer.TokenizerConfig, set(), set()),
+    (trainingjob.Validation, trainer.ValidationConfig, set(), set()),
+    (trainingjob.Data, trainer.DataConfig, set(), set()),
+    (trainingjob.CheckpointPolicy, trainer.CheckpointConfig, {"storage", "deletionPolicy"}, {"root"}),
+    (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
+    (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
+    (engine_settings.Cache, CacheConfig, set(), set()),
+    (engine_settings.Scheduler, SchedulerConfig, set(), set()),
+    (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile"}),
+    (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
+    (
+        inferencedeployment.ServedModel,
+        ServedModelConfig,
+        {"checkpointRef", "checkpointSelector", "uri"},
+        {"path", "digest"},
+    ),
+    (
+        engine_settings.EngineSettings,
+        EngineConfig,
+        set(),
+        {"identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"},
+    ),
+]
+IDS = [section.__name__ for section, *_ in SECTIONS]
+
+
+def wire(model: type[BaseModel]) -> dict[str, str]:
+    """Wire name -> field name; durations in seconds are `xSeconds` there and `x_s` here."""
+    found = {}
+    for name in model.model_fields:
+        alias = to_camel(name)
+        found[alias[:-1] + "Seconds" if name.endswith("_s") else alias] = name
+    return found
+
+
+@pytest.mark.parametrize(("section", "config", "only_resource", "only_config"), SECTIONS, ids=IDS)
+def test_a_section_has_the_fields_of_its_configuration(
+    section: type[BaseModel], config: type[BaseModel], only_resource: set[str], only_config: set[str]
+) -> None:
+    ours, theirs = set(wire(section)), set(wire(config))
+    assert ours - theirs == only_resource
+    assert theirs - ours == only_config
+
+
+@pytest.mark.parametrize(("section", "config", "only_resource", "only_config"), SECTIONS, ids=IDS)
+def test_a_section_has_the_defaults_and_choices_of_its_configuration(
+    section: type[BaseModel], config: type[BaseModel], only_resource: set[str], only_config: set[str]
+) -> None:
+    ours, theirs = wire(section), wire(config)
+    for name in (set(ours) & set(theirs)) - {"tokenizer", "cache", "scheduler", "api"}:
+        here, there = section.model_fields[ours[name]], config.model_fields[theirs[name]]
+        assert _plain(here.default) == _plain(there.default), name
+        assert _choices(here) == _choices(there), name
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value.replace(".", "").replace("e-", "").isdigit() else value
+
+
+def _choices(field: Any) -> set[Any]:
+    return {choice for choice in get_args(field.annotation) if isinstance(choice, str)}
+
+
+def test_the_runtime_section_is_part_of_both_programs_configurations() -> None:
+    for config in (trainer.TrainerConfig, EngineConfig):
+        for name, field in Runtime.model_fields.items():
+            assert config.model_fields[name].annotation == field.annotation
+            assert config.model_fields[name].default == field.default
+
+
+def test_the_routers_settings_are_in_the_deployment() -> None:
+    settings = set(wire(inferencedeployment.RouterSettings))
+    assert set(wire(RouterConfig)) - settings == OPERATOR_SETS - {"name"}
+
+
+def test_the_models_dimensions_have_the_models_names() -> None:
+    ours = set(model_spec.ModelSpec.model_fields)
+    theirs = set(model_config.ModelConfig.__dataclass_fields__)
+    assert theirs - ours == {"bos_token_id", "eos_token_ids", "pad_token_id"}
+    assert ours - theirs == {"sliding_window", "num_experts", "num_experts_per_token", "moe_intermediate_size"}
+    assert set(model_spec.RopeScaling.model_fields) == set(model_config.RopeScaling.__dataclass_fields__)
+
+
+SCALED = {"factor": "8", "originalMaxPositionEmbeddings": 1024}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"spec.model.ropeScaling": SCALED}, {"spec.optimization.learningRate": "2e-5"}],
+    ids=["plain", "scaled", "rates"],
+)
+def test_a_rendered_job_is_a_configuration_that_the_trainer_takes(changes: dict[str, Any]) -> None:
+    manifest = changed(JOB, {"metadata.uid": "3b1f", **changes})
+    job = read(trainingjob.TrainingJob, manifest)
+    rendered = attempt_config(job, manifest, pin(job, None, Settings()), 0, None)
+    config = parse(trainer.TrainerConfig, json.loads(rendered["data"]["config.json"]))
+    assert config.optimization.learning_rate == float(job.spec.optimization.learning_rate)
+    model = dict(config.model or {})
+    scaling = model.pop("rope_scaling", None)
+    built = model_config.ModelConfig(**model, rope_scaling=model_config.RopeScaling(**scaling) if scaling else None)
+    assert isinstance(built.rope_theta, float)
+    assert isinstance(built.norm_eps, float)
+    assert built.rope_scaling is None or built.rope_scaling.factor == 8.0

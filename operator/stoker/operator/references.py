@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from stoker.operator.plan import Key, Object
 
 
+CLAIM_SCHEME = "pvc://"
+"""`pvc://CLAIM/PATH` names a claim."""
+
+
 class _Shape(NamedTuple):
     kind: str
     fields: tuple[str, ...]
@@ -45,6 +49,8 @@ def _walk(value: Any) -> Iterator[tuple[str, str]]:
             shape = _SHAPES.get(field)
             if shape is not None:
                 yield from _names(shape, inner)
+            if field == "uri" and isinstance(inner, str) and inner.startswith(CLAIM_SCHEME):
+                yield "PersistentVolumeClaim", inner.removeprefix(CLAIM_SCHEME).partition("/")[0]
             yield from _walk(inner)
     elif isinstance(value, list | tuple):
         for inner in value:

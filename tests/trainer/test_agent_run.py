@@ -437,7 +437,7 @@ def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
         await until(lambda: agent.port != 0)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
             loading = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
-            await until(steps(agent, 2))
+            await until(lambda: steps(agent, 2)() and agent.state.phase == "Training")
             training = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
             metrics = (await client.get("/metrics")).text
             status = (await client.get("/status")).json()

@@ -112,7 +112,11 @@ class Agent:
         """SIGTERM or Ctrl-C: the first one saves within the grace period, the next one ends at once."""
         grace = self.config.grace_period_s
         margin = min(3.0, 0.1 * grace)  # the last word must be out before SIGKILL comes
-        self.stop("interrupt", 0 if self._stop is not None else grace - margin, why)
+        again = self._stop is not None
+        self._console.line(
+            f"{why}: " + ("ending now" if again else f"saving first, within {grace:g} s; once more ends at once")
+        )
+        self.stop("interrupt", 0 if again else grace - margin, why)
 
     # --- what goes on while ranks run ---
 
@@ -246,9 +250,10 @@ class Agent:
     def _last_word(self, verdict: Verdict) -> LastWord:
         self.state.cause = verdict.cause
         unread = False if verdict.cause in GOOD else None
+        last_step = self.state.step if self.state.step is not None else verdict.step
         return LastWord(
             cause=verdict.cause,
-            step=verdict.step if verdict.step is not None else self.state.step,
+            step=last_step if verdict.cause in GOOD or verdict.step is None else verdict.step,
             rank=verdict.rank,
             detail=verdict.detail,
             saves=self.state.save_records(unread=unread),

@@ -58,9 +58,11 @@ class Console:
 
     def _show_phase(self, event: PhaseEvent) -> None:
         text = f"{event.phase}  {event.message}".rstrip()
+        if event.phase == "Training":  # its steps say more
+            return
         if self._live is not None:
             self._live.update(Text(text), refresh=True)
-        elif text != self._last_phase and event.phase != "Training":
+        elif text != self._last_phase:
             self.line(text)
         self._last_phase = text
 

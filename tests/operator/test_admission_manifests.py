@@ -94,9 +94,10 @@ def test_defaults_reach_into_sections_that_a_default_made_and_into_items(admissi
     assert "status" not in stored
 
 
-def test_a_null_where_there_is_a_default_counts_as_absent(admission: Admission) -> None:
-    stored = admission.admit(changed(JOB, {"spec.memory": {"precision": None}}))
+def test_a_null_counts_as_absent(admission: Admission) -> None:
+    stored = admission.admit(changed(JOB, {"spec.memory": {"precision": None}, "spec.run.elastic": None}))
     assert stored["spec"]["memory"]["precision"] == "bf16"
+    assert "elastic" not in stored["spec"]["run"]
 
 
 def test_arguments_are_not_changed(admission: Admission) -> None:

@@ -42,14 +42,14 @@ class _Rule:
     reason: str
     transition: bool
 
-    def check(self, path: str, kind: str, data: Mapping[str, Any]) -> Cause | None:
+    def check(self, path: str, data: Mapping[str, Any]) -> Cause | None:
         """The cause, or None where the rule holds. A rule that cannot be computed does not hold."""
         outcome = self.program.eval(data=data).value()
         if outcome is True:
             return None
         detail = self._detail(data) if outcome is False else f"rule cannot be evaluated: {outcome}"
         where = f"{path}{self.field}".removeprefix(".")
-        return cause(where, self.reason, "" if self.reason == "FieldValueForbidden" else f'"{kind}"', detail)
+        return cause(where, self.reason, detail=detail)
 
     def _detail(self, data: Mapping[str, Any]) -> str:
         text = self.shown.eval(data=data).value() if self.shown is not None else None
@@ -81,10 +81,9 @@ class Rules:
             old: the value that stood here before; None where there was none.
         """
         data = {"self": value} if old is None else {"self": value, "oldSelf": old}
-        kind = self._schema.get("type", "")
         for rule in self._own:
             if not rule.transition or old is not None:
-                found = rule.check(path, kind, data)
+                found = rule.check(path, data)
                 if found is not None:
                     yield found
         yield from self._below(value, old, path)

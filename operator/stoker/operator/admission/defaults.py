@@ -10,7 +10,7 @@ Schema = Mapping[str, Any]
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:
-    """A copy of `value` in which absent members have their defaults. A null where there is a default counts as absent."""
+    """A copy of `value` in which absent members have their defaults. A null counts as absent."""
     if isinstance(value, dict):
         return _object(value, schema)
     if isinstance(value, list) and "items" in schema:
@@ -26,7 +26,7 @@ def _object(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
         known = members.get(name, others)
         if known is None:
             found[name] = copy.deepcopy(member)
-        elif member is not None or "default" not in known:
+        elif member is not None:
             found[name] = with_defaults(member, known)
     for name, known in members.items():
         if name not in found and "default" in known:

@@ -110,7 +110,9 @@ _MESSAGES: dict[str, Callable[[str, Any, Any], Cause]] = {
     "minimum": _invalid("should be greater than or equal to {}"),
     "maximum": _invalid("should be less than or equal to {}"),
     "minLength": _invalid("should be at least {} chars long"),
-    "minItems": _invalid("should have at least {} items"),
+    "minItems": lambda path, value, limit: cause(
+        path, "FieldValueInvalid", str(len(value)), f"{path} in body should have at least {limit} items"
+    ),
     "minProperties": _invalid("should have at least {} properties"),
     "maxProperties": _invalid("should have at most {} properties"),
     "maxLength": lambda path, _, limit: cause(path, "FieldValueTooLong", "", f"may not be more than {limit} bytes"),
@@ -123,7 +125,9 @@ _MESSAGES: dict[str, Callable[[str, Any, Any], Cause]] = {
 def _translated(error: ValidationError) -> Cause:
     path = path_of(list(error.absolute_path))
     if error.validator == "required":
-        missing = next(str(name) for name in cast("list[str]", error.validator_value) if f"{name!r} is a required" in error.message)
+        missing = next(
+            str(name) for name in cast("list[str]", error.validator_value) if f"{name!r} is a required" in error.message
+        )
         return cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
     return _MESSAGES[str(error.validator)](path, error.instance, error.validator_value)
 

@@ -103,7 +103,8 @@ class InferenceDeploymentSpec(Value):
                 "(self.pools.size() == 1 && self.pools[0].role == 'colocated')"
                 " || (self.pools.size() == 2 && self.pools.exists_one(pool, pool.role == 'prefill') && self.pools.exists_one(pool, pool.role == 'decode'))",
                 "pools must be one colocated pool, or one prefill and one decode pool",
-                shown="pools must be one colocated pool, or one prefill and one decode pool, got {self.pools.map(pool, pool.role)}",
+                shown="pools must be one colocated pool, or one prefill and one decode pool, got {self.pools.filter(pool, pool.role == 'colocated').size()} colocated,"
+                " {self.pools.filter(pool, pool.role == 'prefill').size()} prefill, {self.pools.filter(pool, pool.role == 'decode').size()} decode",
                 field=".pools",
             )
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from stoker.engine.messages import (
     Refused,
     RequestFacts,
     Stats,
+    Stop,
     TokenLogprobs,
     pack,
     unpack,
@@ -92,7 +95,7 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """The output is what follows `say:` in the prompt (choice `c` > 0: with its number before), then EOS.
 
-    Words in the prompt: `refuse` (queue_full), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
+    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
     """
 
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
@@ -101,6 +104,7 @@ class FakeCore:
         self.aborted: list[str] = []
         self.finished: list[tuple[str, int]] = []
         self.requests: list[AddRequest] = []
+        self.stopped = asyncio.Event()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -144,6 +148,18 @@ class FakeCore:
                 self.finished.append((message.request_id, message.choice))
             elif isinstance(message, Drain):
                 await self.set_state(CoreState("Draining", "draining", self.facts))
+                self._tasks["drain"] = asyncio.create_task(self._drain(message.deadline_s))
+            elif isinstance(message, Stop):
+                self.stopped.set()
+
+    async def _drain(self, deadline_s: float) -> None:
+        deadline = time.monotonic() + deadline_s
+        while self.running and time.monotonic() < deadline:  # noqa: ASYNC110 - a fake may poll
+            await asyncio.sleep(0.01)
+        for request in [request for request in self.requests if request.request_id in self.running]:
+            self._tasks[request.request_id].cancel()
+            await self.send(_last(request, 0, "abort", 1))
+        await self.set_state(CoreState("Drained", "", self.facts))
 
     def stats(self) -> Stats:
         return Stats(
@@ -154,6 +170,8 @@ class FakeCore:
 
     async def _answer(self, request: AddRequest) -> None:
         text = bytes(token for token in request.prompt_tokens if token < 256).decode(errors="replace")
+        if "exit" in text:
+            os._exit(int(text.rpartition("exit")[2]))
         if "refuse" in text:
             await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
             return
@@ -212,3 +230,14 @@ def _last(
 def _facts(request: AddRequest, count: int) -> RequestFacts:
     now = time.monotonic()
     return RequestFacts(len(request.prompt_tokens), 2, count, 0, request.arrival_s, now, now, now, now)
+
+
+async def main(address: str) -> None:
+    """As the core process of a program under test."""
+    core = FakeCore(address)
+    await core.stopped.wait()
+    await core.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -27,6 +27,7 @@ from stoker.engine.front import Front
 from stoker.engine.messages import CoreState
 from stoker.engine.metrics import FrontMetrics
 from stoker.engine.server import OpenAiServer, load_api_keys
+from stoker.engine.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import CAUSES, Cause
@@ -62,6 +63,7 @@ class Environment:
 
     pod_uid: str = ""
     command: CoreCommand = core_command
+    open_codec: Callable[[Path], TextCodec] = Tokenizer.open
     on_state: Callable[[CoreState], None] = lambda _: None
     on_listen: Callable[[int], None] = lambda _: None
     """Told the port, once connections are accepted."""
@@ -82,7 +84,7 @@ class Engine:
         registry = CollectorRegistry()
         self.core = CoreClient(self.address)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
-        self.front = Front(self.core, self.names, metrics, Tokenizer.open)
+        self.front = Front(self.core, self.names, metrics, environment.open_codec)
         follow = self.core.on_state
         self.core.on_state = lambda state: (follow(state), self._tell(state))[1]
         self.keys = load_api_keys(config.api.api_key_file)

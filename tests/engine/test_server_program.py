@@ -1,0 +1,169 @@
+"""The engine as a program over a fake core process: its states, its drain, its last word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.program import Engine, Environment
+from stoker.pod.config_file import parse
+from stoker.pod.exit_code import Cause
+from stoker.pod.last_word import LastWord
+from tests.engine.fake_core import ByteCodec
+from tests.engine.serving import events, run, until
+
+COMPLETIONS = "/v1/completions"
+
+
+def fake_core(config_file: Path, address: str) -> Sequence[str]:
+    return [sys.executable, "-m", "tests.engine.fake_core", address]
+
+
+@dataclass
+class Program:
+    engine: Engine
+    http: httpx.AsyncClient
+    ended: asyncio.Task[LastWord]
+
+
+@asynccontextmanager
+async def program(folder: Path, command: Any = fake_core, **settings: Any) -> AsyncIterator[Program]:
+    config = parse(
+        EngineConfig, {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6, **settings}
+    )
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    environment = Environment(pod_uid="pod-1", command=command, open_codec=ByteCodec, on_listen=port.set_result)
+    engine = Engine(config, environment, folder)
+    ended = asyncio.create_task(engine.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=20) as http:
+        try:
+            yield Program(engine, http, ended)
+        finally:
+            engine.stop.set()
+            await asyncio.wait({ended})
+
+
+def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path) as p:
+            await until(lambda: p.engine.front.ready)
+            status = (await p.http.get("/status")).json()
+            assert {"program": "engine", "pod_uid": "pod-1", "phase": "Serving", "models": ["tiny"], "total_blocks": 64}.items() <= status.items()  # fmt: skip
+            assert status["model_digest"] == "abcdef0123456789"
+            running = asyncio.ensure_future(
+                p.http.post(COMPLETIONS, json={"prompt": "slow say:" + "x" * 40, "max_tokens": 50})
+            )
+            await until(lambda: p.engine.core.running == 1)
+            p.engine.stop.set()
+            await until(lambda: p.engine.front.draining)
+            assert (await p.http.get("/readyz")).status_code == 503
+            refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert (await running).json()["choices"][0]["text"] == "x" * 40  # what ran has ended whole
+            assert await p.ended == LastWord(cause=Cause.INTERRUPTED, detail="stopped after its requests")
+
+    run(scenario)
+
+
+def test_what_does_not_end_in_the_grace_period_is_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, grace_period_s=2.5) as p:
+            await until(lambda: p.engine.front.ready)
+            body = {"prompt": "slow say:" + "x" * 80, "max_tokens": 100, "stream": True}
+            running = asyncio.ensure_future(p.http.post(COMPLETIONS, json=body))
+            await until(lambda: p.engine.core.running == 1)
+            await asyncio.sleep(0.1)
+            p.engine.stop.set()
+            *_, error, done = events((await running).text)
+            assert (error["error"]["code"], done) == ("aborted", "[DONE]")
+            assert (await p.ended).cause is Cause.INTERRUPTED
+
+    run(scenario)
+
+
+def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        pids: list[int] = []
+
+        def command(config_file: Path, address: str) -> Sequence[str]:
+            return ["sh", "-c", f'echo $$ > {tmp_path}/pid; exec "$@"', "sh", *fake_core(config_file, address)]
+
+        async with program(tmp_path, command) as p:
+            await until(lambda: p.engine.front.ready)
+            pids.append(int((tmp_path / "pid").read_text()))
+            body = {"prompt": "slow say:" + "x" * 80, "max_tokens": 100, "stream": True}
+            running = asyncio.ensure_future(p.http.post(COMPLETIONS, json=body))
+            await until(lambda: p.engine.core.running == 1)
+            await asyncio.sleep(0.1)
+            os.kill(pids[0], signal.SIGKILL)
+            *_, error, done = events((await running).text)
+            assert (error["error"]["code"], done) == ("engine_lost", "[DONE]")
+            word = await p.ended
+            assert word == LastWord(cause=Cause.RANK_KILLED, detail="the core process was killed by signal 9")
+            assert not p.engine.front.ready
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(67, Cause.CHECKPOINT_CORRUPT), (69, Cause.OUT_OF_MEMORY), (0, Cause.INTERNAL), (3, Cause.INTERNAL)],
+)
+def test_the_core_s_exit_code_is_the_program_s_cause(tmp_path: Path, code: int, cause: Cause) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path) as p:
+            await until(lambda: p.engine.front.ready)
+            await p.http.post(COMPLETIONS, json={"prompt": f"exit{code}"})
+            assert (await p.ended).cause is cause
+
+    run(scenario)
+
+
+def test_drain_over_the_control_socket_ends_work_but_not_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+
+    async def scenario() -> None:
+        async with program(tmp_path, listen={"port": 0, "control_socket": str(path)}) as p:
+            await until(lambda: p.engine.front.ready)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            body = {"id": "d1", "deadline_s": 5}
+            assert (await p.http.post("/drain", json=body)).status_code == 404  # without keys: not on TCP
+            transport = httpx.AsyncHTTPTransport(uds=str(path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+                assert (await control.post("/drain", json={"id": "d0", "deadline_s": -1})).status_code == 400
+                for _ in range(2):  # repeating it is harmless
+                    answer = await control.post("/drain", json=body)
+                    assert (answer.status_code, answer.json()) == (202, {"id": "d1", "phase": "Draining"})
+            await until(lambda: p.engine.status()["phase"] == "Drained")
+            assert (await p.http.get("/livez")).status_code == 200
+            assert not p.ended.done()
+
+    run(scenario)
+
+
+def test_a_core_that_never_starts_is_the_program_s_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        def command(config_file: Path, address: str) -> Sequence[str]:
+            assert json.loads(config_file.read_text())["model"]["path"] == "/models/tiny"
+            return [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(66)"]
+
+        async with program(tmp_path, command) as p:
+            assert (await p.http.get("/readyz")).status_code == 503
+            answer = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+            assert (await p.ended).cause is Cause.MODEL_ERROR
+
+    run(scenario)

@@ -1,0 +1,211 @@
+"""The whole path with a real model: HTTP, front, core process, step. Compared with transformers on the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from stoker.pod.last_word import parse_last_word
+from tests.engine.conftest import SHAPE, VOCAB
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TEXT = "The quick brown fox jumps over the lazy dog. Naïve cafés serve 3 €uro coffee; größer, 漢字 and more."
+
+
+def write_model(folder: Path) -> None:
+    """A tiny random llama with a tokenizer of its own and a chat template."""
+    folder.mkdir()
+    torch.manual_seed(3)
+    twin = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).eval()
+    twin.save_pretrained(folder)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<unk>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [TEXT] * 3,
+        trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 2, "do_sample": True, "temperature": 0.5})
+    )
+
+
+@dataclass
+class Served:
+    url: str
+    twin: transformers.PreTrainedModel
+    tokenizer: tokenizers.Tokenizer
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """What transformers says, the end token left out."""
+        with torch.no_grad():
+            out = self.twin.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count, do_sample=False,
+                pad_token_id=0, eos_token_id=2, temperature=1.0,
+            )[0]  # fmt: skip
+        return [token for token in out[len(prompt) :].tolist() if token != 2]
+
+    def status(self) -> dict[str, object]:
+        return dict(httpx.get(f"{self.url}/status").json())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("engine")
+    write_model(folder / "tiny")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {
+        "model": {"path": str(folder / "tiny"), "dtype": "float32"},
+        "listen": {"port": port},
+        "threads": 1,
+        "cache": {"num_blocks": 60, "block_size": 4},
+        "scheduler": {"max_batch_tokens": 64, "max_queued_requests": 40},
+        "termination_log": str(folder / "termination-log"),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.engine", "--config", str(folder / "config.json")],
+            env={**os.environ, "STOKER_POD_UID": "pod-7", "OMP_NUM_THREADS": "1"},
+            stderr=log,
+        )
+    url = f"http://127.0.0.1:{port}"
+    twin = transformers.LlamaForCausalLM.from_pretrained(folder / "tiny").eval()
+    try:
+        _wait_until_ready(url, process, folder / "log")
+        yield Served(
+            url, twin, tokenizers.Tokenizer.from_file(str(folder / "tiny" / "tokenizer.json")), process, folder
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def test_greedy_answers_are_those_of_transformers(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        prompt = served.tokenizer.encode("The lazy brown €").ids
+        expected = served.tokenizer.decode(served.greedy(prompt, 24))
+        whole = client.completions.create(model="tiny", prompt="The lazy brown €", max_tokens=24, temperature=0)
+        assert whole.choices[0].text == expected
+        chunks = list(client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+        rendered = served.tokenizer.encode("<|im_start|>user\nfox?<|im_end|>\n<|im_start|>assistant\n").ids
+        chat = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "fox?"}], max_tokens=16, temperature=0
+        )
+        assert chat.choices[0].message.content == served.tokenizer.decode(served.greedy(rendered, 16))
+        again = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "fox?"}], max_tokens=16, temperature=0
+        )
+        assert again.choices[0].message.content == chat.choices[0].message.content
+        assert again.usage is not None
+        assert again.usage.prompt_tokens_details is not None
+        assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 0  # the prefix cache is reported
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_scored_prompt_has_the_log_probabilities_of_transformers(served: Served, max_tokens: int) -> None:
+    prompt = served.tokenizer.encode(TEXT).ids[:70]
+    with torch.no_grad():
+        logits = served.twin(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = [float(logits[place - 1, prompt[place]]) for place in range(1, len(prompt))]
+    body = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
+    choice = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
+    scores = choice["logprobs"]["token_logprobs"]
+    assert scores[0] is None
+    assert scores[1 : len(prompt)] == pytest.approx(expected, abs=1e-4)
+    assert len(scores) == len(prompt) + max_tokens
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 0
+
+
+def test_many_at_once_answer_as_each_alone(served: Served) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=served.url, timeout=90) as http:
+            bodies = [{"prompt": TEXT[i : i + 20], "max_tokens": 12, "seed": i, "temperature": 0.8} for i in range(10)]
+
+            async def ask(body: dict[str, object]) -> str:
+                answer = await http.post("/v1/completions", json=body)
+                return str(answer.json()["choices"][0]["text"])
+
+            alone = [await ask(body) for body in bodies[:4]]
+            together = await asyncio.gather(*(ask(body) for body in bodies))
+            assert together[:4] == alone
+            good, bad = await asyncio.gather(ask(bodies[0]), http.post("/v1/completions", json={"prompt": [VOCAB]}))
+            assert (good, bad.status_code) == (alone[0], 400)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
+    body = {"prompt": "fox", "max_tokens": 150, "ignore_eos": True, "stream": True, "n": 3}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        status = served.status()
+        if (status["running"], status["waiting"], status["free_blocks"]) == (0, 0, 60):
+            return
+        time.sleep(0.1)
+    raise AssertionError(status)
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(served: Served) -> None:
+    answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": [5] * 200}, timeout=30)
+    assert answer.status_code == 400
+    assert "maximum context length is 160 tokens" in answer.json()["error"]["message"]
+
+
+def test_sigterm_lets_a_stream_end_and_leaves_a_last_word(served: Served) -> None:
+    """The last test of this module: it ends the engine."""
+    body = {"prompt": "dog", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        events = [line for line in lines if line]
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert served.process.wait(timeout=30) == 78
+    word = parse_last_word((served.folder / "termination-log").read_text())
+    assert word is not None
+    assert word.cause == "Interrupted"

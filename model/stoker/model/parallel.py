@@ -42,6 +42,9 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.ops.linear(copy_to_group(x_TD, self.group), self.weight, self.bias)
 
+    def pack(self) -> None:
+        self.weight = nn.Parameter(self.ops.pack(self.weight), requires_grad=False)
+
     def parts(self, prefix: str) -> Iterator[Part]:
         yield from self.parts_of(self.weight, f"{prefix}.weight", "weight", (self.in_features,))
         if self.bias is not None:
@@ -94,6 +97,9 @@ class RowParallelLinear(nn.Module):
         y_TE = reduce_from_group(self.ops.linear(x_TD, self.weight), self.group)
         return y_TE if self.bias is None else y_TE + self.bias  # once, after the sum
 
+    def pack(self) -> None:
+        self.weight = nn.Parameter(self.ops.pack(self.weight), requires_grad=False)
+
     def parts(self, prefix: str) -> Iterator[Part]:
         rows = self.section.rows
         start = (0, self.local_columns * group_rank(self.group))
@@ -131,6 +137,7 @@ class VocabParallel(nn.Module):
         self.local_rows = shard_size(section.rows, group, section.hf_name)
         self.first_token = self.local_rows * group_rank(group)
         self.weight = nn.Parameter(torch.empty(self.local_rows, hidden_size, dtype=dtype, device=device))
+        self.packed: Tensor | None = None
 
     def embed(self, tokens_T: Tensor) -> Tensor:
         """x_TD, whole on every rank. A token outside the vocabulary raises IndexError on the CPU (one rank)."""
@@ -143,7 +150,12 @@ class VocabParallel(nn.Module):
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """logits_TV, whole on every rank."""
-        return gather_from_group(self.ops.linear(copy_to_group(hidden_TD, self.group), self.weight), self.group)
+        weight = self.weight if self.packed is None else self.packed
+        return gather_from_group(self.ops.linear(copy_to_group(hidden_TD, self.group), weight), self.group)
+
+    def pack(self) -> None:
+        """Embedding reads rows, so the plain table stays beside the packed one."""
+        self.packed = self.ops.pack(self.weight)
 
     def parts(self, prefix: str) -> Iterator[Part]:
         shape = (self.section.rows, self.hidden_size)

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from stoker.model.kernels import cpu_product
+
 CHUNK_BYTES = 64 * 2**20
 """Size of one chunk's float32 logits."""
 
@@ -80,8 +82,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             logprobs_T[chunk] = softmax.logprobs_n
             if grad_hidden is not None and grad_weight is not None:
                 grad_logits = softmax.gradient(weights_T[chunk]).to(hidden_TD.dtype)
-                grad_hidden[chunk] = torch.mm(grad_logits, weight_VD)
-                grad_weight += torch.mm(grad_logits.t(), hidden_TD[chunk])
+                grad_hidden[chunk] = cpu_product.product(grad_logits, weight_VD.t())
+                grad_weight += cpu_product.product(grad_logits.t(), hidden_TD[chunk].t())
         if grad_hidden is not None and group is not None:
             dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
         ctx.wants_grad = wants_grad

@@ -39,6 +39,7 @@ class Kernels(Protocol):
     """What an implementation provides; the methods of `Ops` say what each does."""
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
+    def pack(self, weight_ED: Tensor) -> Tensor: ...
     def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor: ...
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
     def add_rms_norm(
@@ -110,6 +111,10 @@ class Ops:
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
         return self.impl.linear(x_TD, weight_ED, bias_E)
+
+    def pack(self, weight_ED: Tensor) -> Tensor:
+        """A copy of the weight in the order that `linear` reads fastest, which only `linear` without gradient can use; the weight itself where there is no such order."""
+        return self.impl.pack(weight_ED)
 
     def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor:
         """Rows of the table, x_TD."""

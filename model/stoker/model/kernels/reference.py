@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from stoker.model.kernels import cpu_product
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PackedSequences, PagedSequences
 
-
-def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    return F.linear(x_TD, weight_ED, bias_E)
+linear = cpu_product.linear
+pack = cpu_product.pack
 
 
 def embedding(tokens_T: Tensor, weight_VD: Tensor) -> Tensor:
@@ -186,7 +186,9 @@ def cross_entropy(
     first_token: int,
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return chunked_cross_entropy(F.linear, sum_rows, hidden_TD, weight_VD, targets_T, weights_T, first_token, group)
+    return chunked_cross_entropy(
+        cpu_product.product, sum_rows, hidden_TD, weight_VD, targets_T, weights_T, first_token, group
+    )
 
 
 def sum_rows(x: Tensor) -> Tensor:

@@ -1,0 +1,223 @@
+"""An embedded cluster as a story sees it: a supervisor with real pods, asked and waited for through its own API."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
+from stoker.operator.cluster.local.volumes import claim_folder
+
+Object = dict[str, Any]
+NAMESPACE = "default"
+
+
+class StoryCluster:
+    """One state folder and the supervisor in it, which is a child of the test and ends with it."""
+
+    def __init__(self, state: Path, addresses: str = "loopback") -> None:
+        self.state = state
+        self.addresses = addresses
+        self.client = SupervisorClient(state)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start a supervisor, for the first time or again on what the last one left."""
+        self.client.folders.make()
+        command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
+        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses]
+        with self.client.folders.supervisor_log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.client.folders.root
+            )
+        self.wait_until(self.client.running, "the supervisor answers")
+
+    def stop(self) -> None:
+        """As `stoker local down`: every pod gets its grace period."""
+        assert self.process is not None
+        self.client.down()
+        assert self.process.wait(timeout=60) == 0, self.picture()
+
+    def kill(self) -> None:
+        """The supervisor dies without a word."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """After a story, however it went."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        with contextlib.suppress(SupervisorError):
+            self.client.down(grace_s=3)
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def remains(self) -> list[str]:
+        """Processes and sockets of this cluster that are still there; there must be none once the supervisor has ended."""
+        root = str(self.client.folders.root)
+        short = Path("/tmp") / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
+        links = [str(short)] if short.is_symlink() else []
+        return [*links, *_processes(root), *_unix_sockets(root), *_listeners(self.client.folders.addresses)]
+
+    # What people type
+
+    def apply(self, *objects: Mapping[str, Any]) -> list[Object]:
+        """Apply; a refusal fails the story."""
+        results = self.try_apply(*objects)
+        refused = [result for result in results if "error" in result]
+        assert not refused, refused
+        return results
+
+    def try_apply(self, *objects: Mapping[str, Any]) -> list[Object]:
+        named = []
+        for found in objects:
+            metadata = {"namespace": NAMESPACE, **found["metadata"]}
+            named.append({**found, "metadata": metadata})
+        return self.client.apply(named)
+
+    def delete(self, kind: str, name: str) -> bool:
+        """True when it is gone already."""
+        return self.client.delete(kind, NAMESPACE, name)
+
+    # What is there
+
+    def all(self, kind: str, **labels: str) -> list[Object]:
+        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        found = self.client.objects(kind, namespace=NAMESPACE)
+        for name, value in labels.items():
+            key = f"stoker.dev/{name.replace('_', '-')}"
+            found = [item for item in found if item["metadata"].get("labels", {}).get(key) == value]
+        return sorted(found, key=lambda item: str(item["metadata"]["name"]))
+
+    def find(self, kind: str, name: str) -> Object | None:
+        return next((item for item in self.all(kind) if item["metadata"]["name"] == name), None)
+
+    def get(self, kind: str, name: str) -> Object:
+        found = self.find(kind, name)
+        assert found is not None, f"{kind} {name} does not exist"
+        return found
+
+    def status(self, kind: str, name: str) -> Object:
+        status: Object = self.get(kind, name).get("status") or {}
+        return status
+
+    def condition(self, kind: str, name: str, type_: str) -> Object:
+        """One condition; empty when it is absent."""
+        conditions = self.status(kind, name).get("conditions") or ()
+        return next((dict(found) for found in conditions if found["type"] == type_), {})
+
+    def events(self, kind: str, name: str) -> dict[str, list[str]]:
+        """Messages by reason of the events about an object."""
+        found: dict[str, list[str]] = {}
+        for event in self.all("Event"):
+            about = event["involvedObject"]
+            if (about["kind"], about["name"]) == (kind, name):
+                found.setdefault(event["reason"], []).append(event["message"])
+        return found
+
+    def pods(self, **labels: str) -> list[Object]:
+        return self.all("Pod", **labels)
+
+    def log(self, pod: Mapping[str, Any]) -> str:
+        return str(self.client.logs(NAMESPACE, pod["metadata"]["name"], 0)["text"])
+
+    def claim_folder(self, name: str) -> Path:
+        """Where the data of a claim lies."""
+        return claim_folder(self.get("PersistentVolumeClaim", name), self.client.folders.claims / NAMESPACE / name)
+
+    def url(self, service: str, port: int = 8000) -> str:
+        """The Service as this machine reaches it."""
+        endpoints: dict[str, str] = self.client.status()["endpoints"]
+        return endpoints[f"{NAMESPACE}/{service}:{port}"]
+
+    # Waiting
+
+    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
+        """The object once `holds` is true of it.
+
+        Raises:
+            AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = self.find(kind, name)
+            if found is not None and holds(found):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
+
+    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
+        wanted = " or ".join(phases)
+        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
+
+    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 30) -> None:
+        self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
+
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
+            time.sleep(0.05)
+
+    def picture(self, kind: str = "", name: str = "") -> str:
+        """What a person would look at when a story does not go on."""
+        lines = []
+        if kind and (found := self.find(kind, name)) is not None:
+            status = {key: value for key, value in (found.get("status") or {}).items() if key not in ("pinned", "router")}
+            lines += [json.dumps(status, indent=1), json.dumps(self.events(kind, name), indent=1)]
+        for pod in self.pods():
+            text = self.log(pod)
+            lines += [f"--- {pod['metadata']['name']}: {(pod.get('status') or {}).get('phase')}", text[-1500:]]
+        log = self.client.folders.supervisor_log
+        lines += ["--- supervisor", log.read_text()[-3000:] if log.exists() else ""]
+        return "\n".join(lines)
+
+
+def phase(found: Mapping[str, Any]) -> str:
+    return str((found.get("status") or {}).get("phase", ""))
+
+
+def _processes(root: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            where = os.readlink(folder / "cwd")
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid() and (where.startswith(root) or any(word.startswith(root) for word in words)):
+            found.append(f"process {folder.name}: {' '.join(words)}")
+    return found
+
+
+def _unix_sockets(root: str) -> list[str]:
+    return [line for line in Path("/proc/net/unix").read_text().splitlines() if root in line]
+
+
+def _listeners(addresses: Path) -> list[str]:
+    """TCP sockets that listen where the cluster's pods and Services did."""
+    if not addresses.exists():
+        return []
+    kept = json.loads(addresses.read_text())
+    mine = {(ip, None) for ip in kept["hosts"].values()} | {("127.0.0.1", port) for port in kept["ports"].values()}
+    listening = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        ip = socket.inet_ntoa(bytes.fromhex(local.split(":")[0])[::-1])
+        port = int(local.split(":")[1], 16)
+        if state == "0A" and ((ip, None) in mine or (ip, port) in mine):
+            listening.append(f"listener {ip}:{port}")
+    return listening

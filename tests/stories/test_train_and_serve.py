@@ -1,0 +1,35 @@
+"""Two ranks train a model from random weights, its saves become verified Checkpoints, and a deployment serves the newest one."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.stories.manifests import claim, corpus, deployment, job
+from tests.stories.story_cluster import StoryCluster
+
+
+def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpoint(cluster: StoryCluster) -> None:
+    chat = deployment("teller", {"checkpointSelector": {"jobRef": {"name": "tell"}}})
+    training = job("tell", {"workers.ranksPerPod": 2})
+    cluster.apply(corpus(), claim("checkpoints"), claim("logs"), training, chat)
+
+    cluster.wait_for_phase("TrainingJob", "tell", "Completed")
+
+    status = cluster.status("TrainingJob", "tell")
+    assert (status["progress"]["step"], status["worldSize"], status["dataParallel"]) == (60, 2, 2)
+    assert status["newestVerifiedCheckpoint"]["step"] == 60
+    saves = cluster.all("Checkpoint", job="tell")
+    assert [(found["status"]["step"], found["status"]["phase"]) for found in saves] == [
+        (20, "Complete"),
+        (40, "Complete"),
+        (60, "Complete"),
+    ]
+    cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
+    assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
+    with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
+        assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
+        body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}
+        answer = client.post("/v1/completions", json=body).json()
+    print(answer)
+    assert answer["usage"]["completion_tokens"] == 24
+    assert "met" in answer["choices"][0]["text"]

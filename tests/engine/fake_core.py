@@ -204,7 +204,7 @@ class FakeCore:
                             logprobs=(scored(token, params.logprobs),) if params.logprobs is not None else None,
                             prompt_logprobs=prompt,
                             finish_reason="length" if full else None,
-                            facts=_facts(request, number + 1) if full else None,
+                            facts=_facts(request, number + 1) if full or number == 0 else None,
                         ),
                     )
                 )

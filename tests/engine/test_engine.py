@@ -205,13 +205,13 @@ def test_min_tokens_bad_tokens_and_stop_tokens(make_engine: MakeEngine) -> None:
     assert stop not in banned[0]
 
 
-def test_last_deltas_carry_the_facts(make_engine: MakeEngine) -> None:
+def test_first_and_last_deltas_carry_the_facts(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add_request(
         "a", [5] * 9, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), arrival_s=engine.clock()
     )
     deltas = drive(engine)
-    assert [delta.facts is None for delta in deltas] == [True, True, False]
+    assert [delta.facts is None for delta in deltas] == [False, True, False]
     facts = deltas[-1].facts
     assert facts is not None
     assert (facts.prompt_tokens, facts.output_tokens, facts.cached_tokens, facts.preemptions) == (9, 3, 0, 0)

@@ -161,6 +161,9 @@ def test_a_stop_text_ends_the_choice_at_the_core_too(tmp_path: Path, stream: boo
             assert (text, finish, usage["completion_tokens"]) == ("one", "stop", 5)
             await until(lambda: len(s.core.finished) == 1)
             assert s.core.aborted == []
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+            metrics = (await s.http.get("/metrics")).text
+            assert 'vllm:e2e_request_latency_seconds_count{engine="0",model_name="tiny"} 1.0' in metrics
 
     run(scenario)
 

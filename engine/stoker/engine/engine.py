@@ -242,7 +242,7 @@ class LLMEngine:
                 prompt_logprobs=tuple(sequence.prompt_logprobs) if scores else None,
                 finish_reason=reason,
                 stop_token=sequence.stop_token,
-                facts=None if reason is None else sequence.facts(self.progressed_s),
+                facts=sequence.facts(self.progressed_s) if first or reason is not None else None,
             ),
         )
 

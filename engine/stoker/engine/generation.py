@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.engine.core_client import CoreClient, CoreLost, RunningRequest
@@ -169,7 +169,7 @@ class _Follower:
         if finish is not None and not self._job.keep_output:
             finish = "length"
         if finish is not None:
-            self._metrics.finished(self._facts.get(delta.choice))
+            self._metrics.finished(self._final_facts(delta))
         return self._update(delta, piece, finish)
 
     def _piece(self, delta: Delta) -> Piece:
@@ -192,6 +192,15 @@ class _Follower:
         elif delta.tokens:
             self._metrics.more_tokens(now - before, len(delta.tokens))
         self._seen_s[delta.choice] = now
+
+    def _final_facts(self, delta: Delta) -> RequestFacts | None:
+        """Of a choice that ended; for one that a stop text ended here, the first delta's, brought up to date."""
+        facts = self._facts.get(delta.choice)
+        if facts is None or delta.facts is facts:
+            return facts
+        now = self._clock()
+        count = self._texts[delta.choice].num_tokens
+        return replace(facts, output_tokens=count, last_token_s=now, finished_s=now)
 
     def _update(self, delta: Delta, piece: Piece, finish: Finish | None) -> Update:
         count = piece.num_tokens

@@ -129,7 +129,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """Sent once per choice, with its last delta: what `usage` and the latency histograms need."""
+    """What `usage` and the latency histograms need. Sent with a choice's last delta, and with its first one, because a
+    choice that a stop text ends at the front has no last one."""
 
     prompt_tokens: int
     cached_tokens: int

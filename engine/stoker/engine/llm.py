@@ -1,0 +1,208 @@
+"""The engine in a script: prompts in, answers out, with a progress bar.
+
+llm = LLM("path/to/model")
+for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+    print(answer.completions[0].text)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stoker.engine.build import build_engine
+from stoker.engine.config import EngineConfig, ServedModelConfig
+from stoker.engine.engine import LLMEngine
+from stoker.engine.messages import Delta, FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.text import OutputText
+from stoker.model.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""A text, which gets the tokenizer's special tokens, or token ids as they are."""
+
+
+@dataclass
+class Completion:
+    """One choice."""
+
+    choice: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Without the end token. A stop text cuts them where it was found."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if asked for."""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why, when `finish_reason` is `error`."""
+    facts: RequestFacts | None = None
+    """None where a stop text ended it."""
+
+
+@dataclass
+class Generated:
+    """The answers to one prompt."""
+
+    prompt_tokens: tuple[int, ...]
+    completions: list[Completion]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class LLM:
+    """One model in this process. Not for several threads at once. Close it, or use it in a `with`."""
+
+    def __init__(self, model: str | EngineConfig) -> None:
+        """`model`: what to serve with default settings, or a whole configuration.
+
+        Raises:
+            ConfigError: a setting cannot be used.
+            ValueError: the weights or the tokenizer cannot be loaded.
+        """
+        self.config = model if isinstance(model, EngineConfig) else EngineConfig(model=ServedModelConfig(path=model))
+        self.tokenizer = Tokenizer.open(self.config.model.path)
+        self.engine, self.plan = build_engine(self.config)
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back processes and memory; harmless twice."""
+        self.engine.executor.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Generated]:
+        """Answer all prompts, batched as they fit; answers come in the order of the prompts.
+
+        Raises:
+            RequestRefused: a prompt or its parameters cannot be served; nothing is left running.
+        """
+        batch = _Batch(self.engine, self.tokenizer, [self._tokens(prompt) for prompt in _listed(prompts)], params)
+        try:
+            with shown_progress(len(batch.waiting), progress) as bar:
+                while batch.waiting or self.engine.has_unfinished:
+                    self._fill(batch)
+                    for _, delta in self.engine.step():
+                        batch.take(delta)
+                    bar(batch.num_done, batch.num_tokens)
+        except BaseException:
+            self.engine.end_everything("abort")  # interrupted or refused: the next call begins with an empty engine
+            raise
+        return batch.answers
+
+    def _fill(self, batch: _Batch) -> None:
+        """Queue as many prompts as the queue takes."""
+        while batch.waiting and len(self.engine.scheduler.waiting) < self.engine.scheduler.max_queued_requests:
+            batch.add(batch.waiting.pop(), f"llm-{self._number}")
+            self._number += 1
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+
+class _Batch:
+    """One call's prompts, and what has come of them."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        tokenizer: Tokenizer,
+        prompts: list[tuple[int, ...]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> None:
+        one = params or SamplingParams()
+        self.params = [one] * len(prompts) if isinstance(one, SamplingParams) else list(one)
+        if len(self.params) != len(prompts):
+            raise ValueError(
+                f"params must be one for all or one for each of {len(prompts)} prompts, got {len(self.params)}"
+            )
+        self.engine, self.tokenizer = engine, tokenizer
+        self.answers = [
+            Generated(prompt, [Completion(choice) for choice in range(one.n)])
+            for prompt, one in zip(prompts, self.params, strict=True)
+        ]
+        self.waiting = list(reversed(range(len(prompts))))
+        self.num_done = 0
+        self.num_tokens = 0
+        self._index: dict[str, int] = {}
+        self._texts: dict[tuple[str, int], OutputText] = {}
+
+    def add(self, index: int, request_id: str) -> None:
+        params = self.params[index]
+        self.engine.add_request(request_id, self.answers[index].prompt_tokens, params)
+        self._index[request_id] = index
+        for choice in range(params.n):
+            self._texts[request_id, choice] = OutputText(
+                self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                params.stop,
+                include_stop=params.include_stop,
+                min_tokens=params.min_tokens,
+            )
+
+    def take(self, delta: Delta) -> None:
+        """One delta: text grows, a stop text ends the choice."""
+        answer = self.answers[self._index[delta.request_id]]
+        completion = answer.completions[delta.choice]
+        text = self._texts[delta.request_id, delta.choice]
+        piece = text.add(delta.tokens)
+        completion.text += piece.text
+        completion.tokens += delta.tokens[: piece.num_tokens]
+        self.num_tokens += piece.num_tokens
+        if delta.logprobs is not None:
+            completion.logprobs = [*(completion.logprobs or []), *delta.logprobs[: piece.num_tokens]]
+        answer.prompt_logprobs = delta.prompt_logprobs or answer.prompt_logprobs
+        if piece.stopped:
+            self.engine.finish_choice(delta.request_id, delta.choice)
+            self._done(answer, completion, "stop")
+        elif delta.finish_reason is not None:
+            completion.text += text.finish().text
+            completion.error, completion.facts = delta.error, delta.facts
+            self._done(answer, completion, delta.finish_reason)
+
+    def _done(self, answer: Generated, completion: Completion, reason: FinishReason) -> None:
+        completion.finish_reason = reason
+        self.num_done += all(other.finish_reason is not None for other in answer.completions)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A single prompt as a list of one."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+class _Bar:
+    """Told how many prompts are done and how many tokens were made."""
+
+    def __init__(self, display: Progress, total: int) -> None:
+        self.display, self.began_s = display, time.monotonic()
+        self.task = display.add_task("Generating", total=total, rate="")
+
+    def __call__(self, num_done: int, num_tokens: int) -> None:
+        seconds = max(time.monotonic() - self.began_s, 1e-9)
+        self.display.update(self.task, completed=num_done, rate=f"{num_tokens / seconds:,.0f} tokens/s")
+
+
+@contextmanager
+def shown_progress(total: int, visible: bool) -> Iterator[_Bar]:
+    """A bar with the throughput on standard error; nothing where it is not wanted."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), disable=not visible, console=Console(stderr=True)) as display:
+        yield _Bar(display, total)

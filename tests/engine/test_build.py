@@ -1,0 +1,90 @@
+"""What a configuration becomes, and what it is refused for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.engine.build import build_engine, count_blocks, end_tokens, plan_engine, tokenizer_folder
+from stoker.engine.config import EngineConfig
+from stoker.model.paged_attend import KVCache
+from stoker.model.weights.source import WeightsSource, open_weights
+from stoker.pod.config_file import ConfigError, parse
+
+
+@pytest.fixture(scope="module")
+def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    twins["llama"].save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> WeightsSource:
+    return open_weights(folder)
+
+
+def config_of(folder: Path, **more: Any) -> EngineConfig:
+    model = {"path": str(folder), "dtype": "float32", **more.pop("model", {})}
+    return parse(EngineConfig, {"model": model, "device": "cpu", "cache": {"num_blocks": 30}, **more})
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"parallelism": {"pipeline": 2}}, "not supported yet: parallelism.pipeline 2"),
+    ({"parallelism": {"data": 2}}, "not supported yet: parallelism.data 2"),
+    ({"parallelism": {"expert": 2}}, "not supported yet: parallelism.expert 2"),
+    ({"api": {"fronts": 2}}, "not supported yet: api.fronts 2"),
+    ({"kernels": "fused"}, "not supported yet: 'fused'"),
+    ({"attention": "flash"}, "not supported yet: 'flash'"),
+    ({"deterministic": True, "threads": 2}, "threads must be 1 where deterministic is true, got 2"),
+    ({"scheduler": {"max_model_len": 161}}, "max_model_len must be at most 160, the max_position_embeddings"),
+    (
+        {"scheduler": {"max_model_len": 150}, "cache": {"num_blocks": 9}},
+        "at most 144, the tokens of the cache, got 150",
+    ),
+    ({"cache": {"memory_bytes": 100}}, "cache: 100 bytes hold no block of 8192 bytes"),
+    ({"model": {"digest": "abc"}}, "digest"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_built_is_refused_by_name(more: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_engine(config_of(folder, **more))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_is_said(folder: Path, source: WeightsSource) -> None:
+    with pytest.raises(ConfigError, match="has no CUDA device; allowed: auto, cpu"):
+        plan_engine(config_of(folder, device="cuda"), source)
+
+
+def test_the_plan_holds_every_choice(folder: Path, source: WeightsSource) -> None:
+    plan = plan_engine(config_of(folder, model={"dtype": "bfloat16"}, deterministic=True), source)
+    assert (plan.device, plan.dtype, plan.kernels, plan.attention) == ("cpu", torch.bfloat16, "reference", "stoker")
+    assert (plan.threads, plan.num_blocks, plan.max_model_len) == (1, 30, 160)
+
+
+def test_seats_are_no_more_than_tokens_of_a_step(folder: Path, source: WeightsSource) -> None:
+    plan = plan_engine(config_of(folder, scheduler={"max_batch_tokens": 8, "max_requests": 100}), source)
+    assert plan.num_seats == 8
+
+
+def test_the_cache_takes_the_memory_that_it_is_given(folder: Path, source: WeightsSource) -> None:
+    block_bytes = KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32)
+    config = config_of(folder, cache={"memory_bytes": 10 * block_bytes + 5})
+    assert count_blocks(config, source.config, torch.float32, "cpu") == 10
+    free = config_of(folder, cache={"memory_fraction": 0.001})
+    assert 1 <= count_blocks(free, source.config, torch.float32, "cpu") * block_bytes < 2**32
+
+
+def test_end_tokens_come_from_both_configurations(source: WeightsSource) -> None:
+    assert end_tokens(source) == (2, 7)
+
+
+def test_a_folder_serves_its_own_tokenizer(folder: Path, source: WeightsSource, tmp_path: Path) -> None:
+    assert tokenizer_folder(plan_engine(config_of(folder), source), tmp_path) == folder

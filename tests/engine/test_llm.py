@@ -1,0 +1,111 @@
+"""The engine in a script: texts or token ids in, answers in the same order out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+
+from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
+from stoker.engine.errors import RequestRefused
+from stoker.engine.llm import LLM, Generated
+from stoker.engine.sampling import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def model_folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose tokens are bytes: 0 to 2 special, then one for each byte."""
+    folder = tmp_path_factory.mktemp("model")
+    twins["llama"].save_pretrained(folder)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder: Path) -> Iterator[LLM]:
+    config = EngineConfig(
+        model=ServedModelConfig(path=str(model_folder), dtype="float32"),
+        deterministic=True,
+        cache=CacheConfig(num_blocks=60),
+        scheduler=SchedulerConfig(max_batch_tokens=64, max_requests=4, max_queued_requests=2),
+    )
+    threads = torch.get_num_threads()
+    with LLM(config) as llm:
+        yield llm
+    torch.set_num_threads(threads)
+
+
+def only(answers: list[Generated]) -> Generated:
+    (answer,) = answers
+    return answer
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, bad_token_ids=tuple(range(259, 320)))
+
+
+def test_answers_come_in_the_order_of_more_prompts_than_the_queue_takes(llm: LLM) -> None:
+    prompts = [f"prompt {number} " * (number % 3 + 1) for number in range(9)]
+    together = llm.generate(prompts, GREEDY, progress=False)
+    alone = [only(llm.generate(prompt, GREEDY, progress=False)) for prompt in prompts]
+    assert [answer.completions[0].tokens for answer in together] == [answer.completions[0].tokens for answer in alone]
+    assert [answer.prompt_tokens for answer in together] == [tuple(llm.tokenizer.encode(prompt)) for prompt in prompts]
+    completion = together[0].completions[0]
+    assert (len(completion.tokens), completion.finish_reason) == (10, "length")
+    assert completion.text == llm.tokenizer.decode(completion.tokens)
+
+
+def test_token_ids_are_a_prompt_too(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("hello")
+    assert llm.generate([tokens], GREEDY, progress=False) != []
+    assert only(llm.generate(tokens, GREEDY, progress=False)).prompt_tokens == tuple(tokens)
+
+
+def test_a_stop_text_ends_a_choice_before_it(llm: LLM) -> None:
+    whole = only(llm.generate("hello", GREEDY, progress=False)).completions[0].text
+    stop = whole[4]
+    cut = only(llm.generate("hello", SamplingParams(**{**vars(GREEDY), "stop": (stop,)}), progress=False))
+    completion = cut.completions[0]
+    assert completion.finish_reason == "stop"
+    assert completion.text == whole[: whole.index(stop)]
+    assert not llm.engine.has_unfinished
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [GREEDY, SamplingParams(n=3, seed=1, max_tokens=4, logprobs=1, prompt_logprobs=0, ignore_eos=True)]
+    one, three = llm.generate(["ab", "cd"], params, progress=False)
+    assert (len(one.completions), len(three.completions)) == (1, 3)
+    assert one.prompt_logprobs is None
+    assert three.prompt_logprobs is not None
+    assert len(three.prompt_logprobs) == 2
+    for completion in three.completions:
+        assert completion.logprobs is not None
+        assert len(completion.logprobs) == len(completion.tokens) == 4
+    with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
+        llm.generate(["ab", "cd"], [GREEDY])
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(RequestRefused, match="the prompt has 400 tokens"):
+        llm.generate(["short", [5] * 400], GREEDY, progress=False)
+    assert not llm.engine.has_unfinished
+    assert llm.engine.stats().owned_blocks == 0
+
+
+def test_the_bar_shows_prompts_and_throughput(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    shown = capsys.readouterr().err
+    assert "Generating" in shown
+    assert "2/2" in shown
+    assert "tokens/s" in shown

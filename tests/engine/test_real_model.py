@@ -1,0 +1,71 @@
+"""SmolLM2 itself: the engine says what transformers says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
+from stoker.engine.llm import LLM
+from stoker.engine.sampling import SamplingParams
+
+pytestmark = pytest.mark.real_model
+FOLDER = Path(os.environ.get("STOKER_CACHE", Path.home() / ".cache/stoker")) / "models/smollm2-135m-instruct"
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "How many legs has a spider?",
+    "Name three colours.",
+    "Why is the sky blue? Answer in two sentences.",
+    "Translate 'good morning' into Spanish.",
+]
+OUTPUT = 32
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    threads = torch.get_num_threads()
+    config = EngineConfig(
+        model=ServedModelConfig(path=str(FOLDER), dtype="float32"),
+        cache=CacheConfig(num_blocks=120),
+        scheduler=SchedulerConfig(max_batch_tokens=64, max_requests=8),
+    )
+    with LLM(config) as llm:
+        yield llm
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def twin() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+
+
+def prompts_of(llm: LLM) -> list[list[int]]:
+    return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+@torch.inference_mode()
+def test_greedy_answers_equal_transformers(llm: LLM, twin: Any) -> None:
+    prompts = prompts_of(llm)
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT, logprobs=0)
+    answers = llm.generate(prompts, params, progress=False)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        inputs = torch.tensor([prompt])
+        whole = twin.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=OUTPUT)
+        theirs = [token for token in whole[0, len(prompt) :].tolist() if token not in llm.engine.limits.eos_token_ids]
+        completion = answer.completions[0]
+        logits = twin(torch.tensor([prompt + completion.tokens])).logits[0, len(prompt) - 1 : -1]
+        if completion.tokens != theirs:
+            place = next(i for i, (a, b) in enumerate(zip(completion.tokens, theirs, strict=False)) if a != b)
+            best = logits[place].topk(2).values
+            assert best[0] - best[1] < 1e-4, f"{completion.text!r} is not {llm.tokenizer.decode(theirs)!r}"
+        truth = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
+        assert completion.logprobs is not None
+        assert [entry.logprob for entry in completion.logprobs] == pytest.approx(truth.tolist(), abs=5e-4)
+    assert "Paris" in answers[0].completions[0].text

@@ -79,6 +79,10 @@ class FakeProcess:
         self.signals: list[str] = []
         self._end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
+    @property
+    def alive(self) -> bool:
+        return not self._end.done()
+
     def terminate(self) -> None:
         self.signals.append("TERM")
         if not self.stubborn:
@@ -154,7 +158,7 @@ def embedded(
     clock = FakeClock()
     numbers = itertools.count(1)
     objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit)
-    addresses = Addresses("loopback")
+    addresses = Addresses("loopback", lambda _: True)
     ready: dict[tuple[str, int], bool] = {}
 
     async def ask(address: str, port: int, _path: str, _timeout_s: float) -> bool:

@@ -39,7 +39,7 @@ class TestLocalCluster(ClusterContract):
             objects = new_store(tmp_path if request.param == "files" else None)
             clock = SystemClock()
             pods = PodHttp(new_private_key(), clock, lambda: "token")
-            yield LocalCluster(objects, Addresses("loopback"), pods, clock)
+            yield LocalCluster(objects, Addresses("loopback", lambda _: True), pods, clock)
             await pods.close()
             if request.param == "files":
                 again = new_store(tmp_path)

@@ -106,7 +106,10 @@ class LocalRun:
         self.objects["ConfigMap", settings.control_keys_config_map] = {"kind": "ConfigMap", "metadata": {}, "data": {}}
         volumes = PodVolumes(pod, self.folder, self.storage, self._find)
         rewriter = Rewriter(
-            namespace=self.job.metadata.namespace, own=host_of(pod), paths=volumes.paths(), addresses=Addresses("ports")
+            namespace=self.job.metadata.namespace,
+            own=host_of(pod),
+            paths=volumes.paths(),
+            addresses=Addresses("ports", lambda _: True),
         )
         try:
             volumes.prepare(lambda _, content: content)

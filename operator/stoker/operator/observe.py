@@ -39,8 +39,8 @@ def interested(store: Store, changed: Object) -> set[Key]:
         keys.add(key_of(changed))
     if changed["kind"] == "Checkpoint":
         keys |= _keys(store.of_kind("InferenceDeployment", changed["metadata"].get("namespace", "")))
-    if _role(changed) == "router":
-        uid = _label(changed, DEPLOYMENT_UID)
+    if changed["kind"] == "InferenceDeployment" or _role(changed) == "router":
+        uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
         keys |= _keys(found for found in store.labelled(DEPLOYMENT_UID, uid) if found["kind"] == "EnginePool")
     return keys
 

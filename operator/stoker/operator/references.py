@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from stoker.operator.plan import Key, Object
 
-
 CLAIM_SCHEME = "pvc://"
 """`pvc://CLAIM/PATH` names a claim."""
 
@@ -32,8 +31,12 @@ _SHAPES: dict[str, _Shape] = {
     "checkpoint": _Shape("Checkpoint", ("name",)),
     "checkpointRef": _Shape("Checkpoint", ("name",)),
     "currentCheckpoint": _Shape("Checkpoint", ("name",)),
+    "resumedFrom": _Shape("Checkpoint", ("name",)),
     "jobRef": _Shape("TrainingJob", ("name",)),
 }
+
+CLAIM_URI = "pvc://"
+"""`pvc://CLAIM/PATH`."""
 
 
 def references(resource: Object) -> frozenset[Key]:
@@ -51,6 +54,8 @@ def _walk(value: Any) -> Iterator[tuple[str, str]]:
                 yield from _names(shape, inner)
             if field == "uri" and isinstance(inner, str) and inner.startswith(CLAIM_SCHEME):
                 yield "PersistentVolumeClaim", inner.removeprefix(CLAIM_SCHEME).partition("/")[0]
+            if field == "uri" and str(inner).startswith(CLAIM_URI):
+                yield "PersistentVolumeClaim", str(inner).removeprefix(CLAIM_URI).partition("/")[0]
             yield from _walk(inner)
     elif isinstance(value, list | tuple):
         for inner in value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,14 +35,15 @@ class Host(NamedTuple):
 
 
 class Addresses:
-    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine."""
+    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine:
+    `reserve` takes a name, and says False when another process has it."""
 
-    def __init__(self, mode: Mode, file: Path | None = None) -> None:
+    def __init__(self, mode: Mode, reserve: Callable[[str], bool], file: Path | None = None) -> None:
         if mode == "loopback" and sys.platform != "linux":
             raise AddressError("addresses: loopback needs Linux (127.x addresses); use ports here")
         self.mode = mode
         self.file = file
-        self._reserved: list[socket.socket] = []
+        self.reserve = reserve
         self._hosts: dict[str, str] = {}
         self._ports: dict[str, int] = {}
         self._block = 0
@@ -71,14 +72,9 @@ class Addresses:
             self._save()
         return self._ports[name]
 
-    def close(self) -> None:
-        """Give up the reservations."""
-        while self._reserved:
-            self._reserved.pop().close()
-
     def _reserve_block(self) -> int:
         if not self._block:
-            found = next((block for block in BLOCKS if self._reserve(f"stoker-block-{block}")), None)
+            found = next((block for block in BLOCKS if self.reserve(f"block-{block}")), None)
             if found is None:
                 raise AddressError("every block of loopback addresses is taken by another supervisor; use ports")
             self._block = found
@@ -87,22 +83,9 @@ class Addresses:
     def _free_ports(self) -> Iterator[int]:
         taken = set(self._ports.values())
         for port in PORT_RANGE:
-            if port not in taken and _is_free(port) and self._reserve(f"stoker-port-{port}"):
+            if port not in taken and _is_free(port) and self.reserve(f"port-{port}"):
                 yield port
         raise AddressError(f"no port is free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
-
-    def _reserve(self, name: str) -> bool:
-        """Take a name that lives as long as this process (an abstract Unix socket); elsewhere than on Linux there is none to take."""
-        if sys.platform != "linux":
-            return True
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            holder.bind(f"\0{name}")
-        except OSError:
-            holder.close()
-            return False
-        self._reserved.append(holder)
-        return True
 
     def _load(self) -> None:
         if self.file is None or not self.file.exists():
@@ -110,9 +93,9 @@ class Addresses:
         kept = json.loads(self.file.read_text())
         if kept["mode"] != self.mode:
             raise AddressError(f"{self.file}: this state folder uses addresses: {kept['mode']}, not {self.mode}")
-        if kept["block"] and self._reserve(f"stoker-block-{kept['block']}"):
+        if kept["block"] and self.reserve(f"block-{kept['block']}"):
             self._block, self._hosts = kept["block"], kept["hosts"]
-        self._ports = {name: port for name, port in kept["ports"].items() if self._reserve(f"stoker-port-{port}")}
+        self._ports = {name: port for name, port in kept["ports"].items() if self.reserve(f"port-{port}")}
 
     def _save(self) -> None:
         if self.file is None:

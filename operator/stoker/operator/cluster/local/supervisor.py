@@ -37,6 +37,7 @@ from stoker.operator.cluster.local.pod_environment import node_environment
 from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.probes import ask_http
 from stoker.operator.cluster.local.process import ShimRunner
+from stoker.operator.cluster.local.reservations import Reservations
 from stoker.operator.cluster.local.services import Services
 from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.pod_http import PodHttp
@@ -88,9 +89,9 @@ class Supervisor:
             StateFolderTaken.
         """
         self.folders.make()
-        with _lock(self.folders.lock), short_folders(self.folders.root) as self.folders:
+        with _lock(self.folders.lock), short_folders(self.folders.root) as self.folders, Reservations() as names:
             self._listen_to_signals()
-            await self._run()
+            await self._run(Addresses(self.options.addresses, names.take, self.folders.addresses))
 
     def stop(self, grace_s: float | None = None) -> None:
         """Begin to end; pods get at most `grace_s`, or their own grace period."""
@@ -116,14 +117,13 @@ class Supervisor:
             "stopping": self._stop.is_set(),
         }
 
-    async def _run(self) -> None:
+    async def _run(self, addresses: Addresses) -> None:
         key = self._private_key()
         settings = Settings(
             control_public_keys={"control.pem": public_key(key).decode()},
             poll_interval_s=POLL_INTERVAL_S,
             resync_interval_s=RESYNC_INTERVAL_S,
         )
-        addresses = Addresses(self.options.addresses, self.folders.addresses)
         objects = ObjectStore(
             now=self.clock.now,
             new_uid=lambda: str(uuid.uuid4()),
@@ -148,7 +148,6 @@ class Supervisor:
             await asyncio.wait((*work, stopping), return_when=asyncio.FIRST_COMPLETED)
             await self._end(work, server)
         await pods.close()
-        addresses.close()
 
     async def _end(self, work: list[asyncio.Task[None]], server: uvicorn.Server) -> None:
         """First who decides, then the pods, then who carries their traffic."""

@@ -1,0 +1,295 @@
+"""Plans are carried out in order, stop at the first failure, and may be repeated after a crash at any point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.applied_hash import with_applied_hash
+from stoker.operator.cluster.seam import Cluster, Conflict, PodUnreachable, ServerError
+from stoker.operator.execute import Executor, event_object
+from stoker.operator.labels import APPLIED_HASH, JOB_UID
+from stoker.operator.plan import Call, Event, Object, Patch, Plan, Ref, Scale
+from stoker.operator.store import Store
+from tests.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
+from tests.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
+
+
+class Recorder:
+    """Passes calls on and remembers their names."""
+
+    def __init__(self, inner: Cluster) -> None:
+        self.inner = inner
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        def record(*given: Any, **named: Any) -> Any:
+            self.names.append(name)
+            return getattr(self.inner, name)(*given, **named)
+
+        return record
+
+
+def wish(resource: Object, world: Mapping[str, Object]) -> Plan:
+    """A plan that uses every field."""
+    child = owned(gated_pod("child"), resource)
+    return Plan(
+        finalizers=("stoker.dev/data",),
+        status={"phase": "Working"},
+        create=(child,),
+        apply=(owned(config_map("config", a="1"), resource),),
+        patch=(Patch(ref_of(world["gated"]), {"spec": {"schedulingGates": []}}),),
+        scale=(Scale(ref_of(world["pool"]), 3),),
+        delete=(ref_of(world["old"]),),
+        calls=(
+            Call(Ref("Pod", "default", "gated", world["gated"]["metadata"]["uid"]), "POST", "/drain", {"id": "one"}),
+        ),
+        events=(Event("Normal", "Working", "it works"),),
+    )
+
+
+async def new_world(embedded_: Embedded) -> dict[str, Object]:
+    objects = embedded_.objects
+    held = pool("resource")
+    held["metadata"] = {**held["metadata"], "finalizers": ["stoker.dev/old"]}
+    return {
+        "resource": objects.create(held),
+        "pool": objects.create(pool("pool")),
+        "gated": objects.create(gated_pod("gated")),
+        "old": objects.create(config_map("old")),
+    }
+
+
+def store_of(embedded_: Embedded) -> Store:
+    """What informers would have brought."""
+    store = Store()
+    for kind in ("EnginePool", "Pod", "ConfigMap"):
+        for found in embedded_.objects.of_kind(kind):
+            store.put(found)
+    return store
+
+
+def test_fields_are_carried_out_in_their_order(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        made = await new_world(world)
+        recorder = Recorder(world.cluster)
+        executor = Executor(recorder, store_of(world), FakeClock())  # type: ignore[arg-type]
+        await executor.execute(made["resource"], wish(made["resource"], made))
+        assert recorder.names == [
+            "patch",  # a finalizer that is added
+            "update_status",
+            "create",
+            "apply",
+            "patch",
+            "scale",
+            "delete",
+            "call",
+            "create",  # the event
+            "patch",  # a finalizer that is removed
+        ]
+
+    asyncio.run(story())
+
+
+def test_a_converged_plan_makes_no_call(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        resource = made["resource"]
+        config = with_applied_hash(owned(config_map("config", a="1"), resource))
+        world.objects.create(config)
+        resource = world.objects.update_status(ref_of(resource), {"phase": "Working"})
+        recorder = Recorder(world.cluster)
+        executor = Executor(recorder, store_of(world), FakeClock())  # type: ignore[arg-type]
+        plan = Plan(
+            finalizers=("stoker.dev/old",),
+            status={"phase": "Working"},
+            apply=(owned(config_map("config", a="1"), resource),),
+        )
+        await executor.execute(resource, plan)
+        assert recorder.names == []
+
+    asyncio.run(story())
+
+
+def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        def refuse(call: Call) -> Mapping[str, Any]:
+            raise PodUnreachable(call.pod.name)
+
+        world = embedded(tmp_path, pods=FakePods(on_call=refuse))
+        made = await new_world(world)
+        executor = Executor(world.cluster, store_of(world), FakeClock())
+        with pytest.raises(PodUnreachable):
+            await executor.execute(made["resource"], wish(made["resource"], made))
+        assert world.objects.of_kind("Event") == []
+        assert world.objects.find(("ConfigMap", "default", "old")) is None  # type: ignore[arg-type]
+
+    asyncio.run(story())
+
+
+def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        world.objects.create(owned(gated_pod("ours"), made["resource"]))
+        world.objects.create(gated_pod("theirs"))
+        executor = Executor(world.cluster, Store(), FakeClock())
+        await executor.execute(made["resource"], Plan(create=(owned(gated_pod("ours"), made["resource"]),)))
+        with pytest.raises(Conflict, match="theirs exists and belongs to another owner"):
+            await executor.execute(made["resource"], Plan(create=(owned(gated_pod("theirs"), made["resource"]),)))
+
+    asyncio.run(story())
+
+
+def test_an_object_without_owner_is_ours_by_its_uid_label(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        body = config_map("save")
+        body["metadata"]["labels"] = {JOB_UID: "job"}
+        world.objects.create(body)
+        executor = Executor(world.cluster, Store(), FakeClock())
+        await executor.execute(made["resource"], Plan(create=(body,)))
+        other = {**body, "metadata": {**body["metadata"], "labels": {JOB_UID: "another"}}}
+        with pytest.raises(Conflict):
+            await executor.execute(made["resource"], Plan(create=(other,)))
+
+    asyncio.run(story())
+
+
+def test_own_writes_are_in_the_store_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        made = await new_world(world)
+        store = store_of(world)
+        await Executor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))
+        for kind in ("Pod", "ConfigMap"):
+            assert store.of_kind(kind) == world.objects.of_kind(kind)
+        found = store.by_uid(made["resource"]["metadata"]["uid"])
+        assert found is not None
+        assert found["status"] == {"phase": "Working"}
+        assert found["metadata"]["finalizers"] == ["stoker.dev/data"]
+
+    asyncio.run(story())
+
+
+def test_a_status_for_an_older_version_is_a_conflict(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        world.objects.patch(ref_of(made["resource"]), {"metadata": {"labels": {"changed": "yes"}}})
+        with pytest.raises(Conflict):
+            await Executor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(status={"phase": "Old"}))
+
+    asyncio.run(story())
+
+
+def test_the_same_event_appears_once_in_ten_minutes(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        clock = FakeClock()
+        executor = Executor(world.cluster, Store(), clock)
+        plan = Plan(events=(Event("Warning", "Refused", "no"),))
+        for _ in range(3):
+            await executor.execute(made["resource"], plan)
+        assert len(world.objects.of_kind("Event")) == 1
+        await clock.advance(601)
+        await executor.execute(made["resource"], plan)
+        assert len(world.objects.of_kind("Event")) == 2
+
+    asyncio.run(story())
+
+
+def test_an_event_is_about_its_resource() -> None:
+    resource = pool("one")
+    resource["metadata"]["uid"] = "u"
+    found = event_object(resource, Event("Normal", "Done", "all good" * 1000), START)
+    assert found["involvedObject"] == {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "EnginePool",
+        "name": "one",
+        "namespace": "default",
+        "uid": "u",
+    }
+    assert len(found["message"]) == 1024
+    assert found["metadata"]["name"].startswith("one.")
+
+
+def test_events_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        flaky = Flaky(world.cluster, fail_at=1, after=False)
+        await Executor(flaky, Store(), FakeClock()).execute(made["resource"], Plan(events=(Event("Normal", "A", "b"),)))
+        assert world.objects.of_kind("Event") == []
+
+    asyncio.run(story())
+
+
+def what_is_wanted(world: Embedded) -> dict[str, Any]:
+    """The outcome of `wish` as far as it is about meaning, not versions."""
+    find = world.objects.find
+    resource = find(("EnginePool", "default", "resource"))  # type: ignore[arg-type]
+    pool_ = find(("EnginePool", "default", "pool"))  # type: ignore[arg-type]
+    config = find(("ConfigMap", "default", "config"))  # type: ignore[arg-type]
+    assert resource is not None
+    assert pool_ is not None
+    assert config is not None
+    return {
+        "finalizers": resource["metadata"]["finalizers"],
+        "status": resource["status"],
+        "pods": [pod["metadata"]["name"] for pod in world.objects.of_kind("Pod")],
+        "config": config["data"],
+        "hash": APPLIED_HASH in config["metadata"]["labels"],
+        "gates": [pod["spec"]["schedulingGates"] for pod in world.objects.of_kind("Pod")],
+        "replicas": pool_["spec"]["replicas"],
+        "old": find(("ConfigMap", "default", "old")),  # type: ignore[arg-type]
+        "events": [event["reason"] for event in world.objects.of_kind("Event")],
+    }
+
+
+WANTED = {
+    "finalizers": ["stoker.dev/data"],
+    "status": {"phase": "Working"},
+    "pods": ["child", "gated"],
+    "config": {"a": "1"},
+    "hash": True,
+    "gates": [[{"name": "stoker.dev/placement"}], []],
+    "replicas": 3,
+    "old": None,
+    "events": ["Working"],
+}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 11), st.booleans(), st.booleans()), max_size=4))
+def test_any_crash_points_then_a_retry_converge(tmp_path: Path, crashes: list[tuple[int, bool, bool]]) -> None:
+    """Each crash happens at some write, before or after it took effect; the operator comes back with an empty or a stale store."""
+
+    async def story() -> None:
+        pods = FakePods()
+        world = embedded(tmp_path, pods=pods)
+        made = await new_world(world)
+        store = store_of(world)
+        for fail_at, after, fresh in [*crashes, (0, False, True)]:
+            if fresh:
+                store = store_of(world)
+            resource = world.objects.get(("EnginePool", "default", "resource"))  # type: ignore[arg-type]
+            flaky = Flaky(world.cluster, fail_at=fail_at, after=after)
+            try:
+                await Executor(flaky, store, FakeClock()).execute(resource, wish(resource, made))
+            except ServerError:
+                continue
+        assert what_is_wanted(world) == WANTED
+        assert {call.body["id"] for call in pods.calls} == {"one"}
+
+    asyncio.run(story())

@@ -1,0 +1,161 @@
+"""Which objects a reconcile sees, and who looks again when one changes: the two must agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.observe import interested, observe
+from stoker.operator.plan import Key, Object
+from stoker.operator.references import references
+from stoker.operator.store import Store, key_of
+
+NAMESPACE = "team"
+
+
+def thing(kind: str, name: str, spec: Any = None, *, owner: str = "", **labels: str) -> Object:
+    names = {"job": JOB, "job_uid": JOB_UID, "deployment": DEPLOYMENT, "deployment_uid": DEPLOYMENT_UID, "checkpoint_uid": CHECKPOINT_UID, "role": ROLE}  # fmt: skip
+    metadata: Object = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1"}
+    metadata["labels"] = {names[label]: value for label, value in labels.items()}
+    if owner:
+        kind_of_owner, _, owner_name = owner.partition("/")
+        metadata["ownerReferences"] = [{"kind": kind_of_owner, "name": owner_name, "uid": f"uid-{owner_name}"}]
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec or {}}
+
+
+WORLD = [
+    thing("TrainingJob", "job", {"checkpoint": {"storage": {"claimName": "disk"}}, "workers": {"volumes": [{"configMap": {"name": "data"}}]}}),
+    thing("TrainingJob", "next", {"modelFrom": {"checkpoint": {"name": "save"}}}),
+    thing("Pod", "trainer-0", owner="TrainingJob/job", job="job", job_uid="uid-job", role="trainer"),
+    thing("Pod", "trainer-1", owner="TrainingJob/job", job="job", job_uid="uid-job", role="trainer"),
+    thing("Checkpoint", "save", {"source": {"save": {"jobRef": {"name": "job"}}}}, job="job", job_uid="uid-job"),
+    thing("Pod", "verify", owner="Checkpoint/save", checkpoint_uid="uid-save", role="task"),
+    thing("InferenceDeployment", "chat", {"model": {"checkpointSelector": {"jobRef": {"name": "job"}}}}),
+    thing("EnginePool", "pool", owner="InferenceDeployment/chat", deployment="chat", deployment_uid="uid-chat"),
+    thing("Pod", "engine", owner="EnginePool/pool", deployment="chat", deployment_uid="uid-chat", role="engine"),
+    thing("Pod", "router", owner="InferenceDeployment/chat", deployment="chat", deployment_uid="uid-chat", role="router"),
+    thing("PersistentVolumeClaim", "disk"),
+    thing("ConfigMap", "data"),
+    thing("ConfigMap", "stoker-control-keys"),
+    thing("ConfigMap", "foreign"),
+    thing("Pod", "foreign"),
+]  # fmt: skip
+WORLD[6]["status"] = {"currentCheckpoint": {"name": "save"}}
+
+SEEN: dict[tuple[str, str], dict[str, list[str]]] = {
+    ("TrainingJob", "job"): {
+        "Checkpoint": ["save"],
+        "ConfigMap": ["data", "stoker-control-keys"],
+        "PersistentVolumeClaim": ["disk"],
+        "Pod": ["trainer-0", "trainer-1"],
+    },
+    ("TrainingJob", "next"): {"Checkpoint": ["save"], "ConfigMap": ["stoker-control-keys"]},
+    ("Checkpoint", "save"): {
+        "ConfigMap": ["stoker-control-keys"],
+        "EnginePool": ["pool"],
+        "InferenceDeployment": ["chat"],
+        "Pod": ["trainer-0", "trainer-1", "verify"],
+        "TrainingJob": ["job", "next"],
+    },
+    ("InferenceDeployment", "chat"): {
+        "Checkpoint": ["save"],
+        "ConfigMap": ["stoker-control-keys"],
+        "EnginePool": ["pool"],
+        "Pod": ["engine", "router"],
+        "TrainingJob": ["job"],
+    },
+    ("EnginePool", "pool"): {
+        "ConfigMap": ["stoker-control-keys"],
+        "InferenceDeployment": ["chat"],
+        "Pod": ["engine", "router"],
+    },
+}
+
+
+def world() -> Store:
+    store = Store()
+    for found in WORLD:
+        store.put(found)
+    return store
+
+
+def test_each_kind_sees_its_surroundings() -> None:
+    store = world()
+    found = {}
+    for kind, name in SEEN:
+        seen = observe(store, Key(kind, NAMESPACE, name), 0.0)
+        assert seen is not None
+        found[kind, name] = {k: [o["metadata"]["name"] for o in objects] for k, objects in sorted(seen.objects.items())}
+    assert found == SEEN
+
+
+def test_whoever_sees_an_object_looks_again_when_it_changes() -> None:
+    store = world()
+    for kind, name in SEEN:
+        key = Key(kind, NAMESPACE, name)
+        seen = observe(store, key, 0.0)
+        assert seen is not None
+        for objects in seen.objects.values():
+            for found in objects:
+                if found["metadata"]["name"] == "stoker-control-keys":
+                    continue  # a rotation of keys is followed by the kubelet, not by reconciles
+                if kind == "Checkpoint" and found["kind"] == "EnginePool":
+                    continue  # through its deployment, which changes with it
+                if kind == "Checkpoint" and found["metadata"]["name"].startswith("trainer-"):
+                    continue  # only while a save is wanted, see below
+                assert key in interested(store, found), (key, key_of(found))
+
+
+def test_a_checkpoint_that_waits_for_its_save_follows_the_trainer() -> None:
+    store = world()
+    pod = store.get(Key("Pod", NAMESPACE, "trainer-0"))
+    assert pod is not None
+    assert Key("Checkpoint", NAMESPACE, "save") in interested(store, pod)
+    saved = thing("Checkpoint", "save", job_uid="uid-job")
+    saved["metadata"]["resourceVersion"] = "2"
+    saved["status"] = {"phase": "Complete"}
+    store.put(saved)
+    assert interested(store, pod) == {Key("TrainingJob", NAMESPACE, "job")}
+
+
+def test_foreign_objects_concern_nobody() -> None:
+    store = world()
+    assert interested(store, thing("Pod", "foreign")) == set()
+
+
+def test_a_resource_that_is_gone_has_nothing_to_see() -> None:
+    assert observe(world(), Key("TrainingJob", NAMESPACE, "ghost"), 0.0) is None
+
+
+def test_reports_come_with_their_age() -> None:
+    store = world()
+    store.put_report("uid-trainer-0", {"step": 3}, 100.0)
+    seen = observe(store, Key("TrainingJob", NAMESPACE, "job"), 104.5)
+    assert seen is not None
+    assert {uid: (report.body, report.age_s) for uid, report in seen.reports.items()} == {
+        "uid-trainer-0": ({"step": 3}, 4.5)
+    }
+
+
+def test_references_are_found_wherever_they_stand() -> None:
+    found = thing(
+        "TrainingJob",
+        "job",
+        {
+            "workers": {
+                "env": [{"valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}}],
+                "envFrom": [{"configMapRef": {"name": "c1"}}],
+                "volumes": [{"secret": {"secretName": "s2"}}, {"persistentVolumeClaim": {"claimName": "p1"}}],
+            },
+            "checkpoint": {"storage": {"claimName": "p2"}},
+            "model": {"uri": "pvc://p3/models/one"},
+        },
+    )
+    assert {(key.kind, key.name) for key in references(found)} == {
+        ("Secret", "s1"),
+        ("Secret", "s2"),
+        ("ConfigMap", "c1"),
+        ("PersistentVolumeClaim", "p1"),
+        ("PersistentVolumeClaim", "p2"),
+        ("PersistentVolumeClaim", "p3"),
+    }

@@ -1,0 +1,239 @@
+"""The whole loop on an embedded cluster with fake processes: a small reconciler that keeps one pod per EnginePool replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.operator import Operator
+from stoker.operator.plan import Key, Object, Observed, Plan
+from stoker.operator.settings import Settings
+from tests.operator.cluster_contract import owned, pool, ref_of
+from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, settle
+
+SETTINGS = Settings(workers=2, resync_interval_s=600)
+KEY = Key("EnginePool", "default", "pool")
+
+
+def pod(name: str, owner: Object) -> Object:
+    body: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"stoker.dev/role": "engine"}},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "command": ["python", "-c", "pass"]}]},
+    }
+    return owned(body, owner)
+
+
+def reconcile_pods(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
+    """As many live pods as replicas; pods that have ended are replaced; the status counts the running ones."""
+    resource = seen.resource
+    wanted = [f"{resource['metadata']['name']}-{number}" for number in range(resource["spec"]["replicas"])]
+    found = {p["metadata"]["name"]: p for p in seen.of_kind("Pod")}
+    ended = [p for p in found.values() if (p.get("status") or {}).get("phase") in ("Succeeded", "Failed")]
+    running = sum((p.get("status") or {}).get("phase") == "Running" for p in found.values())
+    reported = sorted(str(report.body.get("phase")) for report in seen.reports.values())
+    status = {"replicas": running, "reported": reported}
+    surplus = [p for name, p in found.items() if name not in wanted]
+    return Plan(
+        status=None if resource.get("status") == status else status,
+        create=tuple(pod(name, resource) for name in wanted if name not in found),
+        delete=tuple(ref_of(p) for p in [*surplus, *ended] if not p["metadata"].get("deletionTimestamp")),
+    )
+
+
+def run(
+    tmp_path: Path,
+    story: Callable[[Embedded, Operator], Awaitable[None]],
+    reconcile: Any = reconcile_pods,
+    pods: FakePods | None = None,
+    wrap: Callable[[Any], Any] = lambda cluster: cluster,
+) -> None:
+    async def whole() -> None:
+        world = embedded(tmp_path, pods=pods or FakePods())
+        operator = Operator(
+            wrap(world.cluster), SETTINGS, {"EnginePool": reconcile}, clock=world.clock, jitter=lambda: 0.5
+        )
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        try:
+            await story(world, operator)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await world.kubelet.stop(0)
+
+    asyncio.run(whole())
+
+
+def running_pods(world: Embedded) -> list[str]:
+    pods = world.objects.of_kind("Pod")
+    return [
+        p["metadata"]["name"]
+        for p in pods
+        if p["status"]["phase"] == "Running" and not p["metadata"].get("deletionTimestamp")
+    ]
+
+
+def status(world: Embedded) -> Any:
+    return world.objects.get(KEY).get("status")
+
+
+def test_a_resource_gets_its_pods_and_its_status(tmp_path: Path) -> None:
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool", 2))
+        await world.clock.advance(1)
+        assert running_pods(world) == ["pool-0", "pool-1"]
+        assert status(world) == {"replicas": 2, "reported": []}
+
+    run(tmp_path, story)
+
+
+def test_a_converged_resource_costs_no_write(tmp_path: Path) -> None:
+    async def story(world: Embedded, operator: Operator) -> None:
+        world.objects.create(pool("pool", 2))
+        await world.clock.advance(1)
+        before = world.objects.version
+        operator.queue.add(KEY)
+        await world.clock.advance(SETTINGS.resync_interval_s * 2)
+        assert world.objects.version == before
+
+    run(tmp_path, story)
+
+
+def test_an_ended_pod_is_replaced(tmp_path: Path) -> None:
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool", 1))
+        await world.clock.advance(1)
+        world.runner.processes[0].end(1)
+        await world.clock.advance(1)
+        assert len(world.runner.processes) == 2
+        assert running_pods(world) == ["pool-0"]
+
+    run(tmp_path, story)
+
+
+def test_pods_go_with_their_resource(tmp_path: Path) -> None:
+    async def story(world: Embedded, _: Operator) -> None:
+        made = world.objects.create(pool("pool", 2))
+        await world.clock.advance(1)
+        world.objects.delete(ref_of(made))
+        await world.clock.advance(1)
+        assert world.objects.of_kind("Pod") == []
+        assert [process.signals for process in world.runner.processes] == [["TERM"], ["TERM"]]
+
+    run(tmp_path, story)
+
+
+def test_a_new_report_wakes_its_resource(tmp_path: Path) -> None:
+    pods = FakePods()
+
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool", 1))
+        await world.clock.advance(1)
+        uid = world.objects.of_kind("Pod")[0]["metadata"]["uid"]
+        pods.answers[uid] = {"phase": "Serving"}
+        await world.clock.advance(SETTINGS.poll_interval_s * 2)
+        assert status(world) == {"replicas": 1, "reported": ["Serving"]}
+
+    run(tmp_path, story, pods=pods)
+
+
+def test_a_requeue_comes_at_its_time(tmp_path: Path) -> None:
+    passes: list[float] = []
+
+    def reconcile(seen: Observed, settings_: Settings, now: datetime) -> Plan:
+        passes.append(now.second)
+        return Plan(requeue_after_s=7.0)
+
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool"))
+        await world.clock.advance(15)
+        assert passes == [0, 7, 14]
+
+    run(tmp_path, story, reconcile)
+
+
+def test_a_reconciler_that_raises_is_tried_again_and_stops_no_other(tmp_path: Path) -> None:
+    failures = 0
+
+    def reconcile(seen: Observed, settings_: Settings, now: datetime) -> Plan:
+        nonlocal failures
+        if seen.resource["metadata"]["name"] == "bad" and failures < 3:
+            failures += 1
+            raise RuntimeError("a bug")
+        return reconcile_pods(seen, settings_, now)
+
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("bad", 1))
+        world.objects.create(pool("good", 1))
+        await settle()
+        await world.clock.advance(0.01)
+        assert "good-0" in running_pods(world)
+        await world.clock.advance(2)
+        assert failures == 3
+        assert running_pods(world) == ["bad-0", "good-0"]
+
+    run(tmp_path, story, reconcile)
+
+
+def test_a_refused_object_is_told_as_an_event(tmp_path: Path) -> None:
+    def reconcile(seen: Observed, settings_: Settings, now: datetime) -> Plan:
+        body = pod("sidecar", seen.resource)
+        body["spec"]["initContainers"] = [{"name": "first"}]
+        return Plan(create=(body,))
+
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool"))
+        await world.clock.advance(5)
+        events = world.objects.of_kind("Event")
+        assert [(event["type"], event["reason"], event["message"]) for event in events] == [
+            ("Warning", "Refused", "Pod sidecar: not supported yet: spec.initContainers")
+        ]
+
+    run(tmp_path, story, reconcile)
+
+
+def test_liveness_is_the_age_of_the_oldest_news(tmp_path: Path) -> None:
+    async def story(world: Embedded, operator: Operator) -> None:
+        await world.clock.advance(10)
+        assert operator.silent_s() == 10
+        await world.clock.advance(10)
+        assert operator.silent_s() <= 15  # bookmarks come every 15 s
+
+    run(tmp_path, story)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["scale 0", "scale 1", "scale 3", "end", "kill", "delete pod", "wait"]), max_size=12),
+    st.integers(0, 30),
+    st.booleans(),
+)
+def test_any_history_and_any_lost_write_converge(tmp_path: Path, history: list[str], fail_at: int, after: bool) -> None:
+    async def story(world: Embedded, _: Operator) -> None:
+        made = world.objects.create(pool("pool", 2))
+        await settle()
+        for number, what in enumerate(history):
+            live = [process for process in world.runner.processes if process.alive]
+            pods = world.objects.of_kind("Pod")
+            if what.startswith("scale"):
+                world.objects.scale(ref_of(made), int(what.split()[1]))
+            elif what in ("end", "kill") and live:
+                live[number % len(live)].end(0 if what == "end" else 137)
+            elif what == "delete pod" and pods:
+                world.objects.delete(ref_of(pods[number % len(pods)]))
+            elif what == "wait":
+                await world.clock.advance(0.3)
+        await world.clock.advance(60)
+        replicas = world.objects.get(KEY)["spec"]["replicas"]
+        assert running_pods(world) == [f"pool-{number}" for number in range(replicas)]
+        assert status(world)["replicas"] == replicas
+
+    run(tmp_path, story, wrap=lambda cluster: Flaky(cluster, fail_at=fail_at, after=after))

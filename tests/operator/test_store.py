@@ -1,0 +1,133 @@
+"""What the store keeps, and in which order news may come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.operator.labels import JOB_UID
+from stoker.operator.plan import Key, Object
+from stoker.operator.store import Change, Store, key_of
+
+
+def thing(name: str, version: int, *, uid: str = "", kind: str = "ConfigMap", **metadata: Any) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": "a",
+            "uid": uid or f"uid-{name}",
+            "resourceVersion": str(version),
+            **metadata,
+        },
+    }
+
+
+KEY = Key("ConfigMap", "a", "one")
+
+
+def test_an_older_version_never_replaces_a_newer_one() -> None:
+    store = Store()
+    assert store.put(thing("one", 5))
+    assert not store.put(thing("one", 4))
+    assert not store.put(thing("one", 5))
+    assert store.put(thing("one", 6))
+    assert store.get(KEY) == thing("one", 6)
+
+
+def test_a_late_event_does_not_bring_a_deleted_object_back() -> None:
+    store = Store()
+    store.put(thing("one", 5))
+    store.remove(KEY, "uid-one", 7)
+    assert not store.put(thing("one", 6))
+    assert store.get(KEY) is None
+
+
+def test_a_namesake_with_a_new_uid_comes_in_after_a_deletion() -> None:
+    store = Store()
+    store.put(thing("one", 5))
+    store.remove(KEY, "uid-one", 7)
+    assert store.put(thing("one", 8, uid="other"))
+    assert not store.remove(KEY, "uid-one", 9)
+    assert store.get(KEY) == thing("one", 8, uid="other")
+
+
+def test_a_list_removes_what_it_lacks_but_not_what_was_written_after_it() -> None:
+    store = Store()
+    changes: list[Change] = []
+    for found in (thing("gone", 3), thing("new", 12), thing("kept", 4)):
+        store.put(found)
+    store.listeners.append(changes.append)
+    store.replace("ConfigMap", [thing("kept", 4), thing("fresh", 9)], 10)
+    assert [item["metadata"]["name"] for item in store.of_kind("ConfigMap")] == ["fresh", "kept", "new"]
+    assert changes == [Change(thing("gone", 3), None), Change(None, thing("fresh", 9))]
+
+
+def test_a_list_replaces_a_namesake_with_another_uid() -> None:
+    store = Store()
+    store.put(thing("one", 3))
+    store.replace("ConfigMap", [thing("one", 8, uid="other")], 10)
+    assert store.by_uid("uid-one") is None
+    assert store.by_uid("other") == thing("one", 8, uid="other")
+
+
+def test_objects_are_found_by_owner_label_and_reference() -> None:
+    store = Store()
+    owner = {"apiVersion": "v1", "kind": "TrainingJob", "name": "job", "uid": "job-uid"}
+    pod = thing("pod", 1, kind="Pod", ownerReferences=[owner], labels={JOB_UID: "job-uid"})
+    pod["spec"] = {"volumes": [{"name": "c", "configMap": {"name": "one"}}]}
+    store.put(pod)
+    assert store.owned_by("job-uid") == [pod]
+    assert store.labelled(JOB_UID, "job-uid") == [pod]
+    assert store.referring_to(KEY) == [pod]
+    bare = thing("pod", 2, kind="Pod")
+    store.put(bare)
+    assert store.owned_by("job-uid") == store.labelled(JOB_UID, "job-uid") == store.referring_to(KEY) == []
+
+
+def test_a_label_without_index_is_an_error() -> None:
+    with pytest.raises(ValueError, match="label color has no index"):
+        Store().labelled("color", "red")
+
+
+def test_reports_age_and_go_with_their_pod() -> None:
+    store = Store()
+    store.put(thing("pod", 1, kind="Pod"))
+    assert store.put_report("uid-pod", {"step": 1}, 10.0)
+    assert not store.put_report("uid-pod", {"step": 1}, 12.0)
+    report = store.report("uid-pod", 15.0)
+    assert report is not None
+    assert (report.body, report.age_s) == ({"step": 1}, 3.0)
+    store.remove(Key("Pod", "a", "pod"), "uid-pod")
+    assert store.report("uid-pod", 15.0) is None
+    assert not store.put_report("uid-pod", {"step": 2}, 16.0)
+
+
+VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.booleans()), max_size=30)
+
+
+@given(VERSIONS, st.randoms(use_true_random=False))
+def test_news_in_any_order_end_in_the_newest_state(history: list[tuple[str, int, bool]], random: Any) -> None:
+    """Each name has one life: versions 1..n, perhaps a deletion at the end. Whatever arrives late or twice, the end is the same."""
+    last = {name: max(v for n, v, _ in history if n == name) for name in {n for n, _, _ in history}}
+    deleted = {name for name, _, gone in history if gone}
+    news = [*history, *random.sample(history, len(history) // 2)]
+    news += [(name, version, False) for name, version in last.items()]
+    random.shuffle(news)
+    store = Store()
+    for name, version, _ in news:
+        store.put(thing(name, version))
+        if name in deleted and random.random() < 0.5:
+            store.remove(Key("ConfigMap", "a", name), f"uid-{name}", last[name] + 1)
+    for name in deleted:
+        store.remove(Key("ConfigMap", "a", name), f"uid-{name}", last[name] + 1)
+    for name, version, _ in news:
+        store.put(thing(name, version))
+    expected = {
+        Key("ConfigMap", "a", name): thing(name, version) for name, version in last.items() if name not in deleted
+    }
+    assert {key_of(found): found for found in store.of_kind("ConfigMap")} == expected

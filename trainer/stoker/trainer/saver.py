@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest import Box, Manifest, Piece, TensorInfo, folder_name
 from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.verify import verify
@@ -75,8 +74,6 @@ class Saver:
         self._verified = dict.fromkeys(verified, True)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
-        self.last_started: int | None = None
-        """Step of the last save that was started."""
 
     @property
     def busy(self) -> bool:
@@ -85,7 +82,6 @@ class Saver:
     def start(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> None:
         """Begin to write; waits for the save before it."""
         self.wait()
-        self.last_started = plan.step
         self._thread = threading.Thread(target=self._run, args=(plan, pieces), name=f"save-{plan.step}")
         self._thread.start()
 
@@ -113,11 +109,11 @@ class Saver:
             published = self._write(plan, pieces)
             event = replace(event, state="Committed", digest=published.digest, bytes=published.bytes)
             self._tell(event)
-            event = replace(event, verified=self._read_back(published))
-            self._error = None if event.verified else f"{name} does not read back as it was written"
-        except StorageFailed as error:
-            self._error = str(error)
-            event = replace(event, state="Failed", detail=str(error))
+            good = self._read_back(published)
+            event = replace(event, verified=good, detail="" if good else f"{name} does not read back as it was written")
+        except Exception as error:  # noqa: BLE001  # a thread's error must reach the report; a lost peer shows up here too
+            event = replace(event, state="Failed", detail=str(error) or type(error).__name__)
+        self._error = event.detail or None
         self._tell(event)
         self._answer(plan.requests, event)
         self._retain()
@@ -178,7 +174,7 @@ class Saver:
         return self._verified[name]
 
     def _answer(self, requests: Sequence[str], event: SaveEvent) -> None:
-        good = event.state == "Committed"
+        good = event.state == "Committed" and not event.detail
         for request in requests:
             self._beacon.send(
                 RequestEvent(
@@ -199,10 +195,10 @@ class Saver:
 
 
 def _attempt(action: Callable[[], Any], wanted: bool) -> tuple[Any, str | None]:
-    """Value and problem of an action that a full disk or a bad folder may stop; `(None, None)` when it is not wanted on this rank."""
+    """Value and problem of an action; `(None, None)` when it is not wanted on this rank. No error leaves here: the other ranks wait for the report."""
     if not wanted:
         return None, None
     try:
         return action(), None
-    except (OSError, CheckpointError) as error:
+    except Exception as error:  # noqa: BLE001  # see above
         return None, f"{type(error).__name__}: {error}"

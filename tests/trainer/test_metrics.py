@@ -1,0 +1,66 @@
+"""Speed, time left and the log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from stoker.trainer.beacon import StepEvent, ValidationEvent
+from stoker.trainer.metrics import MetricLog, StepClock
+
+
+def test_time_left_leaves_the_first_step_out() -> None:
+    times = iter([0.0, 10.0, 10.0, 12.0, 20.0, 24.0])
+    clock = StepClock(100, lambda: next(times))
+    eta = []
+    for left in (9, 8, 7):
+        clock.start()
+        clock.stop()
+        eta.append(clock.eta_s(left))
+    assert eta == [90.0, 16.0, 21.0]
+    assert clock.tokens_per_s == 25.0
+    assert clock.steps == 3
+
+
+def event(step: int) -> StepEvent:
+    return StepEvent(
+        step=step,
+        total_steps=5,
+        tokens=step,
+        loss=0.1 + 0.2,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        tokens_per_s=1.0,
+        step_s=1.0,
+        eta_s=1.0,
+        at=0.0,
+    )
+
+
+def test_the_log_keeps_every_nth_step_the_last_one_and_validations_with_all_digits(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "run.jsonl"
+    with MetricLog(str(path), 2) as log:
+        for step in range(1, 6):
+            log.step(event(step))
+        log.validation(ValidationEvent(step=5, loss=1.0, tokens=3, at=0.0))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in lines] == [
+        ("step", 2),
+        ("step", 4),
+        ("step", 5),
+        ("validation", 5),
+    ]
+    assert lines[0] == {"kind": "step", **asdict(event(2))}
+    with MetricLog(str(path), 1) as log:  # a resumed run appends
+        log.step(event(1))
+    assert len(path.read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_without_a_path_nothing_is_written(tmp_path: Path, every: int) -> None:
+    with MetricLog(None, every) as log:
+        log.step(event(3))
+    assert list(tmp_path.iterdir()) == []

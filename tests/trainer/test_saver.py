@@ -1,0 +1,94 @@
+"""Saves of several ranks: what one rank cannot write fails for all, and nothing of it stays."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.checkpoint.manifest import Box, TensorInfo
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.trainer.beacon import RequestEvent, SaveEvent
+from stoker.trainer.saver import HostPiece, SavePlan, Saver
+from tests.trainer.gloo_world import run_ranks
+from tests.trainer.tiny_run import RecordingBeacon, team_of
+
+TENSOR = TensorInfo("model.weight", (8, 1000), "float32")
+
+
+def plan(step: int, **changes: Any) -> SavePlan:
+    return SavePlan(
+        step=step, tokens=step, loss=0.5, reason="interval", tensors=[TENSOR], meta={"layout": {}}, **changes
+    )
+
+
+def half(rank: int, value: float) -> list[HostPiece]:
+    flat = (rank * 4000, (rank + 1) * 4000)
+    return [HostPiece(TENSOR, Box.whole(TENSOR.shape), flat, np.full(4000, value, np.float32))]
+
+
+def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
+    team = team_of(range(size))
+    assert team is not None
+    beacon = team.beacon
+    assert isinstance(beacon, RecordingBeacon)
+    saver = Saver(CheckpointRoot(Path(folder)), "0a1b2c3d", team.save_group, beacon, {"config.json": b"{}"}, keep=None)
+    saver.start(plan(1), half(rank, 1.0))
+    first = saver.wait()
+    if rank == 1:  # a disk on which only small files fit
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    saver.start(plan(2, requests=("wanted",) if rank == 0 else ()), half(rank, 2.0))
+    second = saver.wait()
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    saver.start(plan(3), half(rank, 3.0))
+    third = saver.wait()
+    saver.start(plan(3), half(rank, 4.0))
+    return {"problems": [first, second, third, saver.wait()], "events": beacon.events}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("saver")
+    return folder, run_ranks(save_three_times, 2, str(folder))
+
+
+def test_one_full_disk_fails_the_save_on_every_rank_and_the_next_one_works(
+    saved: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, answers = saved
+    for answer in answers:
+        first, second, third, again = answer["problems"]
+        assert (first, third) == (None, None)
+        assert "rank-00001.bin" in second
+        assert "exists" in again
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        "step-00000001.0a1b2c3d",
+        "step-00000003.0a1b2c3d",
+    ]
+
+
+def test_rank_0_reports_and_answers_the_request(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    leader, other = (answer["events"] for answer in saved[1])
+    assert other == []
+    states = [(event.step, event.state, event.verified) for event in leader if isinstance(event, SaveEvent)]
+    good = [("Saving", None), ("Committed", None), ("Committed", True)]
+    bad = [("Saving", None), ("Failed", None)]
+    steps = [(1, good), (2, bad), (3, good), (3, bad)]
+    assert states == [(step, *state) for step, states_ in steps for state in states_]
+    (answer,) = [event for event in leader if isinstance(event, RequestEvent)]
+    assert (answer.id, answer.state, answer.folder) == ("wanted", "Failed", "")
+
+
+def test_the_pieces_of_both_ranks_make_the_tensor(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    for step in (1, 3):
+        reader = CheckpointReader(saved[0] / f"step-{step:08d}.0a1b2c3d")
+        np.testing.assert_array_equal(reader.read(TENSOR.name), np.full(TENSOR.shape, float(step), np.float32))
+        assert reader.read_file("config.json") == b"{}"

@@ -17,7 +17,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def tracked_files() -> list[Path]:
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     paths = (ROOT / name for name in listed.stdout.decode().split("\0") if name)
     return [path for path in paths if path.is_file()]

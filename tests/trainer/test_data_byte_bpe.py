@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from stoker.pod.config_file import parse
+from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.byte_bpe import train_tokenizer
 from stoker.trainer.data.error import DataError
@@ -80,8 +80,8 @@ def test_the_end_of_sequence_is_the_end_of_what_is_learned(tmp_path: Path, docum
 
 
 def test_a_vocabulary_must_hold_all_bytes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"vocab_size 258 is too small, at least 259 are needed"):
-        train_tokenizer(config_for(tmp_path, write(tmp_path, "a.jsonl", {"text": TEXT}), 258))
+    with pytest.raises(ConfigError, match=r"data.tokenizer.vocab_size: Input should be greater than or equal to 259"):
+        config_for(tmp_path, write(tmp_path, "a.jsonl", {"text": TEXT}), 258)
 
 
 def test_an_empty_corpus_teaches_no_tokenizer(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ class TokenizerConfig(Config):
 
     kind: Literal["auto", "path", "train"] = "auto"
     path: str | None = None
-    vocab_size: int = Field(default=8192, ge=258)
-    """Only for a tokenizer that is trained."""
+    vocab_size: int = Field(default=8192, ge=259)
+    """Only for a tokenizer that is trained: at least all 256 bytes and 3 special tokens."""
 
 
 class ValidationConfig(Config):

@@ -153,7 +153,7 @@ class Tokenizer(Value):
 
     kind: Literal["auto", "path", "train"] = "auto"
     path: Path | None = None
-    vocab_size: Annotated[int, Field(ge=258, le=2**24)] = 8192
+    vocab_size: Annotated[int, Field(ge=259, le=2**24)] = 8192
     """Only for a tokenizer that is trained."""
 
 

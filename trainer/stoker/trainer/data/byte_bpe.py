@@ -20,8 +20,6 @@ from stoker.trainer.data.error import DataError
 from stoker.trainer.data.source import Conversation, Document, list_files, read_documents
 
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-MIN_VOCABULARY = 256 + 3
-"""All bytes, and the special tokens."""
 MAX_CHARACTERS = 256 << 20
 """Text that is looked at, shared equally by the sources; more changes the merges little and costs memory."""
 
@@ -53,10 +51,6 @@ def _name(data: DataConfig, cache: Path) -> str:
 
 
 def _write(folder: Path, data: DataConfig) -> None:
-    if data.tokenizer.vocab_size < MIN_VOCABULARY:
-        raise DataError(
-            f"data.tokenizer.vocab_size {data.tokenizer.vocab_size} is too small, at least {MIN_VOCABULARY} are needed"
-        )
     seen = _Seen(data)
     tokenizer = _learn(seen, data.tokenizer.vocab_size)
     if not seen.characters:

@@ -30,6 +30,5 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
         assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
         body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}
         answer = client.post("/v1/completions", json=body).json()
-    print(answer)
     assert answer["usage"]["completion_tokens"] == 24
     assert "met" in answer["choices"][0]["text"]

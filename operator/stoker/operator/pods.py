@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from stoker.operator.plan import Object, Ref
 from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.last_word import LastWord, parse_last_word
-
-from stoker.operator.plan import Object, Ref
 
 MAIN = "main"
 """Name of the container that does the work."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker.pod.exit_code import Cause
-
 from stoker.operator.plan import Object
 from stoker.operator.pods import Exit, PodState, exit_of, label, pod_state
+from stoker.pod.exit_code import Cause
 
 
 class Action(StrEnum):

@@ -1,0 +1,93 @@
+"""A run that its user stops: suspended with a save, its newest save damaged meanwhile, resumed from the one before, cancelled with a last save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.stories.manifests import Manifest, claim, corpus, job
+from tests.stories.story_cluster import Object, StoryCluster, phase
+
+STEPS = 100_000
+"""More than any machine computes during a test."""
+
+
+def run(**controls: bool) -> Manifest:
+    return job("long", {"training.totalSteps": STEPS, "checkpoint.intervalSteps": 25, "run": controls})
+
+
+def test_a_suspended_run_passes_over_a_damaged_save_and_ends_with_a_last_one_when_it_is_cancelled(
+    cluster: StoryCluster,
+) -> None:
+    cluster.apply(corpus(), claim("checkpoints"), claim("logs"), run())
+    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) >= 25, "at step 25", 90)
+
+    suspended = suspend(cluster)
+    newest = suspended["status"]["newestVerifiedCheckpoint"]
+    assert newest["step"] == suspended["status"]["attempt"]["lastStep"]
+    assert reason_of(cluster, newest["name"]) == "interrupt"
+    kept = [found["status"]["step"] for found in cluster.all("Checkpoint", job="long")]
+    before = sorted(kept)[-2]
+    assert before >= 25
+
+    damage(cluster.claim_folder("checkpoints") / "long" / newest["folder"])
+    cluster.apply(run())
+    cluster.wait_for_phase("Checkpoint", newest["name"], "Corrupt")
+    found = cluster.wait("TrainingJob", "long", lambda found: resumed_step(found) == before, f"resumed from {before}")
+    assert found["status"]["attempt"]["number"] == 2
+    failure = found["status"]["lastFailure"]
+    assert (failure["cause"], failure["action"]) == ("CheckpointCorrupt", "ResumeOlder")
+    assert newest["folder"] in failure["detail"]
+    assert "piece" in failure["detail"]
+    assert found["status"]["resumption"]["rejected"] == [newest["folder"]]
+    assert cluster.condition("Checkpoint", newest["name"], "Verified")["status"] == "False"
+    assert "corrupt" in cluster.status("Checkpoint", newest["name"])["message"]
+    assert cluster.events("Checkpoint", newest["name"])["Corrupt"]
+
+    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) > before, "past the damaged save", 90)
+    cluster.apply(run(cancel=True))
+    cancelled = cluster.wait_for_phase("TrainingJob", "long", "Cancelled")
+    last = cancelled["status"]["newestVerifiedCheckpoint"]
+    assert last["step"] == cancelled["status"]["attempt"]["lastStep"]
+    assert reason_of(cluster, last["name"]) == "interrupt"
+    cluster.wait_until(lambda: not running_pods(cluster), "every pod gone")
+    refused = cluster.try_apply(run())[0]
+    assert "cancel cannot be undone" in refused["error"]
+
+
+def suspend(cluster: StoryCluster) -> Object:
+    """Suspend, and wait until the pods have gone and the last save is verified."""
+    cluster.apply(run(suspend=True))
+    cluster.wait_for_phase("TrainingJob", "long", "Suspended")
+    assert running_pods(cluster) == []
+    assert cluster.condition("TrainingJob", "long", "Stalled").get("status") != "True"
+
+    def settled(found: Object) -> bool:
+        return bool(verified_step(found) == found["status"]["latestCheckpoint"]["step"])
+
+    return cluster.wait("TrainingJob", "long", settled, "verified to its last save")
+
+
+def damage(folder: Path) -> None:
+    """Flip one bit in the middle of the newest data file."""
+    file = sorted(folder.glob("*.bin"))[0]
+    with file.open("r+b") as stream:
+        stream.seek(file.stat().st_size // 2)
+        byte = stream.read(1)[0]
+        stream.seek(-1, 1)
+        stream.write(bytes([byte ^ 1]))
+
+
+def running_pods(cluster: StoryCluster) -> list[Object]:
+    return [pod for pod in cluster.pods(job="long") if phase(pod) in ("Pending", "Running")]
+
+
+def verified_step(found: Object) -> int:
+    return int(((found.get("status") or {}).get("newestVerifiedCheckpoint") or {}).get("step", 0))
+
+
+def resumed_step(found: Object) -> int:
+    return int(((found["status"].get("attempt") or {}).get("resumedFrom") or {}).get("step", 0))
+
+
+def reason_of(cluster: StoryCluster, name: str) -> str:
+    return str(cluster.status("Checkpoint", name)["reason"])

@@ -16,7 +16,7 @@ from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.kubelet import Kubelet
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.objects import Admit, ObjectStore
+from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
 from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.process import Command, Exit, Process
 from stoker.operator.cluster.pod_http import PodHttp
@@ -152,12 +152,17 @@ class _PolledCluster(LocalCluster):
 
 
 def embedded(
-    folder: Path, *, gpus: tuple[str, ...] = (), admit: Admit | None = None, pods: FakePods | None = None
+    folder: Path,
+    *,
+    gpus: tuple[str, ...] = (),
+    admit: Admit | None = None,
+    pods: FakePods | None = None,
+    keeper: Keeper | None = None,
 ) -> Embedded:
-    """Call within a running event loop. With `pods`, polls and calls are answered by it."""
+    """Call within a running event loop. With `pods`, polls and calls are answered by it; with a `keeper`, objects survive."""
     clock = FakeClock()
     numbers = itertools.count(1)
-    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit)
+    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, keeper=keeper)
     addresses = Addresses("loopback", lambda _: True)
     ready: dict[tuple[str, int], bool] = {}
 

@@ -19,9 +19,14 @@ import pytest
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.program import Engine, Environment
+from stoker.engine.text import TextCodec
 from stoker.pod.config_file import parse
 from stoker.pod.exit_code import Cause
 from stoker.pod.last_word import LastWord
+from stoker.pod.serve import Server, bind_tcp
+from stoker.router.app import Router
+from stoker.router.config import RouterConfig
+from stoker.router.snapshot import parse_snapshot
 from tests.engine.fake_core import ByteCodec
 from tests.engine.serving import events, run, until
 
@@ -39,13 +44,19 @@ class Program:
     ended: asyncio.Task[LastWord]
 
 
+def no_codec(folder: Path) -> TextCodec:
+    raise ValueError("tokenizer.json is missing")
+
+
 @asynccontextmanager
-async def program(folder: Path, command: Any = fake_core, **settings: Any) -> AsyncIterator[Program]:
+async def program(
+    folder: Path, command: Any = fake_core, open_codec: Any = ByteCodec, **settings: Any
+) -> AsyncIterator[Program]:
     config = parse(
         EngineConfig, {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6, **settings}
     )
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    environment = Environment(pod_uid="pod-1", command=command, open_codec=ByteCodec, on_listen=port.set_result)
+    environment = Environment(pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result)
     engine = Engine(config, environment, folder)
     ended = asyncio.create_task(engine.run())
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=20) as http:
@@ -167,3 +178,61 @@ def test_a_core_that_never_starts_is_the_program_s_end(tmp_path: Path) -> None:
             assert (await p.ended).cause is Cause.MODEL_ERROR
 
     run(scenario)
+
+
+def test_a_model_without_a_tokenizer_ends_the_program(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, open_codec=no_codec) as p:
+            word = await p.ended
+            assert word == LastWord(cause=Cause.MODEL_ERROR, detail="/nowhere: tokenizer.json is missing")
+
+    run(scenario)
+
+
+def test_behind_a_router_engines_are_replaced_without_a_failed_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        async with program(tmp_path / "a") as old, program(tmp_path / "b") as new, _router(old, new) as http:
+            done = asyncio.Event()
+            loads = [asyncio.ensure_future(_load(http, done)) for _ in range(8)]
+            await asyncio.sleep(0.3)
+            old.engine.stop.set()  # SIGTERM without a word to the router: what is refused goes elsewhere
+            await old.ended
+            await asyncio.sleep(0.2)
+            done.set()
+            assert sum(await asyncio.gather(*loads)) > 8
+
+    run(scenario)
+
+
+@asynccontextmanager
+async def _router(*programs: Program) -> AsyncIterator[httpx.AsyncClient]:
+    config = parse(RouterConfig, {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1})
+    router = Router(config, pod_uid="router-0")
+    server = Server(router.app, bind_tcp("127.0.0.1", 0))
+    entries = [{"url": str(p.http.base_url).rstrip("/"), "pod_uid": p.engine.environment.pod_uid} for p in programs]
+    router.start(parse_snapshot({"version": 1, "backends": entries}))
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http:
+        await until(lambda: len(router.backends.ready) == len(programs))
+        yield http
+    await server.stop(1)
+    await router.stop()
+
+
+async def _load(http: httpx.AsyncClient, done: asyncio.Event) -> int:
+    """Requests one after another, every one of them answered whole."""
+    count = 0
+    while not done.is_set():
+        stream = bool(count % 2)
+        answer = await http.post(COMPLETIONS, json={"prompt": "slow say:abcde", "stream": stream})
+        assert answer.status_code == 200, answer.text
+        if stream:
+            *chunks, end = events(answer.text)
+            text = "".join(chunk["choices"][0]["text"] for chunk in chunks) if end == "[DONE]" else ""
+        else:
+            text = answer.json()["choices"][0]["text"]
+        assert text == "abcde"
+        count += 1
+    return count

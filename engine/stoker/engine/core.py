@@ -51,6 +51,8 @@ log = logging.getLogger("stoker.engine")
 
 STATS_EVERY_S = 1.0
 FRONT_SILENT_S = 30.0
+HELLO_MS = 3000
+"""How long a failed core waits for a first front to tell it why."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
 
@@ -111,6 +113,7 @@ class Core:
         try:
             while self.cause is None:
                 self._turn(loading)
+            self._tell_late_front()
             return self.cause
         finally:
             self._close(loader)
@@ -132,6 +135,12 @@ class Core:
         if self.engine is not None:
             self._send_deltas(self.engine.end_everything("abort"))
             self.engine.executor.close()
+
+    def _tell_late_front(self) -> None:
+        """A failure may be quicker than the front's hello; the front must still hear the reason."""
+        if self.state.phase == "Failed" and not self._seen_s and self._socket.poll(HELLO_MS):
+            identity, _ = self._socket.recv_multipart()
+            self._send(identity.hex(), self.state)
 
     # Loading and ending.
 

@@ -54,6 +54,7 @@ class Front:
         self.draining = False
         self.broken: str | None = None
         """Why this front cannot serve the model although the core can."""
+        self.on_broken: Callable[[str], None] = lambda _: None
         self.created = int(unix_time())
         self._open_codec = open_codec
         self._codec: TextCodec | None = None
@@ -84,6 +85,7 @@ class Front:
             self._codec = await asyncio.to_thread(self._open_codec, folder)
         except (OSError, ValueError) as error:
             self.broken = f"{folder}: {error}"
+            self.on_broken(self.broken)
 
     def _served(self) -> tuple[ModelFacts, TextCodec]:
         """Facts and tokenizer.

@@ -41,6 +41,8 @@ MAX_SOCKET_PATH = 100
 """Bytes in a Unix socket's path; Linux takes 107."""
 STOP_S = 5.0
 """From asking the core to end until it is killed."""
+REASON_S = 0.5
+"""How long the reason of a failed core may take to arrive."""
 MARGIN_S = 2.0
 """Kept of the grace period for closing down."""
 HANG_S = 120.0
@@ -85,6 +87,7 @@ class Engine:
         self.core = CoreClient(self.address)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
+        self.front.on_broken = lambda _: self.stop.set()
         follow = self.core.on_state
         self.core.on_state = lambda state: (follow(state), self._tell(state))[1]
         self.keys = load_api_keys(config.api.api_key_file)
@@ -114,6 +117,8 @@ class Engine:
             deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
             if not ended.done():
                 await self._drain_all(ended, deadline)
+            if ended.done() and ended.result() > 0:
+                await self._hear_reason()
             word = self._word(ended.result() if ended.done() else None)
             if ended.done():
                 self.core.lose(word.detail)
@@ -188,6 +193,13 @@ class Engine:
         command = self.environment.command(config_file, self.address)
         return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 
+    async def _hear_reason(self) -> None:
+        """The core's last message may still be on its way."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REASON_S):
+                while self.core.state.phase != "Failed":  # noqa: ASYNC110 - half a second, once
+                    await asyncio.sleep(0.01)
+
     async def _end_core(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """Ask it to end, then insist."""
         if not ended.done():
@@ -226,6 +238,8 @@ class Engine:
 
     def _word(self, code: int | None) -> LastWord:
         """Why the program ends; `code` is the core's exit code, None while it runs."""
+        if self.front.broken is not None:
+            return LastWord(cause=Cause.MODEL_ERROR, detail=self.front.broken)
         if code is None:
             return LastWord(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:

@@ -60,7 +60,7 @@ class Front:
         self._codec: TextCodec | None = None
         self._defaults = GenerationDefaults()
         self._opening: asyncio.Task[None] | None = None
-        core.on_state = self._follow
+        core.on_state = self.follow
 
     # The served model.
 
@@ -74,7 +74,8 @@ class Front:
     def facts(self) -> ModelFacts | None:
         return self.core.state.model
 
-    def _follow(self, state: CoreState) -> None:
+    def follow(self, state: CoreState) -> None:
+        """Told each change of the core's state."""
         if state.model is not None and self._opening is None:
             self._opening = asyncio.create_task(self._open(Path(state.model.tokenizer_folder)))
 

@@ -88,8 +88,7 @@ class Engine:
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
         self.front.on_broken = lambda _: self.stop.set()
-        follow = self.core.on_state
-        self.core.on_state = lambda state: (follow(state), self._tell(state))[1]
+        self.core.on_state = self._follow
         self.keys = load_api_keys(config.api.api_key_file)
         self.probes = probe_routes(
             alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
@@ -157,7 +156,8 @@ class Engine:
         silent_s = time.monotonic() - stats.progressed_s
         return f"no step has ended for {silent_s:.0f} s" if silent_s > HANG_S else None
 
-    def _tell(self, state: CoreState) -> None:
+    def _follow(self, state: CoreState) -> None:
+        self.front.follow(state)
         log.info("core: %s %s", state.phase, state.message)
         self.environment.on_state(state)
 
@@ -232,9 +232,13 @@ class Engine:
         log.info("draining %d requests", self.core.running)
         self._begin_drain(max(deadline - time.monotonic(), 0))
         while time.monotonic() < deadline and not ended.done():
-            if self.core.state.phase == "Drained" and not self.core.running:
+            if self._drained and not self.core.running:
                 return
             await asyncio.sleep(0.02)
+
+    @property
+    def _drained(self) -> bool:
+        return self.core.state.phase == "Drained"
 
     def _word(self, code: int | None) -> LastWord:
         """Why the program ends; `code` is the core's exit code, None while it runs."""

@@ -105,6 +105,21 @@ def test_what_does_not_end_in_the_grace_period_is_told_so(tmp_path: Path) -> Non
     run(scenario)
 
 
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, grace_period_s=60) as p:
+            await until(lambda: p.engine.front.ready)
+            running = asyncio.ensure_future(p.http.post(COMPLETIONS, json={"prompt": "hang say:x"}))
+            await until(lambda: p.engine.core.running == 1)
+            os.kill(os.getpid(), signal.SIGINT)
+            await until(lambda: p.engine.front.draining)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (await p.ended).cause is Cause.INTERRUPTED
+            await asyncio.gather(running, return_exceptions=True)
+
+    run(scenario)
+
+
 def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) -> None:
     async def scenario() -> None:
         pids: list[int] = []

@@ -82,6 +82,8 @@ class Engine:
         self.began_s = time.monotonic()
         self.stop = asyncio.Event()
         """Set to end the program in good order."""
+        self.hurry = False
+        """A second signal: whoever pressed Ctrl-C twice does not want to wait for running requests."""
         self.names = config.model.names or (Path(config.model.path).name,)
         registry = CollectorRegistry()
         self.core = CoreClient(self.address)
@@ -102,7 +104,7 @@ class Engine:
             OSError: the port is taken.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         servers = self._servers()
         process = await self._start_core()
         ended = asyncio.create_task(process.wait())
@@ -122,7 +124,7 @@ class Engine:
             if ended.done():
                 self.core.lose(word.detail)
             for server in servers:
-                await server.stop(max(deadline - time.monotonic(), 1) if not ended.done() else 1)
+                await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
             return word
         finally:
             await self._end_core(process, ended)
@@ -160,6 +162,10 @@ class Engine:
         self.front.follow(state)
         log.info("core: %s %s", state.phase, state.message)
         self.environment.on_state(state)
+
+    def _on_signal(self) -> None:
+        self.hurry = self.stop.is_set()
+        self.stop.set()
 
     # Doors.
 
@@ -231,7 +237,7 @@ class Engine:
             return
         log.info("draining %d requests", self.core.running)
         self._begin_drain(max(deadline - time.monotonic(), 0))
-        while time.monotonic() < deadline and not ended.done():
+        while time.monotonic() < deadline and not ended.done() and not self.hurry:
             if self._drained and not self.core.running:
                 return
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Several Gloo ranks as spawned processes, for tests: each runs one module-level function and returns a value."""
+"""Several ranks (Gloo, or NCCL with one GPU each) as spawned processes, for tests: each runs one module-level function and returns a value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 
-def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120.0, backend: str = "gloo"
+) -> list[Any]:
     """Call `function(rank, size, *args)` in `size` processes that share a process group; their results by rank."""
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
@@ -21,7 +23,7 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: fl
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     workers = [
-        context.Process(target=_work, args=(function, rank, size, port, results, args), daemon=True)
+        context.Process(target=_work, args=(function, rank, size, port, results, args, backend), daemon=True)
         for rank in range(size)
     ]
     for worker in workers:
@@ -37,11 +39,15 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: fl
     return [answers[rank][1] for rank in range(size)]
 
 
-def _work(function: Callable[..., Any], rank: int, size: int, port: int, results: Any, args: tuple[Any, ...]) -> None:
+def _work(
+    function: Callable[..., Any], rank: int, size: int, port: int, results: Any, args: tuple[Any, ...], backend: str
+) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=size)
+        dist.init_process_group(backend, rank=rank, world_size=size)
         results.put((rank, (True, function(rank, size, *args))))
     except BaseException:  # noqa: BLE001  # whatever it was, the test shows it
         results.put((rank, (False, traceback.format_exc())))

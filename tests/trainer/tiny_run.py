@@ -113,32 +113,32 @@ class RecordingBeacon(Beacon):
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def alone(beacon: Beacon | None = None) -> Team:
+def alone(device: str = "cpu") -> Team:
     return Team(
         communicator=Communicator(0, 1, None, ordered=True),
         save_group=SaveGroup(0, 1, None),
-        beacon=beacon or RecordingBeacon(),
-        device=torch.device("cpu"),
+        beacon=RecordingBeacon(),
+        device=torch.device(device),
     )
 
 
-def team_of(ranks: Sequence[int]) -> Team | None:
+def team_of(ranks: Sequence[int], device: str = "cpu", ordered: bool = True) -> Team | None:
     """The team of these global ranks; None on the others (collective)."""
-    communicator, save_group = make_communicator(ranks, ordered=True), make_save_group(ranks)
+    communicator, save_group = make_communicator(ranks, ordered), make_save_group(ranks)
     if communicator is None or save_group is None:
         return None
-    return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device("cpu"))
+    return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device(device))
 
 
-def tiny_decoder(config: TrainerConfig) -> Decoder:
-    decoder = Decoder(TINY, make_ops(config)[0])
+def tiny_decoder(config: TrainerConfig, device: torch.device | str = "cpu") -> Decoder:
+    decoder = Decoder(TINY, make_ops(config)[0], device=device)
     decoder.init_weights(config.training.seed)
     return decoder
 
 
 def train(config: TrainerConfig, team: Team) -> Cause:
     """Start, or resume, and run the loop; events are in `team.beacon`."""
-    decoder = tiny_decoder(config)
+    decoder = tiny_decoder(config, team.device)
     root = CheckpointRoot(Path(config.checkpoint.root))
     resume = choose_resume(config, root, team.save_group, lambda message: team.beacon.phase("Loading", message))
     assert config.training.total_steps is not None

@@ -292,7 +292,7 @@ def _follow(
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Show progress until everything has settled; then, if something serves and the command is to stay, until Ctrl-C."""
+    """Show progress until everything has settled; then, if something goes on and the command is to stay, until Ctrl-C."""
     from stoker.cli.progress import Follower, Name, screen_for
 
     wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
@@ -304,8 +304,8 @@ def _follow(
         if outcome is None:
             screen.say(f"not settled after {timeout_s:g} s")
         _say_endpoints(client, screen.say)
-        serves = any(name.kind == "InferenceDeployment" for name in followed)
-        if outcome and stay and serves and not wait:
+        goes_on = not followed or any(name.kind == "InferenceDeployment" for name in followed)
+        if outcome and stay and goes_on and not wait:
             screen.say("Ctrl-C stops everything")
             _ask(follower.for_ever)
         return 0 if outcome else FAILED

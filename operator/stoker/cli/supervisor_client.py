@@ -34,6 +34,7 @@ class SupervisorClient:
 
     def __init__(self, state: Path) -> None:
         self.folders = StateFolders(state.expanduser().resolve())
+        self._process: subprocess.Popen[bytes] | None = None
 
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/v1/status")
@@ -68,8 +69,10 @@ class SupervisorClient:
         """Ask for the end and wait until the supervisor has gone."""
         pid = int(self.status()["pid"])
         self._ask("POST", "/v1/down", {"grace_s": grace_s})
-        while _lives(pid) and self.folders.socket.exists():
-            time.sleep(0.05)
+        if self._process is not None and self._process.pid == pid:
+            self._process.wait()
+        while _lives(pid):
+            time.sleep(0.02)
 
     def start(self, addresses: str, *, leashed: bool) -> None:
         """Start a supervisor and wait until it answers.
@@ -100,6 +103,7 @@ class SupervisorClient:
             )
         for end in pass_fds:
             os.close(end)
+        self._process = process
         self._wait_for_start(process)
 
     def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
@@ -147,8 +151,10 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 def _lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return True

@@ -1,0 +1,281 @@
+"""The supervisor as a process, through the command line: applying, looking, stopping, and what remains afterwards: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses and /proc are Linux's")
+
+SERVER = """
+import http.server, json, os, sys
+config = json.load(open('/etc/web/config.json'))
+print('serving', config['greeting'], flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(config['greeting'].encode())
+    def log_message(self, *given): pass
+http.server.ThreadingHTTPServer((config['listen']['host'], config['listen']['port']), Handler).serve_forever()
+"""
+PODS = 2
+
+
+def manifests() -> list[dict[str, Any]]:
+    """A web server of two pods behind a Service."""
+    config = {"listen": {"host": "0.0.0.0", "port": 8000}, "greeting": "hello"}
+    found: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "web"},
+            "data": {"config.json": json.dumps(config)},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]},
+        },
+    ]
+    for number in range(PODS):
+        container = {
+            "name": "main",
+            "command": ["python", "-S", "-c", SERVER],
+            "ports": [{"name": "http", "containerPort": 8000}],
+            "readinessProbe": {"httpGet": {"path": "/", "port": "http"}},
+            "volumeMounts": [{"name": "config", "mountPath": "/etc/web"}],
+        }
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"web-{number}", "labels": {"app": "web"}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 2,
+                    "volumes": [{"name": "config", "configMap": {"name": "web"}}],
+                    "containers": [container],
+                },
+            }
+        )
+    return found
+
+
+class Terminal:
+    """Runs `stoker local` on one state folder."""
+
+    def __init__(self, folder: Path, user: int | None = None, python: str = sys.executable) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.user = user
+        self.python = python
+        self.file = folder / "web.yaml"
+        self.file.write_text(yaml.safe_dump_all(manifests()))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.python, "-m", "stoker.cli.main", "local", *words, "--state", str(self.state)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **(as_user(self.user, self.folder) if self.user is not None else {}),
+        )
+
+    def run(self, *words: str, code: int = 0) -> str:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, (out, err)
+        return out + err
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json"))
+
+    def running(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.json("get", "pods")["items"] if _is_ready(pod)]
+
+    def supervisor(self) -> int:
+        return int(self.json("status")["pid"])
+
+    def processes(self) -> list[int]:
+        """Every live process that has something to do with the state folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    line = (entry / "cmdline").read_bytes() + (entry / "cwd").readlink().as_posix().encode()
+                except OSError:
+                    continue
+                if str(self.state).encode() in line:
+                    found.append(int(entry.name))
+        return found
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+
+
+def until(check: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    found = Terminal(tmp_path)
+    yield found
+    for pid in found.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("addresses", ["loopback", "ports"])
+def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> None:
+    out = terminal.run("apply", "-f", str(terminal.file), "--addresses", addresses, "--detach")
+    assert "pod/web-0 created" in out
+    until(lambda: terminal.running() == ["web-0", "web-1"])
+    facts = terminal.json("status")
+    assert facts["addresses"] == addresses
+    assert facts["detached"] is True
+    assert facts["pods"] == PODS
+    assert fetch(facts["endpoints"]["default/web:80"]) == "hello"
+    assert "web-1" in terminal.run("get", "po")
+    assert terminal.run("logs", "web-0") == "serving hello\n"
+    assert "phase: Running" in terminal.run("describe", "pod", "web-0")
+    assert "pod/web-0 unchanged" in terminal.run("apply", "-f", str(terminal.file), "--detach")
+    assert terminal.run("delete", "pod", "web-0") == "pod/web-0 deleted\n"
+    assert "does not exist" in terminal.run("delete", "pod", "web-0", code=1)
+    assert fetch(facts["endpoints"]["default/web:80"]) == "hello"
+    terminal.run("down")
+    assert terminal.processes() == []
+    assert "no supervisor runs" in terminal.run("status", code=1)
+    assert terminal.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_socket_belongs_to_its_user_and_the_state_survives(terminal: Terminal) -> None:
+    terminal.run("apply", "-f", str(terminal.file), "--detach")
+    assert (terminal.state / "supervisor.sock").stat().st_mode & 0o777 == 0o600
+    uid = terminal.json("get", "cm", "web")["items"][0]["metadata"]["uid"]
+    os.kill(terminal.supervisor(), signal.SIGKILL)
+    until(lambda: terminal.processes() == [])
+    terminal.run("apply", "-f", str(terminal.file), "--detach")
+    assert terminal.json("get", "cm", "web")["items"][0]["metadata"]["uid"] == uid
+    pods = terminal.json("get", "pods")["items"]
+    assert {pod["status"]["phase"] for pod in pods} == {"Failed"}
+    terminal.run("down", "--purge")
+    assert not terminal.state.exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "SIGKILL"])
+def test_an_attached_cluster_ends_with_its_terminal(terminal: Terminal, how: signal.Signals) -> None:
+    process = terminal.start("apply", "-f", str(terminal.file))
+    until(terminal.state.exists)
+    until(lambda: (terminal.state / "supervisor.sock").exists())
+    until(lambda: terminal.running() == ["web-0", "web-1"])
+    process.send_signal(how)
+    process.communicate(timeout=30)
+    assert process.returncode == {signal.SIGINT: 130}.get(how, -how)
+    until(lambda: terminal.processes() == [])
+
+
+def test_one_supervisor_per_state_folder(terminal: Terminal) -> None:
+    terminal.run("apply", "-f", str(terminal.file), "--detach")
+    pid = terminal.supervisor()
+    command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
+    second = subprocess.run(
+        [*command, "--state", str(terminal.state), "--addresses", "loopback"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 75
+    assert f"belongs to a running supervisor (pid {pid})" in second.stderr
+    terminal.run("down")
+
+
+def test_refused_manifests_leave_nothing_running(terminal: Terminal) -> None:
+    bad = manifests()[-1]
+    bad["spec"]["initContainers"] = [{"name": "first"}]
+    terminal.file.write_text(yaml.safe_dump(bad))
+    out = terminal.run("apply", "-f", str(terminal.file), code=64)
+    assert "pod/web-1 refused: Pod web-1: not supported yet: spec.initContainers" in out
+    assert terminal.processes() == []
+
+
+def test_a_deep_state_folder_works(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    terminal = Terminal(deep)
+    terminal.run("apply", "-f", str(terminal.file), "--detach")
+    until(lambda: terminal.running() == ["web-0", "web-1"])
+    terminal.run("down")
+    assert terminal.processes() == []
+
+
+def nobody() -> int:
+    return pwd.getpwnam("nobody").pw_uid
+
+
+def as_user(user: int, home: Path) -> dict[str, Any]:
+    """Options of a subprocess that runs as another user, with this process's packages."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {"user": user, "group": user, "extra_groups": [], "env": environment, "cwd": home}
+
+
+def python_for_nobody(home: Path) -> str | None:
+    """An interpreter of this version that nobody may run and that can import the packages."""
+    check = "import stoker.cli.main, stoker.operator.cluster.local.run_supervisor"
+    for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
+        try:
+            if (
+                python
+                and not subprocess.run(
+                    [python, "-c", check], capture_output=True, check=False, **as_user(nobody(), home)
+                ).returncode
+            ):
+                return python
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_it_needs_no_rights() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="stoker-nobody-"))
+    os.chown(folder, nobody(), nobody())
+    python = python_for_nobody(folder)
+    if python is None:
+        shutil.rmtree(folder)
+        pytest.skip("nobody cannot read this interpreter or these packages")
+    terminal = Terminal(folder, nobody(), python)
+    try:
+        terminal.run("apply", "-f", str(terminal.file), "--detach")
+        until(lambda: terminal.running() == ["web-0", "web-1"])
+        assert Path(f"/proc/{terminal.supervisor()}").stat().st_uid == nobody()
+        assert fetch(terminal.json("status")["endpoints"]["default/web:80"]) == "hello"
+        terminal.run("down")
+        assert terminal.processes() == []
+    finally:
+        for pid in terminal.processes():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder)

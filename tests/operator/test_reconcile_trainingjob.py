@@ -392,6 +392,17 @@ def test_retention_keeps_the_newest_verified_and_spares_pinned_ones() -> None:
     assert sorted(c["spec"]["source"]["save"]["step"] for c in run.cluster.of_kind("Checkpoint")) == [10, 30, 40]
 
 
+def test_pinned_and_used_checkpoints_take_no_place_of_those_that_are_kept() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    for step in (10, 20, 30):
+        run.train(step, (run.save(step, None),))
+        run.checkpoint(step)["spec"]["pinned"] = step > 10
+        run.train(step, (run.save(step),))
+    run.cluster.settle()
+    assert sorted(c["spec"]["source"]["save"]["step"] for c in run.cluster.of_kind("Checkpoint")) == [10, 20, 30]
+
+
 def request(run: Run, name: str = "now") -> Key:
     run.cluster.add(
         {
@@ -415,6 +426,39 @@ def test_a_checkpoint_asks_its_running_job_to_save_now() -> None:
     found = run.cluster.objects[key]
     assert (found["status"]["step"], run.condition(found, "Ready")) == (33, "True")
     assert len(run.cluster.of_kind("Checkpoint")) == 1
+
+
+def test_a_job_that_does_not_answer_yet_is_not_asked_to_save() -> None:
+    run = Run()
+    run.cluster.settle()
+    for pod in run.gang:
+        run.cluster.run(pod)
+    key = request(run)
+    run.cluster.settle()
+    assert (run.cluster.calls, run.cluster.objects[key]["status"]["message"]) == ([], "TrainingJob run starts")
+
+
+def test_one_save_answers_two_requests_and_its_data_goes_with_the_last_of_them() -> None:
+    run = Run()
+    run.start()
+    keys = [request(run, name) for name in ("first", "second")]
+    for key in keys:
+        run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
+        run.cluster.reconcile(key)
+    first, second = (run.cluster.objects[key]["metadata"]["uid"] for key in keys)
+    save = run.save(33, True, first)
+    answers = {uid: {"state": "Done", "folder": save["folder"], "detail": ""} for uid in (first, second)}
+    run.cluster.report(
+        run.gang[0], {"attempt": 0, "phase": "Training", "step": 33, "saves": [save], "requests": answers}
+    )
+    run.cluster.settle()
+    assert [run.cluster.objects[key]["status"]["folder"] for key in keys] == [save["folder"]] * 2
+    run.cluster.delete(keys[0])
+    run.cluster.settle()
+    assert (run.cluster.of_kind("Pod") == run.gang, keys[0] in run.cluster.objects) == (True, False)
+    run.cluster.delete(keys[1])
+    run.cluster.settle()
+    assert [pod["metadata"]["labels"]["stoker.dev/task"] for pod in run.cluster.pods("task")] == ["delete"]
 
 
 def test_a_request_to_a_finished_job_fails_and_says_so() -> None:
@@ -462,6 +506,19 @@ def test_a_broken_import_is_corrupt_and_names_the_problem() -> None:
     run.answer_tasks("import", ok=False, problems=["rank-0.bin: hash differs"])
     found = run.cluster.objects[key]
     assert (found["status"]["phase"], found["status"]["message"]) == ("Corrupt", "rank-0.bin: hash differs")
+
+
+def test_a_task_that_could_not_read_the_disk_says_nothing_about_the_data_and_is_tried_again() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    for tries in range(3):
+        (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.run(pod)
+        run.cluster.end(pod, Cause.STORAGE_ERROR, detail="stale file handle", result={"task": "import", "folder": "x"})
+        run.cluster.settle()
+        assert run.cluster.objects[key]["status"]["phase"] == ("Pending" if tries < 2 else "Failed")
+    assert "failed 3 times: stale file handle" in run.cluster.objects[key]["status"]["message"]
 
 
 def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:

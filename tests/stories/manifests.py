@@ -31,7 +31,9 @@ def tales() -> str:
     chance = random.Random(0)
     lines = []
     for _ in range(60):
-        tale = " ".join(f"Then {chance.choice(TOPICS)} met {chance.choice(TOPICS)}." for _ in range(chance.randint(2, 9)))
+        tale = " ".join(
+            f"Then {chance.choice(TOPICS)} met {chance.choice(TOPICS)}." for _ in range(chance.randint(2, 9))
+        )
         lines.append(json.dumps({"text": tale}))
     return "\n".join(lines)
 
@@ -100,7 +102,9 @@ def deployment(name: str, model: Mapping[str, Any], changes: Mapping[str, Any] |
         "pools": [{"name": "main", "replicas": 1, "gracePeriodSeconds": 20}],
         "router": {"service": {"port": 8000}},
     }
-    return _changed({"apiVersion": API, "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec}, changes)
+    return _changed(
+        {"apiVersion": API, "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec}, changes
+    )
 
 
 def save_now(name: str, job_name: str, **spec: Any) -> Manifest:

@@ -176,7 +176,9 @@ class StoryCluster:
         """What a person would look at when a story does not go on."""
         lines = []
         if kind and (found := self.find(kind, name)) is not None:
-            status = {key: value for key, value in (found.get("status") or {}).items() if key not in ("pinned", "router")}
+            status = {
+                key: value for key, value in (found.get("status") or {}).items() if key not in ("pinned", "router")
+            }
             lines += [json.dumps(status, indent=1), json.dumps(self.events(kind, name), indent=1)]
         for pod in self.pods():
             text = self.log(pod)
@@ -195,7 +197,7 @@ def _processes(root: str) -> list[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            where = os.readlink(folder / "cwd")
+            where = str((folder / "cwd").readlink())
         except OSError:
             continue
         if int(folder.name) != os.getpid() and (where.startswith(root) or any(word.startswith(root) for word in words)):

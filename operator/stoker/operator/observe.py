@@ -60,13 +60,15 @@ def _around_job(store: Store, job: Object) -> Iterator[Object]:
 
 
 def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
-    """Its job with the pods that can save now, and everything that may use it."""
+    """Its job with the pods that can save now, and everything that may use it; when it goes, those that may have the same data."""
     metadata = checkpoint["metadata"]
     namespace = metadata.get("namespace", "")
     yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
     yield from store.referring_to(key_of(checkpoint))
     yield from store.of_kind("InferenceDeployment", namespace)
     yield from store.of_kind("EnginePool", namespace)
+    if metadata.get("deletionTimestamp"):
+        yield from store.of_kind("Checkpoint", namespace)
     for job in _jobs_of(store, checkpoint):
         yield job
         yield from (found for found in store.labelled(JOB_UID, job["metadata"]["uid"]) if found["kind"] == "Pod")

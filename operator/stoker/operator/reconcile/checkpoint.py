@@ -6,6 +6,7 @@ agent read back; where no agent will say so any more, a task pod reads it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -131,18 +132,28 @@ def _request(view: CheckpointView) -> Plan:
         return _wait(view, "Pending", "JobMissing", f"TrainingJob {wanted.name} does not exist (spec.source.jobRef)")
     plan = Plan(patch=_label_patch(view))
     uid = view.checkpoint.metadata.uid
-    word = next((word for word in view.words if word.id == uid), None)
+    answer = view.requests.get(uid) or {}
+    word = _answered(view, uid, answer)
     if word is not None:
         writer = word.folder.rpartition(".")[2]
         return _found(view, word.folder, word.step, word.digest, writer, "request", word)
-    answer = view.requests.get(uid) or {}
     if answer.get("state") == "Failed":
         return _fail(view, f"the job could not save: {answer.get('detail') or 'no reason given'}")
     if view.job.status.terminal:
         return _fail(view, f"TrainingJob {wanted.name} is {view.job.status.phase}: it saves nothing any more")
     if not view.leader_running:
         return _wait(view, "Pending", "JobNotRunning", f"TrainingJob {wanted.name} is not running", plan)
+    if not view.leader_reports:
+        return _wait(view, "Pending", "JobStarting", f"TrainingJob {wanted.name} starts", plan)
     return _call(view, plan, acknowledged=bool(answer))
+
+
+def _answered(view: CheckpointView, uid: str, answer: Mapping[str, Any]) -> Word | None:
+    """The save that was made for this request. One save may answer several requests, and carries the id of the first."""
+    word = next((word for word in view.words if word.id == uid), None)
+    if word is None and answer.get("state") == "Done" and answer.get("folder"):
+        return view.word_about(str(answer["folder"]), None)
+    return word
 
 
 def _call(view: CheckpointView, plan: Plan, *, acknowledged: bool) -> Plan:

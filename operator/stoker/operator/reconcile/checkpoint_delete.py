@@ -48,6 +48,9 @@ def delete(view: CheckpointView) -> Plan:
     if view.users:
         text = "waits until it is not used any more: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
         return _waiting(view, "InUse", text)
+    if view.twins:
+        text = f"the data stays: Checkpoint {view.twins[0]} has the same"
+        return Plan(finalizers=others, events=(Event("Normal", "Retained", text),))
     digest = found.status.digest or (found.spec.source.save.digest if found.spec.source.save else None)
     answer = ask(view, "delete", folder, digest)
     if answer.pod is not None:

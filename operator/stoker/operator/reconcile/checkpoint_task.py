@@ -10,8 +10,10 @@ from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.reconcile.checkpoint_view import CheckpointView
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import folder_arguments, task_pod
+from stoker.pod.exit_code import Cause
 
 MAX_TRIES = 3
+ANSWERS = (Cause.COMPLETED, Cause.TASK_FAILED)
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,14 @@ class TaskAnswer:
 def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
     """The state of the task `verb` on `folder`.
 
-    A task that answers (with a `result`) has the last word, good or bad; one that dies without an answer is tried again.
+    A task that answers has the last word, good or bad; one that dies, or could not read the disk, knows nothing and is tried again.
     """
     mine = sorted(
         (pod for pod in view.tasks if label(pod, "task") == verb), key=lambda pod: int(label(pod, "try") or 0)
     )
     for pod in mine:
         word = exit_of(pod).word if ended(pod) else None
-        if word is not None and word.result:
+        if word is not None and word.result and word.cause in ANSWERS:
             return TaskAnswer(
                 result=dict(word.result), succeeded=pod_state(pod) is PodState.SUCCEEDED, problem=word.detail
             )

@@ -45,8 +45,12 @@ class CheckpointView:
     words: tuple[Word, ...]
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
+    leader_reports: bool
+    """The leader's agent has answered at least once, so that it can be asked."""
     tasks: tuple[Object, ...]
     users: tuple[User, ...]
+    twins: tuple[str, ...]
+    """Other Checkpoints with the same data, by name; only looked for when this one is being deleted."""
 
     @property
     def time(self) -> str:
@@ -94,8 +98,10 @@ def look(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
         leader=leader,
         words=tuple(_words(trainers, seen)),
         requests=dict((report.body if report else {}).get("requests") or {}),
+        leader_reports=report is not None,
         tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
+        twins=tuple(_twins(seen, checkpoint)),
     )
 
 
@@ -143,6 +149,24 @@ def _words(trainers: list[Object], seen: Observed) -> Iterator[Word]:
         word = exit_of(pod).word if ended(pod) else None
         for save in word.saves if word else ():
             yield Word(save.id, save.folder, save.step, save.digest, save.verified, {})
+
+
+def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
+    """An import of a folder that a job wrote, or a second request that the same save answered."""
+    mine = _place(checkpoint)
+    for found in (read(Checkpoint, item) for item in seen.of_kind("Checkpoint")):
+        if mine is not None and _place(found) == mine and not found.deleting:
+            yield found.metadata.name
+
+
+def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
+    """Claim, path and folder of the data, as far as it is known."""
+    source, status = checkpoint.spec.source, checkpoint.status
+    known = source.save or source.import_
+    storage, folder = (known.storage, known.folder) if known else (status.storage, status.folder)
+    if storage is None or folder is None:
+        return None
+    return storage.claim_name or "", storage.path or "", folder
 
 
 def _users(seen: Observed, checkpoint: Checkpoint) -> Iterator[User]:

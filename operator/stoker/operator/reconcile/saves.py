@@ -72,17 +72,21 @@ def expired(view: TrainingView) -> tuple[Patch, ...]:
     keep = view.job.spec.checkpoint.max_to_keep
     if keep is None:
         return ()
-    counted = [found for found in view.checkpoints if found.status.verified and found.spec.source.import_ is None]
-    surplus = [found for found in counted[max(keep, 1) :] if _may_expire(view, found)]
+    newest = view.newest_verified
+    counted = [found for found in view.checkpoints if found.status.verified and _counts(found)]
+    surplus = [found for found in counted[max(keep, 1) :] if found is not newest and _may_expire(view, found)]
     return tuple(Patch(_ref(found), {"metadata": {"labels": {EXPIRED: "true"}}}) for found in surplus)
+
+
+def _counts(found: Checkpoint) -> bool:
+    """Pinned, imported and used ones take no place of those that are kept."""
+    return not (found.spec.pinned or found.status.in_use_by or found.spec.source.import_)
 
 
 def _may_expire(view: TrainingView, found: Checkpoint) -> bool:
     resumed = view.attempt.resumed_from if view.attempt else None
     loading = resumed is not None and resumed.folder == found.status.folder and not view.job.status.terminal
-    return not (
-        found.spec.pinned or found.status.in_use_by or loading or EXPIRED in found.metadata.labels or found.deleting
-    )
+    return not (loading or EXPIRED in found.metadata.labels or found.deleting)
 
 
 def _checkpoint(view: TrainingView, save: Save) -> Object:

@@ -5,14 +5,13 @@ T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
-from stoker.model.kernels.sequences import PackedSequences
+from stoker.model.kernels.sequences import pack_sequences
 from stoker.model.rotary import RotaryTable
 
 
@@ -67,12 +66,8 @@ class PackedAttend:
 
     def __init__(self, ops: Ops, attention: str, cu_seqlens: Tensor, max_seqlen: int | None = None) -> None:
         """`attention`: auto | stoker | sdpa. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing."""
-        bounds = tuple(cu_seqlens.tolist())
-        lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
-        if not lengths or bounds[0] != 0 or min(lengths) < 1:
-            raise ValueError(f"cu_seqlens must rise from 0, not {list(bounds[:8])}")
         self.ops, self.attention = ops, ops.attention(attention)
-        self.sequences = PackedSequences(cu_seqlens, max_seqlen or max(lengths), bounds)
+        self.sequences = pack_sequences(cu_seqlens, max_seqlen)
         self.rotary = RotaryRows()
 
     def __call__(

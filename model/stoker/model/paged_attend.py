@@ -15,11 +15,8 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import LayerAttention, RotaryRows
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
-from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PagedSequences
+from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PagedSequences, group_by_length
 from stoker.model.parallel import shard_size
-
-PADDING_LIMIT = 2
-"""A sequence joins a decode group whose longest one is at most so many times longer."""
 
 
 class KVCache:
@@ -191,17 +188,4 @@ class PagedAttend:
     def cached_sequence(self, index: int, starts: list[int], lengths: list[int]) -> CachedSequence:
         begin, end, seq_len = starts[index], starts[index + 1], lengths[index]
         tables = self.block_tables[index, : -(-seq_len // self.cache.block_size)]
-        is_whole = end - begin == seq_len
-        return CachedSequence(begin, end, seq_len, self.block_rows(tables), {None: None} if is_whole else {})
-
-
-def group_by_length(members: list[int], lengths: list[int]) -> list[list[int]]:
-    """Sequences of similar length together, each group in the order of the pass."""
-    groups: list[list[int]] = []
-    longest = 0
-    for i in sorted(members, key=lambda i: -lengths[i]):
-        if not groups or lengths[i] * PADDING_LIMIT < longest:
-            groups.append([])
-            longest = lengths[i]
-        groups[-1].append(i)
-    return [sorted(group) for group in groups]
+        return CachedSequence(begin, end, seq_len, self.block_rows(tables), {})

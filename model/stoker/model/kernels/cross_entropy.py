@@ -15,8 +15,10 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels import cpu_product
 
-CHUNK_BYTES = 64 * 2**20
-"""Size of one chunk's float32 logits."""
+LOGITS_BYTES = 128 * 2**20
+"""Size of one chunk's logits: large, because each chunk reads the whole table and writes a gradient as large."""
+SOFTMAX_BYTES = 24 * 2**20
+"""Size of the float32 rows that the softmax takes at once; the allocator reuses buffers below 32 MiB."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
 RowSum = Callable[[Tensor], Tensor]
@@ -66,29 +68,25 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         group: ProcessGroup | None,
         wants_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows = chunk_rows(weight_VD.shape[0])
-        num_chunks = -(-hidden_TD.shape[0] // rows)
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
-        grad_weight = (
-            torch.zeros_like(weight_VD, dtype=weight_VD.dtype if num_chunks <= 1 else torch.float32)
-            if wants_grad
-            else None
-        )
-        for begin in range(0, hidden_TD.shape[0], rows):
-            chunk = slice(begin, begin + rows)
-            local_n = targets_T[chunk] - first_token
-            softmax = ChunkSoftmax(product(hidden_TD[chunk], weight_VD).float(), local_n, row_sum, group)
-            logprobs_T[chunk] = softmax.logprobs_n
-            if grad_hidden is not None and grad_weight is not None:
-                grad_logits = softmax.gradient(weights_T[chunk]).to(hidden_TD.dtype)
-                grad_hidden[chunk] = cpu_product.product(grad_logits, weight_VD.t())
-                grad_weight += cpu_product.product(grad_logits.t(), hidden_TD[chunk].t())
+        grad_weight: Tensor | None = None
+        for chunk in slices(hidden_TD.shape[0], LOGITS_BYTES // (hidden_TD.dtype.itemsize * weight_VD.shape[0])):
+            logits = product(hidden_TD[chunk], weight_VD)
+            softmax_in_place(
+                logits, targets_T[chunk] - first_token, weights_T[chunk], logprobs_T[chunk], row_sum, group, wants_grad
+            )
+            if grad_hidden is not None:  # the logits are their gradient now
+                grad_hidden[chunk] = cpu_product.product(logits, weight_VD.t())
+                grad_chunk = cpu_product.product(logits.t(), hidden_TD[chunk].t())
+                grad_weight = grad_chunk if grad_weight is None else grad_weight.float().add_(grad_chunk)
         if grad_hidden is not None and group is not None:
             dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
         ctx.wants_grad = wants_grad
-        if grad_hidden is not None and grad_weight is not None:
-            ctx.save_for_backward(grad_hidden, grad_weight.to(weight_VD.dtype))
+        if grad_hidden is not None:
+            ctx.save_for_backward(
+                grad_hidden, torch.zeros_like(weight_VD) if grad_weight is None else grad_weight.to(weight_VD.dtype)
+            )
         ctx.mark_non_differentiable(logprobs_T)
         return -(logprobs_T.double() * weights_T).sum().float(), logprobs_T
 
@@ -102,6 +100,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             grad_weight * scale if needs_weight else None,
             *(None,) * 7,
         )
+
+
+def softmax_in_place(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    weights_n: Tensor,
+    logprobs_n: Tensor,
+    row_sum: RowSum,
+    group: ProcessGroup | None,
+    wants_grad: bool,
+) -> None:
+    """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob): few rows at a time, in float32."""
+    for few in slices(logits_nV.shape[0], SOFTMAX_BYTES // (4 * logits_nV.shape[1])):
+        softmax = ChunkSoftmax(logits_nV[few].float(), targets_n[few], row_sum, group)
+        logprobs_n[few] = softmax.logprobs_n
+        if wants_grad:
+            logits_nV[few] = softmax.gradient(weights_n[few])
 
 
 class ChunkSoftmax:
@@ -129,6 +144,7 @@ class ChunkSoftmax:
         return grad.scatter_add_(1, self.targets_n1, -(weights_n1 * self.here_n1))
 
 
-def chunk_rows(vocab_rows: int) -> int:
-    """Tokens per chunk: a multiple of 16."""
-    return max(16, CHUNK_BYTES // (4 * vocab_rows) // 16 * 16)
+def slices(total: int, rows: int) -> list[slice]:
+    """Runs of `rows`, rounded down to a multiple of 16 and at least 16."""
+    rows = max(16, rows // 16 * 16)
+    return [slice(begin, min(begin + rows, total)) for begin in range(0, total, rows)]

@@ -145,9 +145,10 @@ def rotate_pairs(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 def packed_attention(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
-    bounds = sequences.bounds
-    pairs = list(itertools.pairwise(bounds))
-    return torch.cat([TiledAttention.apply(q_TNH[a:b], k_TKH[a:b], v_TKH[a:b], scale, window) for a, b in pairs])
+    lengths = [end - begin for begin, end in itertools.pairwise(sequences.bounds)]
+    # torch.split, not slices: a slice's gradient is a buffer of zeros as long as the whole
+    triples = zip(torch.split(q_TNH, lengths), torch.split(k_TKH, lengths), torch.split(v_TKH, lengths), strict=True)
+    return torch.cat([TiledAttention.apply(q, k, v, scale, window) for q, k, v in triples])
 
 
 class TiledAttention(torch.autograd.Function):

@@ -5,9 +5,26 @@ T tokens, S sequences, B blocks of a table.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+PADDING_LIMIT = 2
+"""A sequence joins a group whose longest one is at most so many times longer."""
+
+
+@dataclass(frozen=True)
+class PackedGroup:
+    """Packed sequences of about the same length, padded to the longest at their ends."""
+
+    token_rows: Tensor | None
+    """int64 [S * padded_len]: which token stands at each place, any one at padding; None: the group is the whole pass and has no padding."""
+    num_sequences: int
+    padded_len: int
+    masks: dict[int | None, Tensor]
+    """Per window: additive [padded_len, padded_len] in the compute dtype; made at first use."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +35,10 @@ class PackedSequences:
     """int32 [S + 1] on the tokens' device: where each sequence begins, and the end."""
     max_seqlen: int
     bounds: tuple[int, ...]
-    """The same numbers on the host."""
+    """The same numbers as in cu_seqlens, on the host."""
+    groups: tuple[PackedGroup, ...]
+    places: Tensor | None
+    """int64 [T]: where each token stands among the groups' places, end to end; None: one group without padding."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +51,8 @@ class CachedSequence:
     """Keys, this pass's own included."""
     block_rows: Tensor
     """int64 [layers, 2 * blocks]: rows of the cache seen as [rows, block_size, kv_heads, head_dim]; all key blocks, then all value blocks."""
-    masks: dict[int | None, Tensor | None]
-    """Per window: bool [queries, seq_len], true where a query may look; None where plain causal order says it all."""
+    masks: dict[int | None, Tensor]
+    """Per window: additive [queries, seq_len] in the compute dtype; made at first use."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +81,49 @@ class PagedSequences:
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[CachedSequence, ...]
     """The other sequences; in deterministic mode all of them, so that every token takes the same path."""
+
+
+def pack_sequences(cu_seqlens: Tensor, max_seqlen: int | None = None) -> PackedSequences:
+    """Read the bounds and group the sequences by length. Raises ValueError where the bounds do not rise from 0."""
+    bounds = tuple(int(bound) for bound in cu_seqlens.tolist())
+    lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
+    if not lengths or bounds[0] != 0 or min(lengths) < 1:
+        raise ValueError(f"cu_seqlens must rise from 0, not {list(bounds[:8])}")
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return PackedSequences(
+            cu_seqlens, max_seqlen or longest, bounds, (PackedGroup(None, len(lengths), longest, {}),), None
+        )
+    groups, places = [], torch.empty(bounds[-1], dtype=torch.int64)
+    used = 0
+    for members in group_by_length(list(range(len(lengths))), lengths):
+        group = packed_group(members, bounds, lengths)
+        assert group.token_rows is not None
+        for number, i in enumerate(members):
+            begin = used + number * group.padded_len
+            places[bounds[i] : bounds[i + 1]] = torch.arange(begin, begin + lengths[i])
+        used += len(group.token_rows)
+        groups.append(
+            PackedGroup(group.token_rows.to(cu_seqlens.device), group.num_sequences, group.padded_len, group.masks)
+        )
+    return PackedSequences(cu_seqlens, max_seqlen or longest, bounds, tuple(groups), places.to(cu_seqlens.device))
+
+
+def packed_group(members: list[int], bounds: tuple[int, ...], lengths: list[int]) -> PackedGroup:
+    padded_len = max(lengths[i] for i in members)
+    begins = torch.tensor([bounds[i] for i in members])
+    ends = torch.tensor([bounds[i + 1] for i in members])
+    rows = torch.minimum(begins[:, None] + torch.arange(padded_len), ends[:, None] - 1)
+    return PackedGroup(rows.flatten(), len(members), padded_len, {})
+
+
+def group_by_length(members: list[int], lengths: list[int]) -> list[list[int]]:
+    """Sequences of similar length together, each group in the order of the pass."""
+    groups: list[list[int]] = []
+    longest = 0
+    for i in sorted(members, key=lambda i: -lengths[i]):
+        if not groups or lengths[i] * PADDING_LIMIT < longest:
+            groups.append([])
+            longest = lengths[i]
+        groups[-1].append(i)
+    return [sorted(group) for group in groups]

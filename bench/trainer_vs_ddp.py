@@ -9,7 +9,13 @@ medians and of CPU time of rank 0 are given too.
     python bench/trainer_vs_ddp.py                      # bf16 and fp32, about 3 minutes
     python bench/trainer_vs_ddp.py --precision bf16 --model smollm2
 
-The last line is JSON.
+The last line is JSON. Measured with torch 2.11, two cores (AVX-512 BF16, one thread per rank) of an otherwise idle machine, tokens/s:
+
+    model                                   precision   stoker      DDP   ratio
+    small (15.7 M), 8 x 512 tokens          bf16        5692.8   2631.7   2.16
+    small (15.7 M), 8 x 512 tokens          fp32        2623.3   2591.4   1.01
+    smollm2 (134.5 M), 4 x 256 tokens       bf16         529.7    287.3   1.84
+    smollm2 (134.5 M), 4 x 256 tokens       fp32         295.6    281.2   1.05
 """
 
 from __future__ import annotations

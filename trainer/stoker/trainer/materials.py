@@ -76,7 +76,7 @@ def load_start(decoder: Decoder, source: WeightsSource | None, seed: int, report
         decoder.init_weights(seed)
         return
     try:
-        source.load_into(decoder, lambda done, total: report(f"LoadingWeights {100 * done // total} %"))
+        source.load_into(decoder, percents(report, "LoadingWeights"))
     except (ValueError, OSError) as error:
         raise ModelUnusable(f"{source.path}: {error}") from error
 
@@ -91,3 +91,16 @@ def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}".replace("ModelConfig.__init__() ", "")) from error
+
+
+def percents(report: Report, what: str) -> Callable[[int, int], None]:
+    """A progress callback that reports every tenth of the way once."""
+    said = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if (tenth := 10 * done // max(1, total)) > said:
+            said = tenth
+            report(f"{what} {10 * tenth} %")
+
+    return progress

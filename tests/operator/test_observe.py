@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
-from stoker.operator.observe import interested, observe
+from stoker.operator.observe import interested, observe, only_progress
 from stoker.operator.plan import Key, Object
 from stoker.operator.references import references
 from stoker.operator.store import Store, key_of
@@ -52,7 +52,6 @@ SEEN: dict[tuple[str, str], dict[str, list[str]]] = {
     ("TrainingJob", "next"): {"Checkpoint": ["save"], "ConfigMap": ["stoker-control-keys"]},
     ("Checkpoint", "save"): {
         "ConfigMap": ["stoker-control-keys"],
-        "EnginePool": ["pool"],
         "InferenceDeployment": ["chat"],
         "Pod": ["trainer-0", "trainer-1", "verify"],
         "TrainingJob": ["job", "next"],
@@ -99,8 +98,6 @@ def test_whoever_sees_an_object_looks_again_when_it_changes() -> None:
             for found in objects:
                 if found["metadata"]["name"] == "stoker-control-keys":
                     continue  # a rotation of keys is followed by the kubelet, not by reconciles
-                if kind == "Checkpoint" and found["kind"] == "EnginePool":
-                    continue  # through its deployment, which changes with it
                 if kind == "Checkpoint" and found["metadata"]["name"].startswith("trainer-"):
                     continue  # only while a save is wanted, see below
                 assert key in interested(store, found), (key, key_of(found))
@@ -116,6 +113,17 @@ def test_a_checkpoint_that_waits_for_its_save_follows_the_trainer() -> None:
     saved["status"] = {"phase": "Complete"}
     store.put(saved)
     assert interested(store, pod) == {Key("TrainingJob", NAMESPACE, "job")}
+
+
+def test_moving_figures_concern_the_job_alone() -> None:
+    before = thing("TrainingJob", "job", {"a": 1})
+    before["status"] = {"phase": "Running", "progress": {"step": 1}, "message": ""}
+    after = {**before, "metadata": {**before["metadata"], "resourceVersion": "2"}}
+    after["status"] = {"phase": "Running", "progress": {"step": 2}, "message": "saving"}
+    assert only_progress(before, after)
+    assert not only_progress(before, {**after, "status": {**after["status"], "phase": "Completed"}})
+    assert not only_progress(before, {**after, "spec": {"a": 2}})
+    assert not only_progress(thing("Pod", "p"), thing("Pod", "p"))
 
 
 def test_foreign_objects_concern_nobody() -> None:

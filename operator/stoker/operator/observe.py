@@ -38,11 +38,23 @@ def interested(store: Store, changed: Object) -> set[Key]:
     if changed["kind"] in OURS:
         keys.add(key_of(changed))
     if changed["kind"] == "Checkpoint":
-        keys |= _keys(store.of_kind("InferenceDeployment", changed["metadata"].get("namespace", "")))
+        job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
+        keys |= _keys(found for found in store.referring_to(job) if found["kind"] == "InferenceDeployment")
     if changed["kind"] == "InferenceDeployment" or _role(changed) == "router":
         uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
         keys |= _keys(found for found in store.labelled(DEPLOYMENT_UID, uid) if found["kind"] == "EnginePool")
     return keys
+
+
+def only_progress(old: Object, new: Object) -> bool:
+    """Whether a job's figures moved and nothing else: of interest to nobody but the job, and far too frequent."""
+    return new["kind"] == "TrainingJob" and _without_figures(old) == _without_figures(new)
+
+
+def _without_figures(job: Object) -> Object:
+    status = {name: value for name, value in (job.get("status") or {}).items() if name not in ("progress", "message")}
+    metadata = {name: value for name, value in job["metadata"].items() if name != "resourceVersion"}
+    return {**job, "metadata": metadata, "status": status}
 
 
 def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Object]:
@@ -60,24 +72,25 @@ def _around_job(store: Store, job: Object) -> Iterator[Object]:
 
 
 def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
-    """Its job with the pods that can save now, and everything that may use it; when it goes, those that may have the same data."""
+    """Its job with the pods that can save now, and everything that uses it (users name it in spec or status); when it goes, those
+    that may have the same data."""
     metadata = checkpoint["metadata"]
-    namespace = metadata.get("namespace", "")
     yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
     yield from store.referring_to(key_of(checkpoint))
-    yield from store.of_kind("InferenceDeployment", namespace)
-    yield from store.of_kind("EnginePool", namespace)
     if metadata.get("deletionTimestamp"):
-        yield from store.of_kind("Checkpoint", namespace)
+        yield from store.of_kind("Checkpoint", metadata.get("namespace", ""))
     for job in _jobs_of(store, checkpoint):
         yield job
         yield from (found for found in store.labelled(JOB_UID, job["metadata"]["uid"]) if found["kind"] == "Pod")
 
 
 def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
-    """Pools, engines and routers by label, and the Checkpoints that a selector chooses from."""
+    """Pools, engines and routers by label, and the Checkpoints of the job that a selector chooses from."""
     yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
-    yield from store.of_kind("Checkpoint", deployment["metadata"].get("namespace", ""))
+    for job in references(deployment):
+        if job.kind == "TrainingJob":
+            saves = store.labelled(JOB, job.name)
+            yield from (found for found in saves if key_of(found)[:2] == ("Checkpoint", job.namespace))
 
 
 def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
@@ -129,12 +142,16 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
     if checkpoint is not None:
         yield key_of(checkpoint)
     if _role(changed) == "trainer":
-        uid = _label(changed, JOB_UID)
-        yield from _keys(found for found in store.labelled(JOB_UID, uid) if _waits_for_save(found))
+        job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
+        saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID)), *store.referring_to(job)]
+        yield from _keys(found for found in saves if _waits_for_save(found))
 
 
 def _waits_for_save(found: Object) -> bool:
-    return found["kind"] == "Checkpoint" and (found.get("status") or {}).get("phase") in (None, "", "Saving")
+    return found["kind"] == "Checkpoint" and (found.get("status") or {}).get("phase", "Pending") in (
+        "Pending",
+        "Saving",
+    )
 
 
 def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:

@@ -17,7 +17,7 @@ from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Invalid, NotFound
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
-from stoker.operator.observe import interested, observe
+from stoker.operator.observe import interested, observe, only_progress
 from stoker.operator.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.poller import Poller
 from stoker.operator.settings import Settings
@@ -129,6 +129,9 @@ class Operator:
                     self.queue.add_after(key_of(resource), self.jitter() * self.settings.resync_interval_s / 10)
 
     def _on_change(self, change: Change) -> None:
+        if change.old and change.new and only_progress(change.old, change.new):
+            self.queue.add(key_of(change.new))
+            return
         for version in (change.old, change.new):
             if version is not None:
                 self.wake(version)

@@ -1,0 +1,77 @@
+"""Manifests from files, folders and standard input."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.manifests import ManifestError, claim_manifest, read_manifests
+
+
+def document(kind: str, name: str) -> str:
+    return f"apiVersion: v1\nkind: {kind}\nmetadata: {{name: {name}}}\n"
+
+
+def names(paths: list[Path], namespace: str | None = None) -> list[str]:
+    return [
+        f"{o['kind']}/{o['metadata']['namespace']}/{o['metadata']['name']}" for o in read_manifests(paths, namespace)
+    ]
+
+
+def test_folders_give_their_manifests_and_what_is_mounted_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "20.yaml").write_text(
+        document("TrainingJob", "job") + "---\n" + document("ConfigMap", "config") + "---\n"
+    )
+    (tmp_path / "10.yml").write_text(document("InferenceDeployment", "chat"))
+    (tmp_path / "30.json").write_text(
+        '{"kind": "List", "metadata": {}, "items": [{"kind": "Secret", "metadata": {"name": "s"}}]}'
+    )
+    (tmp_path / "notes.txt").write_text("not a manifest")
+    assert names([tmp_path], "team") == [
+        "ConfigMap/team/config",
+        "Secret/team/s",
+        "InferenceDeployment/team/chat",
+        "TrainingJob/team/job",
+    ]
+
+
+def test_a_namespace_of_its_own_stays(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("kind: ConfigMap\nmetadata: {name: c, namespace: own}\n")
+    assert names([file], "team") == ["ConfigMap/own/c"]
+
+
+def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(document("ConfigMap", "c")))
+    assert names([Path("-")]) == ["ConfigMap/default/c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [", r"bad\.yaml: while parsing"),
+        ("just text", r"bad\.yaml: a manifest needs apiVersion, kind and metadata"),
+        ("", r"no manifest in .*bad\.yaml"),
+    ],
+)
+def test_what_is_no_manifest_is_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(content)
+    with pytest.raises(ManifestError, match=message):
+        read_manifests([file])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"gone\.yaml"):
+        read_manifests([tmp_path / "gone.yaml"])
+
+
+def test_a_claim_stands_for_a_folder(tmp_path: Path) -> None:
+    made = claim_manifest("models", tmp_path / "x" / "..", "team")
+    assert made["metadata"] == {
+        "name": "models",
+        "namespace": "team",
+        "annotations": {"stoker.dev/local-folder": str(tmp_path)},
+    }

@@ -1,0 +1,132 @@
+"""Following until things have settled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from stoker.cli.progress import Follower, JsonLines, Lines, Name
+
+JOB = Name("TrainingJob", "default", "teach")
+CHAT = Name("InferenceDeployment", "default", "chat")
+
+
+def found(name: Name, phase: str, *, stalled: bool = False, **status: Any) -> dict[str, Any]:
+    conditions = [{"type": "Stalled", "status": "True"}] if stalled else []
+    return {
+        "kind": name.kind,
+        "metadata": {"name": name.name, "namespace": name.namespace, "generation": 1},
+        "status": {"phase": phase, "observedGeneration": 1, "conditions": conditions, **status},
+    }
+
+
+class Film:
+    """A supervisor that shows one picture per look; the last one stays."""
+
+    def __init__(self, *pictures: list[dict[str, Any]], events: tuple[dict[str, Any], ...] = ()) -> None:
+        self.pictures = list(pictures)
+        self.events = events
+        self.time_s = 0.0
+
+    def objects(self, kind: str) -> list[dict[str, Any]]:
+        if kind == "Event":
+            return list(self.events)
+        return [item for item in self.pictures[0] if item["kind"] == kind]
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+        if len(self.pictures) > 1:
+            self.pictures.pop(0)
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        list(objects)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None: ...
+
+
+def follow(film: Film, *wanted: Name, timeout_s: float | None = 60) -> tuple[bool | None, float, list[str]]:
+    screen = Silent()
+    follower = Follower(film, screen, wanted, film.sleep, lambda: film.time_s)  # type: ignore[arg-type]
+    return follower.until_settled(timeout_s), film.time_s, screen.said
+
+
+def test_it_ends_when_all_that_is_wanted_is_good() -> None:
+    film = Film(
+        [found(JOB, "Running"), found(CHAT, "WaitingForCheckpoint")],
+        [found(JOB, "Completed"), found(CHAT, "Starting")],
+        [found(JOB, "Completed"), found(CHAT, "Serving")],
+    )
+    assert follow(film, JOB, CHAT)[:2] == (True, 1.0)
+
+
+def test_a_failure_ends_it_at_once() -> None:
+    assert follow(Film([found(JOB, "Running")], [found(JOB, "Failed")]), JOB)[:2] == (False, 0.5)
+
+
+def test_a_stall_that_passes_is_no_failure() -> None:
+    stalled = [found(JOB, "Pending", stalled=True)]
+    assert follow(Film(stalled, stalled, [found(JOB, "Completed")]), JOB)[0] is True
+
+
+def test_a_stall_that_stays_is_one() -> None:
+    assert follow(Film([found(JOB, "Pending", stalled=True)]), JOB)[:2] == (False, 5.0)
+
+
+def test_an_object_that_was_deleted_is_a_failure() -> None:
+    assert follow(Film([]), JOB)[0] is False
+
+
+def test_the_time_can_be_limited() -> None:
+    assert follow(Film([found(JOB, "Running")]), JOB, timeout_s=3)[0] is None
+
+
+def test_nothing_to_wait_for_is_settled() -> None:
+    assert follow(Film([found(JOB, "Running")]))[0] is True
+
+
+def test_a_warning_is_said_once() -> None:
+    event = {
+        "type": "Warning",
+        "reason": "Refused",
+        "message": "no",
+        "metadata": {"uid": "e1"},
+        "involvedObject": {"kind": "TrainingJob", "name": "teach"},
+    }
+    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(event,))
+    assert follow(film, JOB)[2] == ["warning: TrainingJob teach: Refused: no"]
+
+
+def test_a_log_gets_each_phase_and_figures_now_and_then() -> None:
+    lines: list[str] = []
+    time_s = 0.0
+    screen = Lines(lines.append, lambda: time_s)
+    for step in range(30):
+        time_s = step * 0.5
+        screen.show([found(JOB, "Running", progress={"step": step, "totalSteps": 30})])
+    screen.show([found(JOB, "Completed", progress={"step": 30, "totalSteps": 30})])
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        "trainingjob/teach  Running  step 0/30",
+        "trainingjob/teach  Running  step 10/30",
+        "trainingjob/teach  Running  step 20/30",
+        "trainingjob/teach  Completed  step 30/30",
+    ]
+
+
+def test_json_lines_tell_changes_only(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    screen = JsonLines(lines.append)
+    for phase in ("Running", "Running", "Completed"):
+        screen.show([found(JOB, phase, pinned={"rendered": "long"})])
+    assert [json.loads(line)["status"]["phase"] for line in lines] == ["Running", "Completed"]
+    assert "pinned" not in lines[0]

@@ -1,0 +1,87 @@
+"""`stoker train`: from a manifest to the trainer's configuration, with folders for claims."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.pod.config_file import parse
+from stoker.trainer.config import TrainerConfig
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    model = {
+        "architecture": "llama",
+        "vocabSize": 512,
+        "hiddenSize": 32,
+        "intermediateSize": 64,
+        "numLayers": 2,
+        "numHeads": 4,
+    }
+    found = {
+        "model": model,
+        "workers": {
+            "replicas": 2,
+            "ranksPerPod": 1,
+            "volumes": [{"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus"}}, {"name": "more", "configMap": {"name": "more"}}],
+            "volumeMounts": [{"name": "corpus", "mountPath": "/data"}, {"name": "more", "mountPath": "/more"}],
+            "env": [{"name": "DATA", "value": "/data"}],
+        },
+        "training": {"totalSteps": 4, "globalBatchSize": 4, "sequenceLength": 32},
+        "data": {"sources": [{"name": "a", "path": "/data/*.txt"}, {"name": "b", "path": "/more/b.txt"}], "tokenizer": {"kind": "train"}},
+        "checkpoint": {"storage": {"claimName": "checkpoints"}, "intervalSteps": 2, "maxToKeep": 3},
+        **spec,
+    }  # fmt: skip
+    return {"apiVersion": "stoker.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "tiny"}, "spec": found}
+
+
+MORE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more"}, "data": {"b.txt": "text about /data"}}
+
+
+def train(tmp_path: Path, *manifests: dict[str, Any], options: tuple[str, ...] = ("--render",), code: int = 0) -> str:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump_all(manifests))
+    (tmp_path / "corpus").mkdir(exist_ok=True)
+    claims = ("--claim", f"corpus={tmp_path / 'corpus'}", "--storage", str(tmp_path / "storage"))
+    run = subprocess.run(
+        [sys.executable, "-m", "stoker.cli.main", "train", "-f", str(file), *claims, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+def test_a_job_becomes_a_configuration_of_this_machine(tmp_path: Path) -> None:
+    found = parse(TrainerConfig, json.loads(train(tmp_path, job(), MORE)))
+    run = tmp_path / "storage" / ".runs" / "tiny-0"
+    assert [source.path for source in found.data.sources] == [f"{tmp_path}/corpus/*.txt", f"{run}/v/more/b.txt"]
+    assert found.checkpoint.root == f"{tmp_path}/storage/checkpoints/tiny"
+    assert found.checkpoint.max_to_keep == 3
+    assert (found.retention, found.resume) == ("own", None)
+    assert (found.gang.nodes, found.gang.ranks_per_node, found.gang.agents) == (1, 2, ())
+    assert (found.listen.host, found.listen.port, found.listen.control_keys) == ("127.0.0.1", 0, None)
+    assert found.model is not None
+    assert found.model["rope_theta"] == 10000.0
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("manifests", "message"),
+    [
+        ([MORE], "exactly one TrainingJob is needed, found 0"),
+        ([job(), job()], r"exactly one TrainingJob is needed, found 2 (tiny, tiny)"),
+        ([job(training={"totalSteps": 0}), MORE], "spec.training"),
+        ([job(memory={"zeroStage": 3}), MORE], "not supported yet: spec.memory.zeroStage 3"),
+        ([job()], 'configmap "more" not found'),
+    ],
+)
+def test_what_cannot_run_is_refused(tmp_path: Path, manifests: list[dict[str, Any]], message: str) -> None:
+    assert message in train(tmp_path, *manifests, code=64)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from stoker.model.config import ModelConfig, RopeScaling
+
+RAW: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_a_config_survives_the_way_through_hugging_face(config: ModelConfig) -> None:
+    assert ModelConfig.from_hugging_face(config.to_hugging_face()) == config
+
+
+def test_transformers_reads_our_config_as_its_own(config: ModelConfig) -> None:
+    theirs = AutoConfig.for_model(**config.to_hugging_face())
+    assert ModelConfig.from_hugging_face(theirs.to_dict()) == config
+
+
+def test_missing_fields_take_the_defaults_of_the_family() -> None:
+    config = ModelConfig.from_hugging_face(RAW)
+    assert (config.head_dim, config.num_kv_heads, config.tie_embeddings, config.rope_theta) == (12, 4, False, 10000.0)
+
+
+def test_rope_is_read_in_both_spellings() -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_type": "llama3",
+    }
+    old = ModelConfig.from_hugging_face(RAW | {"rope_theta": 5e5, "rope_scaling": scaling})
+    new = ModelConfig.from_hugging_face(RAW | {"rope_parameters": scaling | {"rope_theta": 5e5}})
+    assert old == new
+    assert old.rope_scaling == RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "not supported yet: model_type 'gpt2'"),
+        ({"model_type": None}, "not supported yet: model_type None"),
+        ({"hidden_act": "gelu"}, "not supported yet: hidden_act = 'gelu'"),
+        ({"mlp_bias": True}, "not supported yet: mlp_bias"),
+        ({"use_sliding_window": True}, "not supported yet: use_sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "not supported yet: layer_types"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "not supported yet: quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "not supported yet: rope_scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "num_heads 4 must be a multiple of num_kv_heads 3"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"vocab_size": 0}, "vocab_size must be >= 1, not 0"),
+    ],
+)
+def test_a_config_that_cannot_be_computed_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hugging_face(RAW | change)
+
+
+def test_end_tokens_may_be_one_or_several(llama: ModelConfig) -> None:
+    assert ModelConfig.from_hugging_face(RAW | {"eos_token_id": [1, 2]}).eos_token_ids == (1, 2)
+    assert ModelConfig.from_hugging_face(RAW | {"eos_token_id": 2}).eos_token_ids == (2,)
+    assert replace(llama, eos_token_ids=(2,)).to_hugging_face()["eos_token_id"] == 2

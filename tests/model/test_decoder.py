@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker.model.attend import PackedAttend
+from stoker.model.aux import Aux
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+
+LENGTHS = [17, 5, 17, 40]
+
+
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    """tokens_T, positions_T and cu_seqlens of four sequences."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 96, (sum(LENGTHS),), generator=generator)
+    return tokens, torch.cat([torch.arange(length) for length in LENGTHS]), torch.tensor([0, *LENGTHS]).cumsum(0).int()
+
+
+def twin(decoder: Decoder) -> torch.nn.Module:
+    """The same weights in transformers."""
+    config = AutoConfig.for_model(**decoder.config.to_hugging_face())
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    missing = model.load_state_dict(
+        {part.hf_name: part.local().clone() for part in decoder.named_parts()}, strict=False
+    )
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) <= {"lm_head.weight"}
+    return model
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_logits_and_gradients_equal_those_of_transformers(
+    config: ModelConfig, make_decoder: Callable[..., Decoder], deterministic: bool
+) -> None:
+    decoder = make_decoder(config, deterministic=deterministic)
+    model = twin(decoder)
+    tokens, positions, cu_seqlens = packed()
+    hidden = decoder(tokens, positions, PackedAttend(decoder.ops, "auto", cu_seqlens))
+    logits = decoder.logits(hidden)
+    expected = torch.cat([model(part[None]).logits[0] for part in tokens.split(LENGTHS)])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+    weights = (torch.arange(len(tokens)) % 3 > 0).float()
+    targets = tokens.roll(-1)
+    decoder.cross_entropy(hidden, targets, weights).loss_sum.div(weights.sum()).backward()
+    (F.cross_entropy(expected, targets, reduction="none") * weights).sum().div(weights.sum()).backward()
+    theirs = dict(model.named_parameters())
+    for part in decoder.named_parts():
+        assert part.parameter.grad is not None
+        ours = part.parameter.grad[part.row_start : part.row_end]
+        torch.testing.assert_close(
+            ours, theirs[part.hf_name].grad, rtol=0, atol=1e-5, msg=lambda text, name=part.hf_name: f"{name}: {text}"
+        )
+
+
+def test_bfloat16_stays_close_to_float32(config: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:
+    exact, rounded = make_decoder(config), make_decoder(config, dtype=torch.bfloat16)
+    tokens, positions, cu_seqlens = packed()
+    results = []
+    for decoder in (exact, rounded):
+        loss = decoder.cross_entropy(
+            decoder(tokens, positions, PackedAttend(decoder.ops, "auto", cu_seqlens)), tokens, torch.ones(len(tokens))
+        )
+        loss.loss_sum.backward()
+        results.append(loss.loss_sum.item() / len(tokens))
+    assert all(
+        parameter.grad is not None and parameter.grad.dtype is torch.bfloat16 for parameter in rounded.parameters()
+    )
+    assert results[1] == pytest.approx(results[0], rel=0.03)
+
+
+def test_slices_of_layers_give_what_the_whole_gives(llama: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:
+    whole = make_decoder(llama)
+    tokens, positions, cu_seqlens = packed()
+    attend = PackedAttend(whole.ops, "auto", cu_seqlens)
+    first, last = (Decoder(llama, Ops(), layers=layers) for layers in (range(1), range(1, 2)))
+    source = {part.hf_name: part.local() for part in whole.named_parts()}
+    for stage in (first, last):
+        for part in stage.named_parts():
+            part.local().copy_(source[part.hf_name])
+    x = first.blocks[0](first.embed(tokens), positions, attend)
+    x = last.blocks[0](x, positions, attend)
+    assert torch.equal(last.logits(last.norm(x)), whole.logits(whole(tokens, positions, attend)))
+    names = [part.hf_name for stage in (first, last) for part in stage.named_parts()]
+    assert sorted(names) == sorted(source)
+
+
+def test_a_slice_of_a_tied_model_is_refused(qwen3: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="not supported yet: a slice of a model with tied embeddings"):
+        Decoder(qwen3, Ops(), layers=range(1))
+
+
+def test_parts_cover_every_parameter_once(config: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:
+    decoder = make_decoder(config)
+    parts = list(decoder.named_parts())
+    assert len({part.hf_name for part in parts}) == len(parts)
+    assert (
+        sum(part.num_elements for part in parts)
+        == config.num_parameters
+        == sum(p.numel() for p in decoder.parameters())
+    )
+    for name, parameter in decoder.named_parameters():
+        rows = [(part.row_start, part.row_end) for part in parts if part.parameter_name == name]
+        assert [begin for begin, _ in rows] == [0, *(end for _, end in rows[:-1])]
+        assert rows[-1][1] == parameter.shape[0]
+
+
+def test_starting_weights_depend_on_the_seed_and_the_name_only(llama: ModelConfig) -> None:
+    def start(seed: int) -> dict[str, Tensor]:
+        decoder = Decoder(llama, Ops())
+        decoder.init_weights(seed)
+        return {part.hf_name: part.local() for part in decoder.named_parts()}
+
+    once, again, other = start(1), start(1), start(2)
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert not torch.equal(once["lm_head.weight"], other["lm_head.weight"])
+    assert once["lm_head.weight"].std().item() == pytest.approx(llama.initializer_range, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_give_the_same_logits_and_end_the_parts_table(
+    config: ModelConfig, make_decoder: Callable[..., Decoder], dtype: torch.dtype
+) -> None:
+    decoder = make_decoder(config, dtype=dtype)
+    tokens, positions, cu_seqlens = packed()
+    with torch.inference_mode():
+        attend = PackedAttend(decoder.ops, "auto", cu_seqlens)
+        plain = decoder.logits(decoder(tokens, positions, attend))
+        decoder.pack_weights()
+        tolerance = 1e-5 if dtype is torch.float32 else 0.5
+        torch.testing.assert_close(decoder.logits(decoder(tokens, positions, attend)), plain, rtol=0, atol=tolerance)
+    with pytest.raises(ValueError, match="packed for serving"):
+        list(decoder.named_parts())
+
+
+def test_recomputed_blocks_give_the_same_gradients(llama: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:
+    tokens, positions, cu_seqlens = packed()
+    gradients = []
+    for recompute in (False, True):
+        decoder = make_decoder(llama)
+        attend = PackedAttend(decoder.ops, "auto", cu_seqlens)
+        x = decoder.embed(tokens)
+        for block in decoder.blocks:
+            x = (
+                torch.utils.checkpoint.checkpoint(block, x, positions, attend, use_reentrant=False)
+                if recompute
+                else block(x, positions, attend)
+            )
+        decoder.cross_entropy(decoder.norm(x), tokens, torch.ones(len(tokens))).loss_sum.backward()
+        gradients.append([parameter.grad for parameter in decoder.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None)
+
+
+def test_aux_keeps_the_first_value_of_a_name() -> None:
+    aux = Aux()
+    for layer, number in ((1, 1.0), (0, 2.0), (1, 3.0)):
+        aux.put(layer, "loss", torch.tensor(number))
+    assert [tensor.item() for tensor in aux.named("loss")] == [2.0, 1.0]

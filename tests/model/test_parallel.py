@@ -1,0 +1,98 @@
+"""Two ranks of tensor parallelism against one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from stoker.model.attend import PackedAttend
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+
+TOKENS = torch.arange(23) * 7 % 96
+POSITIONS = torch.cat((torch.arange(14), torch.arange(9)))
+BOUNDS = torch.tensor([0, 14, 23])
+WEIGHTS = (torch.arange(23) % 4 > 0).float()
+
+
+def run_pass(decoder: Decoder) -> dict[str, Any]:
+    """Logits, loss and this rank's gradients."""
+    hidden = decoder(TOKENS, POSITIONS, PackedAttend(decoder.ops, "auto", BOUNDS))
+    result = decoder.cross_entropy(hidden, TOKENS.roll(-1), WEIGHTS)
+    result.loss_sum.backward()
+    gradients = {}
+    for part in decoder.named_parts():
+        assert part.parameter.grad is not None
+        gradients[part.hf_name] = (part.start, part.size, part.parameter.grad[part.row_start : part.row_end].clone())
+    return {
+        "logits": decoder.logits(hidden).detach(),
+        "loss": result.loss_sum.item(),
+        "logprobs": result.logprobs,
+        "gradients": gradients,
+    }
+
+
+def serve(decoder: Decoder) -> torch.Tensor:
+    """Logits of the first sequence through a cache of this rank's heads."""
+    cache = KVCache(decoder.config, num_blocks=4, block_size=8, dtype=torch.float32, group=decoder.group)
+    attend = PagedAttend(decoder.ops, "auto", cache, PagedSize(max_tokens=32, max_sequences=1, max_blocks=4))
+    numbers = {"query_start": [0, 14], "seq_lens": [14], "slot_mapping": list(range(14))}
+    fields = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    with torch.inference_mode():
+        attend.prepare(PagedBatch(**fields, block_tables=torch.tensor([[0, 1]], dtype=torch.int32), num_tokens=14))
+        return decoder.logits(decoder(TOKENS[:14], POSITIONS[:14], attend))
+
+
+def work(rank: int, folder: str, config: ModelConfig) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    decoder = Decoder(config, Ops(), group=dist.group.WORLD)
+    decoder.init_weights(5)
+    torch.save(run_pass(decoder) | {"served": serve(decoder)}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_two_ranks_give_the_logits_and_gradients_of_one(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    config: ModelConfig = request.getfixturevalue(name)
+    one = Decoder(config, Ops())
+    one.init_weights(5)
+    expected = run_pass(one)
+    mp.spawn(work, (str(tmp_path), config), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for result in ranks:
+        torch.testing.assert_close(result["logits"], expected["logits"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(result["served"], expected["logits"][:14], rtol=0, atol=1e-5)
+        torch.testing.assert_close(result["logprobs"], expected["logprobs"], rtol=0, atol=1e-5)
+        assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for hf_name, (_, size, whole) in expected["gradients"].items():
+        joined = torch.full(size, torch.nan)
+        for result in ranks:
+            start, local_size, local = result["gradients"][hf_name]
+            joined[tuple(slice(a, a + n) for a, n in zip(start, local_size, strict=True))] = local
+        torch.testing.assert_close(joined, whole, rtol=0, atol=2e-5, msg=lambda text, name=hf_name: f"{name}: {text}")
+
+
+def refuse(rank: int, folder: str, config: ModelConfig) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    with pytest.raises(ValueError, match="num_kv_heads: 1 cannot be cut over tensor parallel size 2: 1 % 2 = 1"):
+        Decoder(config, Ops(), group=dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def test_a_cut_that_is_not_even_is_refused_with_the_arithmetic(
+    llama: ModelConfig, tmp_path: Path, make_decoder: Callable[..., Decoder]
+) -> None:
+    from dataclasses import replace
+
+    mp.spawn(refuse, (str(tmp_path), replace(llama, num_kv_heads=1)), nprocs=2)

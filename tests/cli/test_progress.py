@@ -57,7 +57,8 @@ class Silent:
 
 def follow(film: Film, *wanted: Name, timeout_s: float | None = 60) -> tuple[bool | None, float, list[str]]:
     screen = Silent()
-    follower = Follower(film, screen, wanted, film.sleep, lambda: film.time_s)  # type: ignore[arg-type]
+    since = "2026-01-01T12:00:00Z"
+    follower = Follower(film, screen, wanted, since, film.sleep, lambda: film.time_s)  # type: ignore[arg-type]
     return follower.until_settled(timeout_s), film.time_s, screen.said
 
 
@@ -95,15 +96,17 @@ def test_nothing_to_wait_for_is_settled() -> None:
     assert follow(Film([found(JOB, "Running")]))[0] is True
 
 
-def test_a_warning_is_said_once() -> None:
+def test_a_warning_is_said_once_and_an_old_one_never() -> None:
     event = {
         "type": "Warning",
         "reason": "Refused",
         "message": "no",
         "metadata": {"uid": "e1"},
         "involvedObject": {"kind": "TrainingJob", "name": "teach"},
+        "lastTimestamp": "2026-01-01T12:00:05Z",
     }
-    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(event,))
+    old = {**event, "metadata": {"uid": "e0"}, "message": "old", "lastTimestamp": "2026-01-01T11:00:00Z"}
+    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(old, event))
     assert follow(film, JOB)[2] == ["warning: TrainingJob teach: Refused: no"]
 
 

@@ -294,11 +294,12 @@ def _follow(
 ) -> int:
     """Show progress until everything has settled; then, if something goes on and the command is to stay, until Ctrl-C."""
     from stoker.cli.progress import Follower, Name, screen_for
+    from stoker.cli.shown import utc_now
 
     wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
     followed = [name for name in wanted if name.kind in ("TrainingJob", "Checkpoint", "InferenceDeployment")]
     screen = screen_for(as_json=as_json)
-    follower = Follower(client, screen, followed)
+    follower = Follower(client, screen, followed, since=f"{utc_now():%Y-%m-%dT%H:%M:%SZ}")
     try:
         outcome = _ask(lambda: follower.until_settled(timeout_s))
         if outcome is None:

@@ -44,6 +44,8 @@ class Follower:
     screen: Screen
     wanted: Collection[Name]
     """What must settle."""
+    since: str = ""
+    """Warnings from before this time (as Kubernetes writes it) are old news."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
@@ -71,7 +73,8 @@ class Follower:
         }
         self.screen.show(found.values())
         for event in self.client.objects("Event"):
-            if event["type"] == "Warning" and event["metadata"]["uid"] not in self._events:
+            recent = str(event.get("lastTimestamp", "")) >= self.since
+            if event["type"] == "Warning" and recent and event["metadata"]["uid"] not in self._events:
                 self._events.add(event["metadata"]["uid"])
                 about = event["involvedObject"]
                 self.screen.say(f"warning: {about['kind']} {about['name']}: {event['reason']}: {event['message']}")

@@ -88,12 +88,14 @@ class Serving:
         self.drain_engines()
         cluster.collect()
 
-    def take_snapshots(self) -> None:
+    def take_snapshots(self, *, healthy: bool = True) -> None:
+        """Routers follow, and have probed every backend."""
         stored = [c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends")]
         for pod in self.cluster.pods("router"):
             if stored and pod["status"]["phase"] == "Running":
                 snapshot = json.loads(stored[0]["data"]["backends.json"])
-                self.cluster.report(pod, {"snapshot_version": snapshot["version"], "backends": snapshot["backends"]})
+                backends = [{**backend, "healthy": healthy} for backend in snapshot["backends"]]
+                self.cluster.report(pod, {"snapshot_version": snapshot["version"], "backends": backends})
 
     def drain_engines(self) -> None:
         asked = {name for name, path, _ in self.cluster.calls if path == "/drain"}
@@ -189,6 +191,21 @@ def test_an_engine_drains_only_after_the_routers_have_forgotten_it() -> None:
     assert [path for _, path, _ in serving.cluster.calls if path == "/drain"] == ["/drain"]
     serving.rest()
     assert (serving.status["ready"], len(serving.engines())) == ("1/1", 1)
+
+
+def test_an_old_engine_stays_until_the_routers_have_found_the_new_one_healthy() -> None:
+    serving = Serving(replicas=1)
+    serving.checkpoint(10)
+    serving.rest()
+    serving.checkpoint(20)
+    for _ in range(10):
+        serving.cluster.settle_once()
+        for pod in serving.engines():
+            serving.cluster.run(pod)
+        serving.take_snapshots(healthy=False)
+    assert [backend["draining"] for backend in serving.snapshot()["backends"]] == [False, False]
+    serving.rest()
+    assert (len(serving.engines()), serving.status["currentCheckpoint"]["step"]) == (1, 20)
 
 
 def test_replicas_set_through_scale_are_kept_when_the_revision_changes() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stories.alone import train_alone
+from tests.stories.manifests import corpus, job
 from tests.stories.story_cluster import StoryCluster
 
 NewCluster = Callable[..., StoryCluster]
@@ -33,3 +35,14 @@ def new_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[New
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> StoryCluster:
     return new_cluster()
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the two saves of a finished run, made without an operator."""
+    folder = tmp_path_factory.mktemp("taught")
+    steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
+    with train_alone(folder, corpus(), job("taught", steps)) as run:
+        output, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, output
+    return folder / "storage" / "checkpoints" / "taught"

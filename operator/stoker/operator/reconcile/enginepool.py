@@ -12,7 +12,7 @@ from stoker.operator.applied_hash import is_applied
 from stoker.operator.conditions import Condition, Health, summary
 from stoker.operator.plan import Event, Object, Observed, Plan
 from stoker.operator.pods import ended, exit_of, is_ready, label, waiting_reason
-from stoker.operator.reconcile.pool_drain import begin, go_on, victims
+from stoker.operator.reconcile.pool_drain import begin, go_on, replaceable, victims
 from stoker.operator.reconcile.pool_step import Counts, next_step, resolve
 from stoker.operator.reconcile.pool_view import PoolView, draining, engine_status, leaving, look, settle
 from stoker.operator.recovery import retry_delay_s
@@ -61,13 +61,15 @@ def _change_pods(view: PoolView) -> Plan:
     pods = _sort(view)
     spec = view.pool.spec
     surge = resolve(spec.max_surge, spec.replicas, up=True)
-    step = next_step(spec.replicas, surge, resolve(spec.max_unavailable, spec.replicas, up=False), pods.counts)
+    unavailable = resolve(spec.max_unavailable, spec.replicas, up=False)
+    step = next_step(spec.replicas, surge, unavailable, pods.counts)
     dropped = (
         *failed,
         *victims(view, pods.old_unready, step.drop_old_unready),
         *victims(view, pods.new_unready, step.drop_new_unready),
     )
-    leaving_now = (*victims(view, pods.old_ready, step.drain_old), *victims(view, pods.new_ready, step.drain_new))
+    surplus = (*victims(view, pods.old_ready, step.drain_old), *victims(view, pods.new_ready, step.drain_new))
+    leaving_now = replaceable(view, (*pods.old_ready, *pods.new_ready), surplus, spec.replicas - unavailable)
     drain = go_on(view, dropped)
     delay_s = _delay_s(view)
     create = () if children or delay_s > 0 else _new_pods(view, step.create_new)

@@ -55,6 +55,27 @@ def victims(view: PoolView, pods: Sequence[Object], number: int) -> tuple[Object
     return tuple(sorted(pods, key=work)[:number])
 
 
+def replaceable(
+    view: PoolView, ready: Sequence[Object], leaving_now: Sequence[Object], needed: int
+) -> tuple[Object, ...]:
+    """Those of `leaving_now` that may go while `needed` pods stay that every Ready router has found healthy.
+
+    A pod that is Ready gets requests only once the routers have probed it; until then the pod that it replaces is needed.
+    """
+    staying = [pod for pod in ready if pod not in leaving_now and _admitted(view, pod)]
+    missing = max(needed - len(staying), 0)
+    kept = sorted(leaving_now, key=lambda pod: not _admitted(view, pod))[:missing]
+    return tuple(pod for pod in leaving_now if pod not in kept)
+
+
+def _admitted(view: PoolView, pod: Object) -> bool:
+    """Every Ready router would send it a request."""
+    uid = pod["metadata"]["uid"]
+    reports = [view.report(router) for router in view.routers]
+    backends = [report.body.get("backends") or () if report else () for report in reports]
+    return all(any(known.get("pod_uid") == uid and known.get("healthy") for known in seen) for seen in backends)
+
+
 def _drained(view: PoolView, pod: Object) -> bool:
     report = view.report(pod)
     return report is not None and report.body.get("phase") == "Drained"

@@ -1,0 +1,73 @@
+"""A deployment moves to a newer checkpoint and changes its size while clients stream: no request fails, no stream is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.stories.load import Load
+from tests.stories.manifests import Manifest, adopted, claim, deployment
+from tests.stories.story_cluster import Object, StoryCluster
+
+ENOUGH = 8
+"""Answers to wait for before the next change."""
+
+
+def teller(checkpoint: str, replicas: int = 1) -> Manifest:
+    manifest = deployment("teller", {"checkpointRef": {"name": checkpoint}})
+    manifest["spec"]["pools"][0]["replicas"] = replicas
+    return manifest
+
+
+def test_streams_go_on_through_a_rolling_update_and_through_a_change_of_size(
+    cluster: StoryCluster, taught: Path
+) -> None:
+    older, newer = sorted(path.name for path in taught.glob("step-*"))
+    cluster.apply(claim("archive", taught.parent), adopted("older", "archive", "taught", older))
+    cluster.apply(adopted("newer", "archive", "taught", newer), teller("older"))
+    cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
+    prints = [f"fp_{cluster.status('Checkpoint', name)['digest'][:10]}" for name in ("older", "newer")]
+
+    with Load(cluster.url("teller"), "teller") as load:
+        more_answers(cluster, load)
+        assert load.fingerprints == prints[:1]
+
+        cluster.apply(teller("newer"))
+        cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "moved to newer")
+        cluster.wait_until(lambda: len(engines(cluster)) == 1, "the old engine gone")
+        more_answers(cluster, load)
+        assert load.fingerprints == prints
+
+        cluster.apply(teller("newer", replicas=2))
+        cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer", "2/2"), "grown")
+        more_answers(cluster, load)
+        cluster.apply(teller("newer"))
+        cluster.wait_until(lambda: len(engines(cluster)) == 1, "shrunk")
+        cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer", "1/1"), "at rest")
+        more_answers(cluster, load)
+
+    assert load.failures == []
+    same = {(answer.fingerprint, answer.tokens, answer.text) for answer in load.answers}
+    assert len(same) == 2 * len(set(load.lengths)), "greedy answers depend on nothing but the model"
+    assert cluster.status("Checkpoint", "newer")["inUseBy"] == [{"kind": "InferenceDeployment", "name": "teller"}]
+    assert not cluster.status("Checkpoint", "older").get("inUseBy")
+    events = cluster.events("InferenceDeployment", "teller")["RevisionChosen"]
+    assert [any(f"Checkpoint {name}" in text for text in events) for name in ("older", "newer")] == [True, True]
+
+    cluster.delete("InferenceDeployment", "teller")
+    cluster.wait_until(lambda: not engines(cluster) and not cluster.pods(role="router"), "every pod gone")
+    assert [kind for kind in ("InferenceDeployment", "EnginePool", "Service") if cluster.all(kind)] == []
+
+
+def more_answers(cluster: StoryCluster, load: Load) -> None:
+    wanted = len(load.answers) + ENOUGH
+    cluster.wait_until(lambda: load.failures or len(load.answers) >= wanted, f"{ENOUGH} more answers")
+
+
+def serves(found: Object, checkpoint: str, ready: str = "1/1") -> bool:
+    status = found.get("status") or {}
+    current = (status.get("currentCheckpoint") or {}).get("name")
+    return (status.get("phase"), current, status.get("ready")) == ("Serving", checkpoint, ready)
+
+
+def engines(cluster: StoryCluster) -> list[Object]:
+    return cluster.pods(role="engine")

@@ -154,8 +154,9 @@ class Table:
         from rich.table import Table as RichTable
 
         table = RichTable(box=None, pad_edge=False, header_style="dim")
-        for column in ("", "", "phase", ""):
-            table.add_column(column, overflow="fold")
+        for column in ("", "", "phase"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("", overflow="fold")
         for found in objects:
             state = state_of(found)
             mark = {"good": "[green]✓[/]", "bad": "[red]✗[/]"}.get(state, "[cyan]…[/]")

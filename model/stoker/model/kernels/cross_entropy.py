@@ -6,6 +6,7 @@ T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,16 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels import cpu_product
 
-LOGITS_BYTES = 128 * 2**20
-"""Size of one chunk's logits: large, because each chunk reads the whole table and writes a gradient as large."""
-SOFTMAX_BYTES = 24 * 2**20
-"""Size of the float32 rows that the softmax takes at once; the allocator reuses buffers below 32 MiB."""
+
+@dataclass(frozen=True)
+class ChunkBytes:
+    """How much of the logits exists at once."""
+
+    logits: int = 128 * 2**20
+    """In the compute dtype: large, because each chunk reads the whole table and writes a gradient as large."""
+    softmax: int = 24 * 2**20
+    """In float32: the allocator reuses buffers below 32 MiB."""
+
 
 Product = Callable[[Tensor, Tensor], Tensor]
 RowSum = Callable[[Tensor], Tensor]
@@ -33,6 +40,7 @@ def chunked_cross_entropy(
     weights_T: Tensor,
     first_token: int,
     group: ProcessGroup | None,
+    chunk_bytes: ChunkBytes = ChunkBytes(),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it."""
     weights_T = weights_T.float()
@@ -48,6 +56,7 @@ def chunked_cross_entropy(
         first_token,
         group,
         wants_grad,
+        chunk_bytes,
     )
     return loss_sum, weights_T.sum(), torch.zeros_like(weights_T).index_copy(0, counted, logprobs)
 
@@ -67,14 +76,22 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         first_token: int,
         group: ProcessGroup | None,
         wants_grad: bool,
+        chunk_bytes: ChunkBytes,
     ) -> tuple[Tensor, Tensor]:
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
-        for chunk in slices(hidden_TD.shape[0], LOGITS_BYTES // (hidden_TD.dtype.itemsize * weight_VD.shape[0])):
+        for chunk in slices(hidden_TD.shape[0], chunk_bytes.logits // (hidden_TD.dtype.itemsize * weight_VD.shape[0])):
             logits = product(hidden_TD[chunk], weight_VD)
             softmax_in_place(
-                logits, targets_T[chunk] - first_token, weights_T[chunk], logprobs_T[chunk], row_sum, group, wants_grad
+                logits,
+                targets_T[chunk] - first_token,
+                weights_T[chunk],
+                logprobs_T[chunk],
+                row_sum,
+                group,
+                wants_grad,
+                chunk_bytes.softmax,
             )
             if grad_hidden is not None:  # the logits are their gradient now
                 grad_hidden[chunk] = cpu_product.product(logits, weight_VD.t())
@@ -82,7 +99,6 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 grad_weight = grad_chunk if grad_weight is None else grad_weight.float().add_(grad_chunk)
         if grad_hidden is not None and group is not None:
             dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
-        ctx.wants_grad = wants_grad
         if grad_hidden is not None:
             ctx.save_for_backward(
                 grad_hidden, torch.zeros_like(weight_VD) if grad_weight is None else grad_weight.to(weight_VD.dtype)
@@ -94,11 +110,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, _grad_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        scale = grad_loss.to(grad_hidden.dtype)
         return (
-            grad_hidden * scale if needs_hidden else None,
-            grad_weight * scale if needs_weight else None,
-            *(None,) * 7,
+            grad_hidden * grad_loss if needs_hidden else None,
+            grad_weight * grad_loss if needs_weight else None,
+            *(None,) * 8,
         )
 
 
@@ -110,9 +125,10 @@ def softmax_in_place(
     row_sum: RowSum,
     group: ProcessGroup | None,
     wants_grad: bool,
+    softmax_bytes: int,
 ) -> None:
     """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob): few rows at a time, in float32."""
-    for few in slices(logits_nV.shape[0], SOFTMAX_BYTES // (4 * logits_nV.shape[1])):
+    for few in slices(logits_nV.shape[0], softmax_bytes // (4 * logits_nV.shape[1])):
         softmax = ChunkSoftmax(logits_nV[few].float(), targets_n[few], row_sum, group)
         logprobs_n[few] = softmax.logprobs_n
         if wants_grad:

@@ -17,6 +17,7 @@ import torch
 
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.store import CheckpointRoot
+from stoker.model.memory import keep_freed_memory
 from stoker.pod.config_file import ConfigError, load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.trainer.beacon import Beacon, EndEvent, StopCommand
@@ -90,6 +91,7 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
     place = find_rank_place(config, environment)
     device = choose_device(config)
     set_threads(config)
+    keep_freed_memory()
     listener = socket.socket(fileno=options.master_listen_fd) if options.master_listen_fd is not None else None
     beacon.phase("Loading", f"WaitingForRanks {place.world_size}")
     root = CheckpointRoot(Path(config.checkpoint.root))

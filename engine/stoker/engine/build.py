@@ -22,6 +22,7 @@ from stoker.engine.step_input import Opening, StepInput, TableEntry
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.memory import keep_freed_memory
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
@@ -112,11 +113,13 @@ def make_executor(plan: Plan, progress: Progress = lambda _: None) -> Executor:
 def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lambda _: None) -> Runner:
     """One rank's weights and cache, on this rank's device. Sets the process's intra-op threads."""
     torch.set_num_threads(plan.threads)
+    keep_freed_memory()
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
     decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
     source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
+    decoder.requires_grad_(False).eval().pack_weights()
     progress("AllocatingCache")
     cache = KVCache(
         source.config,
@@ -127,7 +130,7 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
         group=group,
     )
     return Runner(
-        decoder.requires_grad_(False).eval(),
+        decoder,
         cache,
         num_seats=plan.num_seats,
         max_model_len=plan.max_model_len,

@@ -142,7 +142,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
         """Every call of a template comes through here."""
         self.check_time()
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        method = getattr(function, "__wrapped__", function)  # jinja2 wraps str.format
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str):
             if name in GROWING_METHODS:
                 raise ChatTemplateError(f"chat template: the method {name} of texts is not allowed")

@@ -106,6 +106,8 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def pack_weights(self) -> None:
         """Bring the weights into the order that products without gradient read fastest: for serving, once, after loading. There is no way back: the parts table is gone."""
+        if self.is_packed:
+            return
         for module in self.modules():
             if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 module.pack()

@@ -1,0 +1,234 @@
+"""GGUF files that the tests write with the gguf library, in llama.cpp's own order of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from stoker.model.__main__ import main
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.tokenizer import Tokenizer
+from stoker.model.weights.gguf import convert
+from stoker.model.weights.gguf_file import BLOCK_NAMES, TENSOR_NAMES, GgufError, GgufFile, llama3_factors
+from stoker.model.weights.source import open_weights
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CHARACTERS = [*map(chr, range(33, 127)), "Ġ"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *CHARACTERS, "he", "ll", "Ġw"]
+VOCAB_SIZE = len(TOKENS)
+
+
+def gguf_name(hf_name: str) -> str:
+    names = {hf: name for name, hf in TENSOR_NAMES.items()}
+    if hf_name in names:
+        return names[hf_name]
+    _, _, layer, rest = hf_name.split(".", 3)
+    module, suffix = rest.rsplit(".", 1)
+    return f"blk.{layer}.{ {hf: name for name, hf in BLOCK_NAMES.items()}[module] }.{suffix}"
+
+
+def permute(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """llama.cpp's order: the halves of each head interleaved."""
+    return rows.view(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def write_gguf(
+    path: Path, decoder: Decoder, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, **changes: Any
+) -> None:
+    """`changes`: metadata that replaces (or, None, leaves out) what a converter would write."""
+    config = decoder.config
+    writer = gguf.GGUFWriter(path, config.architecture)
+    section: dict[str, Any] = {
+        "block_count": config.num_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+    for key, value in section.items():
+        writer.add_uint32(f"{config.architecture}.{key}", changes.get(key, value))
+    writer.add_float32(f"{config.architecture}.rope.freq_base", config.rope_theta)
+    writer.add_float32(f"{config.architecture}.attention.layer_norm_rms_epsilon", config.norm_eps)
+    if (scaling := changes.get("rope_scaling_type")) is not None:
+        writer.add_string(f"{config.architecture}.rope.scaling.type", scaling)
+    writer.add_tokenizer_model(changes.get("tokenizer_model", "gpt2"))
+    writer.add_tokenizer_pre(changes.get("tokenizer_pre", "smollm"))
+    writer.add_token_list(TOKENS[: config.vocab_size])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (config.vocab_size - 3))
+    writer.add_token_merges(["h e", "l l", "Ġ w"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    if (factors := changes.get("rope_factors")) is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    for part in decoder.named_parts():
+        rows = part.local().float()
+        if config.architecture == "llama" and ".q_proj." in part.hf_name:
+            rows = permute(rows, config.num_heads)
+        if config.architecture == "llama" and ".k_proj." in part.hf_name:
+            rows = permute(rows, config.num_kv_heads)
+        data, quantised = rows.contiguous().numpy(), kind if rows.dim() > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name(part.hf_name), gguf.quants.quantize(data, quantised), raw_dtype=quantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def with_vocabulary(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """The same shape with the test's vocabulary, and rows that quantise in blocks of 32."""
+    raw = config.to_hugging_face() | {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    return ModelConfig.from_hugging_face(raw | {"bos_token_id": 1, "eos_token_id": 2} | changes)
+
+
+def test_a_converted_folder_holds_the_weights_and_config_of_the_original(
+    config: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    plain = with_vocabulary(config, rope_scaling=None)
+    decoder = make_decoder(plain)
+    write_gguf(tmp_path / "model.gguf", decoder)
+    convert(tmp_path / "model.gguf", tmp_path / "out")
+    for path in (tmp_path / "out", tmp_path / "model.gguf"):
+        source = open_weights(path)
+        again = Decoder(source.config, Ops())
+        source.load_into(again)
+        theirs = {part.hf_name: part.local() for part in again.named_parts()}
+        assert all(torch.equal(part.local(), theirs[part.hf_name]) for part in decoder.named_parts())
+        assert source.dtype is torch.float32
+        assert (
+            ModelConfig.from_hugging_face(
+                source.config.to_hugging_face() | {"initializer_range": plain.initializer_range}
+            )
+            == plain
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [
+        ("F16", torch.float16, 1e-3),
+        ("BF16", torch.bfloat16, 1e-2),
+        ("Q8_0", torch.float32, 1e-2),
+        ("Q4_1", torch.float32, 0.12),
+    ],
+)
+def test_stored_types_are_read(
+    kind: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    llama: ModelConfig,
+    make_decoder: Callable[..., Decoder],
+    tmp_path: Path,
+) -> None:
+    decoder = make_decoder(with_vocabulary(llama))
+    write_gguf(tmp_path / "model.gguf", decoder, gguf.GGMLQuantizationType[kind])
+    source = open_weights(tmp_path / "model.gguf")
+    again = Decoder(source.config, Ops())
+    source.load_into(again)
+    assert source.dtype is dtype
+    theirs = {part.hf_name: part.local() for part in again.named_parts()}
+    for part in decoder.named_parts():
+        torch.testing.assert_close(part.local(), theirs[part.hf_name], rtol=0, atol=tolerance)
+
+
+def test_llama_3_scaling_is_recognised_by_its_factors(
+    llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = with_vocabulary(llama, rope_theta=500000.0, rope_scaling=scaling)
+    assert config.rope_scaling is not None
+    factors = llama3_factors(config.head_dim, config.rope_theta, config.rope_scaling).astype(np.float32)
+    decoder = make_decoder(config)
+    write_gguf(tmp_path / "model.gguf", decoder, rope_factors=factors)
+    assert GgufFile(tmp_path / "model.gguf").config().rope_scaling == config.rope_scaling
+    write_gguf(tmp_path / "other.gguf", decoder, rope_factors=factors * 1.1)
+    with pytest.raises(GgufError, match="not supported yet: rope_freqs"):
+        open_weights(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling_type": "yarn"}, r"not supported yet: rope.scaling.type 'yarn'"),
+        ({"attention.value_length": 8}, "keys of 16 and values of 8"),
+        ({"tokenizer_model": "llama"}, r"not supported yet: tokenizer.ggml.model 'llama'"),
+        ({"tokenizer_pre": "tekken"}, r"not supported yet: tokenizer.ggml.pre 'tekken'"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(
+    changes: dict[str, Any], message: str, llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)), **changes)
+    with pytest.raises(GgufError, match=message):
+        open_weights(tmp_path / "model.gguf")
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"not a model" * 10)
+    with pytest.raises(GgufError, match="not a valid GGUF file"):
+        open_weights(tmp_path / "model.gguf")
+
+
+@pytest.fixture
+def file(llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path) -> Path:
+    write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)))
+    return tmp_path / "model.gguf"
+
+
+def test_the_tokenizer_comes_out_of_the_metadata(file: Path, tmp_path: Path) -> None:
+    convert(file, tmp_path / "out")
+    for tokenizer in (Tokenizer.open(file), Tokenizer.open(tmp_path / "out")):
+        assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, (2,), VOCAB_SIZE)
+        text = "hello 12 world"
+        pieces = [tokenizer.token_bytes(token).decode() for token in tokenizer.encode(text)]
+        assert pieces == ["he", "ll", "o", " ", "1", "2", " w", *"orld"]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert (
+            tokenizer.render_chat([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+            == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+def test_the_command_converts_and_describes(file: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(main, ["convert", str(file), str(tmp_path / "out"), "--dtype", "bfloat16"])
+    assert run.exit_code == 0, run.output
+    assert "wrote" in run.output
+    facts = json.loads(CliRunner().invoke(main, ["info", str(tmp_path / "out"), "--json"]).output)
+    assert (facts["kind"], facts["dtype"], facts["config"]["hidden_size"]) == ("huggingFace", "bfloat16", 64)
+    assert "chat_template.jinja" in CliRunner().invoke(main, ["info", str(file)]).output
+
+
+def test_the_command_refuses_with_one_line(file: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(main, ["convert", str(file), str(tmp_path)])
+    assert run.exit_code == 1
+    assert "exists already" in run.output
+    (tmp_path / "bad").write_text("x")
+    run = CliRunner().invoke(main, ["info", str(tmp_path / "bad")])
+    assert run.exit_code == 1
+    assert "not a valid GGUF file" in run.output

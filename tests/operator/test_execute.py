@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stoker.operator.applied_hash import with_applied_hash
 from stoker.operator.cluster.seam import Cluster, Conflict, PodUnreachable, ServerError
 from stoker.operator.execute import Executor, event_object
+from stoker.operator.kept import kept
 from stoker.operator.labels import APPLIED_HASH, JOB_UID
 from stoker.operator.plan import Call, Event, Object, Patch, Plan, Ref, Scale
 from stoker.operator.store import Store
@@ -172,7 +173,7 @@ def test_own_writes_are_in_the_store_at_once(tmp_path: Path) -> None:
         store = store_of(world)
         await Executor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))
         for kind in ("Pod", "ConfigMap"):
-            assert store.of_kind(kind) == world.objects.of_kind(kind)
+            assert store.of_kind(kind) == [kept(found) for found in world.objects.of_kind(kind)]
         found = store.by_uid(made["resource"]["metadata"]["uid"])
         assert found is not None
         assert found["status"] == {"phase": "Working"}

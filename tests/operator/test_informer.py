@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.seam import Gone, Listing, ServerError, WatchEvent
 from stoker.operator.informer import MAX_SILENCE_S, Informer
+from stoker.operator.kept import kept
 from stoker.operator.plan import Object
 from stoker.operator.store import Store
 from tests.operator.cluster_contract import config_map, ref_of
@@ -218,7 +219,7 @@ def test_whatever_happens_the_store_ends_up_equal(troubles: list[str]) -> None:
                 await settle(8)
         cluster.trouble.clear()
         await clock.advance(MAX_SILENCE_S * 2 + 60)
-        assert store.of_kind("ConfigMap") == cluster.objects.of_kind("ConfigMap")
+        assert store.of_kind("ConfigMap") == [kept(found) for found in cluster.objects.of_kind("ConfigMap")]
         await stop(task)
 
     asyncio.run(story())

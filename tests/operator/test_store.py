@@ -78,13 +78,13 @@ def test_a_list_replaces_a_namesake_with_another_uid() -> None:
 def test_objects_are_found_by_owner_label_and_reference() -> None:
     store = Store()
     owner = {"apiVersion": "v1", "kind": "TrainingJob", "name": "job", "uid": "job-uid"}
-    pod = thing("pod", 1, kind="Pod", ownerReferences=[owner], labels={JOB_UID: "job-uid"})
-    pod["spec"] = {"volumes": [{"name": "c", "configMap": {"name": "one"}}]}
-    store.put(pod)
-    assert store.owned_by("job-uid") == [pod]
-    assert store.labelled(JOB_UID, "job-uid") == [pod]
-    assert store.referring_to(KEY) == [pod]
-    bare = thing("pod", 2, kind="Pod")
+    save = thing("save", 1, kind="Checkpoint", ownerReferences=[owner], labels={JOB_UID: "job-uid"})
+    save["spec"] = {"volumes": [{"name": "c", "configMap": {"name": "one"}}]}
+    store.put(save)
+    assert store.owned_by("job-uid") == [save]
+    assert store.labelled(JOB_UID, "job-uid") == [save]
+    assert store.referring_to(KEY) == [save]
+    bare = thing("save", 2, kind="Checkpoint")
     store.put(bare)
     assert store.owned_by("job-uid") == store.labelled(JOB_UID, "job-uid") == store.referring_to(KEY) == []
 

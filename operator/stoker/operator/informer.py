@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from stoker.operator.backoff import Jitter, delay_s
 from stoker.operator.clock import Clock
 from stoker.operator.cluster.seam import Cluster, ClusterError, Gone, WatchEvent
-from stoker.operator.plan import Object
 from stoker.operator.store import Store, key_of, version_of
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Informer:
     async def _list(self) -> str:
         listing = await self.cluster.list(self.kind, namespace=self.namespace)
         version = int(listing.resource_version)
-        self.store.replace(self.kind, [_trimmed(item) for item in listing.items], version, self.namespace)
+        self.store.replace(self.kind, listing.items, version, self.namespace)
         self._hear()
         self.synced.set()
         return listing.resource_version
@@ -102,15 +101,7 @@ class Informer:
             metadata = event.object["metadata"]
             self.store.remove(key_of(event.object), metadata["uid"], version_of(event.object))
             return
-        self.store.put(_trimmed(event.object))
+        self.store.put(event.object)
 
     def _hear(self) -> None:
         self._heard_at = self.clock.monotonic()
-
-
-def _trimmed(resource: Object) -> Object:
-    """Without the bookkeeping that no reconcile reads: it is most of an object's memory."""
-    if "managedFields" not in resource["metadata"]:
-        return resource
-    metadata = {name: value for name, value in resource["metadata"].items() if name != "managedFields"}
-    return {**resource, "metadata": metadata}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.operator.kept import kept, share
 from stoker.operator.labels import INDEXED
 from stoker.operator.plan import Key, Object, PodReport
 from stoker.operator.references import references
@@ -108,6 +109,7 @@ class Store:
             return False
         if old is not None and version_of(old) >= version:
             return False
+        resource = kept(resource)
         self._unindex(key)
         self._index(key, resource)
         self._tell(Change(old, resource))
@@ -141,8 +143,11 @@ class Store:
         if pod_uid not in self._by_uid:
             return False
         old = self._reports.get(pod_uid)
-        self._reports[pod_uid] = (body, now_s)
-        return old is None or old[0] != body
+        if old is not None and old[0] == body:
+            self._reports[pod_uid] = (old[0], now_s)
+            return False
+        self._reports[pod_uid] = (share(body), now_s)
+        return True
 
     # Inside
 

@@ -1,0 +1,52 @@
+"""What the operator keeps of an object in memory."""
+
+from __future__ import annotations
+
+import json
+
+from stoker.operator.kept import kept
+from stoker.operator.plan import Object
+
+
+def thing(kind: str, **parts: object) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": "one", "uid": "u", "resourceVersion": "1"}, **parts}
+
+
+def test_our_own_resources_are_kept_whole() -> None:
+    job = thing("TrainingJob", spec={"model": {"layers": [1, 2.5, None, True]}}, status={"phase": "Running"})
+    assert kept(job) == job
+
+
+def test_what_configuration_and_secrets_hold_is_not_kept() -> None:
+    for kind in ("ConfigMap", "Secret"):
+        held = kept(thing(kind, data={"password": "c2VjcmV0"}, stringData={"a": "secret"}, binaryData={"b": "AA=="}))
+        assert held == thing(kind)
+
+
+def test_of_a_pod_remain_its_place_its_gates_and_its_status() -> None:
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    gates = [{"name": "stoker.dev/placement"}]
+    pod = thing(
+        "Pod", spec={"nodeName": "n", "schedulingGates": gates, "containers": [{"name": "main"}]}, status=status
+    )
+    assert kept(pod) == thing("Pod", spec={"nodeName": "n", "schedulingGates": gates}, status=status)
+
+
+def test_the_bookkeeping_of_other_tools_goes() -> None:
+    found = thing("Service")
+    found["metadata"] = {**found["metadata"], "managedFields": [{}], "annotations": {"a": "b"}}
+    found["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "{...}"
+    assert kept(found)["metadata"] == {"name": "one", "uid": "u", "resourceVersion": "1", "annotations": {"a": "b"}}
+
+
+def test_equal_short_texts_are_one_in_memory() -> None:
+    first, second = (kept(json.loads(json.dumps(thing("Service", spec={"clusterIP": "None!"})))) for _ in range(2))
+    assert first["spec"]["clusterIP"] is second["spec"]["clusterIP"]
+    assert next(iter(first["spec"])) is next(iter(second["spec"]))
+
+
+def test_the_given_object_is_left_as_it_is() -> None:
+    pod = thing("Pod", spec={"containers": []})
+    before = json.dumps(pod)
+    kept(pod)
+    assert json.dumps(pod) == before

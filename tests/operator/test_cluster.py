@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,6 +20,7 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.cluster.seam import Cluster
 from stoker.pod.control_key import new_private_key
 from tests.operator.cluster_contract import ClusterContract, config_map, ref_of
+from tests.operator.fakes import FakeClock
 
 
 def new_store(folder: Path | None = None) -> ObjectStore:
@@ -107,3 +109,25 @@ def test_only_the_newest_events_are_kept() -> None:
     assert len(names) == 1000
     assert "event-9" not in names
     assert "event-1009" in names
+
+
+def test_a_quiet_kind_gets_bookmarks_however_busy_the_others_are() -> None:
+    async def story() -> None:
+        clock, store, heard = FakeClock(), new_store(), []
+        pods = PodHttp(new_private_key(), clock, lambda: "token")
+        cluster = LocalCluster(store, Addresses("loopback", lambda _: True), pods, clock)
+
+        async def listen() -> None:
+            async for event in cluster.watch("Secret", "0"):
+                heard.append((event.type, clock.passed_s))
+
+        listening = asyncio.create_task(listen())
+        for number in range(20):
+            await clock.advance(2)
+            store.create(config_map(f"busy-{number}"))
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await pods.close()
+        assert heard == [("BOOKMARK", 15), ("BOOKMARK", 30)]
+
+    asyncio.run(story())

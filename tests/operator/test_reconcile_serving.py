@@ -116,6 +116,9 @@ class Serving:
         for _ in range(3):
             self.cluster.settle_once()
 
+    def condition(self, name: str) -> str:
+        return next((c["status"] for c in self.status.get("conditions", ()) if c["type"] == name), "absent")
+
     def snapshot(self) -> dict[str, Any]:
         stored = next(c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends"))
         return dict(json.loads(stored["data"]["backends.json"]))
@@ -243,6 +246,29 @@ def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     assert "Checkpoint run-10 is Corrupt" in serving.status["message"]
     stalled = [c for c in serving.status["conditions"] if c["type"] == "Stalled"]
     assert stalled
+
+
+def test_a_deployment_whose_engines_cannot_start_fails_with_their_words_until_its_model_changes() -> None:
+    serving = Serving(model={"uri": "file:///models/bad"})
+    for _ in range(3):
+        for _ in range(4):
+            serving.cluster.settle_once()
+        (engine,) = serving.engines()
+        serving.cluster.run(engine, ready=False)
+        serving.cluster.report(engine, {"phase": "Failed", "message": "config.json: no such architecture"})
+        serving.cluster.settle_once()
+        serving.cluster.end(engine, Cause.MODEL_ERROR, detail="config.json: no such architecture")
+        for _ in range(3):
+            serving.cluster.settle_once()
+        assert serving.engines() == []
+        assert serving.status["phase"] == "Failed"
+        assert "ModelError: config.json: no such architecture" in serving.status["message"]
+        serving.cluster.advance(serving.pool_status["failures"] * 2)
+    assert serving.condition("Stalled") == "True"
+    assert serving.pool_status["failures"] == 3
+    serving.cluster.change_spec(CHAT, lambda spec: spec["model"].update(uri="file:///models/good"))
+    serving.rest()
+    assert (serving.status["phase"], serving.status["ready"]) == ("Serving", "1/1")
 
 
 def test_the_best_checkpoint_has_the_lowest_validation_loss() -> None:

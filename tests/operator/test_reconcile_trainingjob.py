@@ -144,6 +144,20 @@ def test_a_new_job_gets_service_configuration_and_one_pod_per_node() -> None:
     assert run.status["message"].startswith("2 of 2 pods wait")
 
 
+def test_a_job_waits_for_what_its_volumes_are_made_of_and_names_it() -> None:
+    volumes = [
+        {"name": "a", "configMap": {"name": "maybe", "optional": True}},
+        {"name": "b", "configMap": {"name": "data"}},
+    ]
+    run = Run(workers={"replicas": 2, "volumes": volumes})
+    run.cluster.settle()
+    assert (run.status["phase"], run.gang) == ("Pending", [])
+    assert run.status["message"] == "ConfigMap data does not exist (spec.workers.volumes[1])"
+    run.cluster.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "data"}})
+    run.cluster.settle()
+    assert len(run.gang) == 2
+
+
 def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
     run = Run()
     run.start()

@@ -34,24 +34,31 @@ class StoryCluster:
         """Start a supervisor, for the first time or again on what the last one left."""
         self.client.folders.make()
         command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
-        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses]
+        end, self._leash = os.pipe()  # the other end closes with the test's process, however it ends
+        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--leash", str(end)]
         with self.client.folders.supervisor_log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.client.folders.root
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.client.folders.root,
+                pass_fds=[end],
             )
+        os.close(end)
         self.wait_until(self.client.running, "the supervisor answers")
 
     def stop(self) -> None:
         """As `stoker local down`: every pod gets its grace period."""
         assert self.process is not None
         self.client.down()
-        assert self.process.wait(timeout=60) == 0, self.picture()
+        assert self._wait(60) == 0
 
     def kill(self) -> None:
         """The supervisor dies without a word."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self._wait(10)
 
     def end(self) -> None:
         """After a story, however it went."""
@@ -60,10 +67,16 @@ class StoryCluster:
         with contextlib.suppress(SupervisorError):
             self.client.down(grace_s=3)
         try:
-            self.process.wait(timeout=30)
+            self._wait(30)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+
+    def _wait(self, timeout_s: float) -> int:
+        assert self.process is not None
+        code = self.process.wait(timeout_s)
+        os.close(self._leash)
+        return code
 
     def remains(self) -> list[str]:
         """Processes and sockets of this cluster that are still there; there must be none once the supervisor has ended."""

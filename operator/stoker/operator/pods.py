@@ -85,7 +85,10 @@ def waiting_reason(pod: Object) -> str | None:
     status = pod.get("status", {})
     for container in status.get("containerStatuses", ()):
         waiting = container.get("state", {}).get("waiting")
-        if waiting and waiting.get("reason") not in {"ContainerCreating", "PodInitializing"}:
+        starting = (waiting or {}).get("reason") in {"ContainerCreating", "PodInitializing"}
+        if waiting and starting and waiting.get("message"):
+            return str(waiting["message"])
+        if waiting and not starting:
             return f"{waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":

@@ -35,9 +35,6 @@ _SHAPES: dict[str, _Shape] = {
     "jobRef": _Shape("TrainingJob", ("name",)),
 }
 
-CLAIM_URI = "pvc://"
-"""`pvc://CLAIM/PATH`."""
-
 
 def references(resource: Object) -> frozenset[Key]:
     """Objects of the same namespace that spec or status of `resource` name."""
@@ -54,8 +51,6 @@ def _walk(value: Any) -> Iterator[tuple[str, str]]:
                 yield from _names(shape, inner)
             if field == "uri" and isinstance(inner, str) and inner.startswith(CLAIM_SCHEME):
                 yield "PersistentVolumeClaim", inner.removeprefix(CLAIM_SCHEME).partition("/")[0]
-            if field == "uri" and str(inner).startswith(CLAIM_URI):
-                yield "PersistentVolumeClaim", str(inner).removeprefix(CLAIM_URI).partition("/")[0]
             yield from _walk(inner)
     elif isinstance(value, list | tuple):
         for inner in value:

@@ -14,7 +14,15 @@ from stoker.operator.plan import Event, Object, Observed, Plan
 from stoker.operator.pods import ended, exit_of, is_ready, label, waiting_reason
 from stoker.operator.reconcile.pool_drain import begin, go_on, replaceable, victims
 from stoker.operator.reconcile.pool_step import Counts, next_step, resolve
-from stoker.operator.reconcile.pool_view import PoolView, draining, engine_status, leaving, look, settle
+from stoker.operator.reconcile.pool_view import (
+    FAILURES_TO_STALL,
+    PoolView,
+    draining,
+    engine_status,
+    leaving,
+    look,
+    settle,
+)
 from stoker.operator.recovery import retry_delay_s
 from stoker.operator.render.engine import (
     disruption_budget,
@@ -142,22 +150,33 @@ def _fresh_failures(view: PoolView) -> tuple[Object, ...]:
 def _delay_s(view: PoolView) -> float:
     """Seconds until a pod that ended may be replaced; pods that keep failing are retried ever more slowly."""
     if _fresh_failures(view):
-        return retry_delay_s(view.pool.status.failures + 1)
-    if view.pool.status.retry_at is None:
+        return retry_delay_s(_failures(view) + 1)
+    if view.pool.status.retry_at is None or _is_new(view):
         return 0.0
     return max((datetime.fromisoformat(view.pool.status.retry_at) - view.now).total_seconds(), 0.0)
+
+
+def _failures(view: PoolView) -> int:
+    """Failures in a row of what the spec asks for now."""
+    return 0 if _is_new(view) else view.pool.status.failures
+
+
+def _is_new(view: PoolView) -> bool:
+    """The spec has changed: what failed before says nothing about it."""
+    return view.pool.status.observed_generation != view.pool.metadata.generation
 
 
 def _failure_changes(view: PoolView) -> tuple[dict[str, Any], tuple[Event, ...]]:
     fresh = _fresh_failures(view)
     if fresh:
         exit_ = exit_of(fresh[0])
-        text = f"{fresh[0]['metadata']['name']}: {exit_.cause}: {exit_.detail}".rstrip(": ")[:1024]
-        failures = view.pool.status.failures + len(fresh)
+        why = exit_.detail.removeprefix(f"{exit_.cause}: ")
+        text = f"{fresh[0]['metadata']['name']}: {exit_.cause}: {why}".rstrip(": ")[:1024]
+        failures = _failures(view) + len(fresh)
         retry_at = view.now + timedelta(seconds=retry_delay_s(failures))
         changes = {"failures": failures, "last_failure": text, "retry_at": retry_at.strftime("%Y-%m-%dT%H:%M:%SZ")}
         return changes, (Event("Warning", exit_.cause.value, text),)
-    if any(is_ready(pod) and label(pod, "revision") == view.target.name for pod in view.serving):
+    if _is_new(view) or any(is_ready(pod) and label(pod, "revision") == view.target.name for pod in view.serving):
         return {"failures": 0, "retry_at": None}, ()
     return {}, ()
 
@@ -193,10 +212,10 @@ def _phase(view: PoolView, ready: int, updated: int) -> tuple[str, str | None]:
         leaving_ones = any(draining(pod) for pod in view.pods)
         return ("Scaling", "draining") if leaving_ones else ("Serving", None)
     why = _why_not(view)
+    last = (view.pool.status.last_failure or "") if _failures(view) else ""
     if others:
-        return "Updating", f"{updated} of {wanted} replicas are updated{why}"
-    if ready < wanted and view.pool.status.failures:
-        last = view.pool.status.last_failure or ""
+        return "Updating", f"{updated} of {wanted} replicas are updated{f'; {last}' if last else why}"[:1024]
+    if ready < wanted and last:
         return ("Degraded" if ready else "Failed"), f"{ready} of {wanted} replicas are ready; {last}"[:1024]
     return ("Scaling" if ready else "Starting"), f"{ready} of {wanted} replicas are ready{why}"[:1024]
 
@@ -215,7 +234,7 @@ def _conditions(view: PoolView, phase: str, message: str | None) -> tuple[Condit
     text = message or f"{view.pool.spec.replicas} replicas are ready"
     if phase == "Serving":
         return summary(Health.READY, phase, text)
-    if phase == "Failed" and view.pool.status.failures >= 3:
+    if phase == "Failed" and view.pool.status.failures >= FAILURES_TO_STALL:
         return summary(Health.STALLED, phase, text)
     return summary(Health.PROGRESSING, phase, text)
 

@@ -17,6 +17,7 @@ from stoker.operator.plan import Event, Object, Observed, Plan, Ref, Scale
 from stoker.operator.reconcile.backends import router_calls, snapshot, with_snapshot
 from stoker.operator.reconcile.deployment_view import DeploymentView, look, pool_object_name, settle
 from stoker.operator.reconcile.model_choice import ModelChoice, NoModel, choose_model
+from stoker.operator.reconcile.pool_view import FAILURES_TO_STALL
 from stoker.operator.reconcile.routers import step_routers
 from stoker.operator.render.engine import engine_template
 from stoker.operator.render.names import digest_of
@@ -307,6 +308,10 @@ def _judge(
                 "Degraded" if ready else "Failed",
                 f"the rollout makes no progress: {why or ''}"[:1024],
             )
+        failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
+        if failed and not ready:
+            given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
+            return (Health.STALLED if given_up else Health.PROGRESSING), "Failed", why
         phase = "Updating" if rollout.status.from_revision else "Starting"
         return Health.PROGRESSING, phase, why or "engines start"
     if ready_routers == 0:

@@ -19,6 +19,8 @@ from stoker.operator.settings import Settings
 
 DRAINING = f"{PREFIX}/draining"
 """Label on an engine pod that gets no new request and goes when its last one is done."""
+FAILURES_TO_STALL = 3
+"""Engines that ended one after another, none of them ready: a person must look."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,19 @@ def engine_status(view: PoolView, pod: Object) -> EngineStatus:
         uid=pod["metadata"]["uid"],
         revision=label(pod, "revision") or None,
         url=engine_url(pod, view.settings.engine_port),
-        phase="Failed" if ended(pod) else str(body.get("phase") or "Pending"),
+        phase=_phase(pod, str(body.get("phase") or "Pending")),
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
         message=str(body.get("message") or "")[:1024] or None,
         drain_requested_at=(asked or view.time) if draining(pod) else None,
     )
+
+
+def _phase(pod: Object, reported: str) -> str:
+    """Failed is said of a pod that has ended, and then its failure is counted; one that is about to end says Failing."""
+    if ended(pod):
+        return "Failed"
+    return "Failing" if reported == "Failed" else reported
 
 
 def _owned(pod: Object, uid: str) -> bool:

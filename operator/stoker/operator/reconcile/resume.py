@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.metadata import read
+from stoker.operator.api.pod_fields import Volume
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.reconcile.training_view import TrainingView, saved_step
 from stoker.operator.render.pod import CHECKPOINT_FOLDER
@@ -30,12 +32,15 @@ class Choice:
 
 
 def resolve_start(view: TrainingView) -> StartCheckpoint | Blocked | None:
-    """The objects that a start needs: the claim, and the Checkpoint of `modelFrom`. None: nothing to resolve."""
+    """The objects that a start needs: claims, what the volumes are made of, the Checkpoint of `modelFrom`. None: nothing to resolve."""
     claim = view.storage.claim_name
     if claim not in _names(view, "PersistentVolumeClaim"):
         return Blocked(
             "ClaimMissing", f"PersistentVolumeClaim {claim} does not exist (spec.checkpoint.storage.claimName)"
         )
+    missing = _missing_volume(view)
+    if missing is not None:
+        return missing
     source = view.job.spec.model_from
     if source is None or source.checkpoint is None:
         return None
@@ -112,6 +117,24 @@ def _undecided(view: TrainingView, found: Checkpoint) -> bool:
 
 def _step_of(found: Checkpoint) -> int:
     return found.spec.source.save.step if found.spec.source.save else found.status.step or 0
+
+
+def _missing_volume(view: TrainingView) -> Blocked | None:
+    """Pods whose volumes cannot be mounted would wait, and a cluster does not say for what."""
+    for index, volume in enumerate(view.job.spec.workers.volumes):
+        for kind, name in _required(volume):
+            if name not in _names(view, kind):
+                return Blocked("VolumeMissing", f"{kind} {name} does not exist (spec.workers.volumes[{index}])")
+    return None
+
+
+def _required(volume: Volume) -> Iterator[tuple[str, str]]:
+    if volume.config_map is not None and not volume.config_map.optional:
+        yield "ConfigMap", volume.config_map.name
+    if volume.secret is not None and not volume.secret.optional:
+        yield "Secret", volume.secret.secret_name
+    if volume.persistent_volume_claim is not None:
+        yield "PersistentVolumeClaim", volume.persistent_volume_claim.claim_name
 
 
 def _names(view: TrainingView, kind: str) -> set[str]:

@@ -42,6 +42,7 @@ class LocalCluster:
         changed = asyncio.Event()
         waiting: deque[Record] = deque(self.objects.since(int(resource_version)))
         version = int(resource_version)
+        heard_at = self.clock.monotonic()
 
         def take(record: Record) -> None:
             waiting.append(record)
@@ -54,9 +55,14 @@ class LocalCluster:
                     record = waiting.popleft()
                     version = max(version, record.version)
                     if record.object["kind"] == kind and namespace in (None, record.object["metadata"]["namespace"]):
+                        heard_at = self.clock.monotonic()
                         yield WatchEvent(record.type, copy_plain(record.object))
                 changed.clear()
-                if not await self._within(changed, BOOKMARK_S):
+                left_s = (
+                    heard_at + BOOKMARK_S - self.clock.monotonic()
+                )  # changes of other kinds do not break the silence
+                if left_s <= 0 or not await self._within(changed, left_s):
+                    heard_at = self.clock.monotonic()
                     yield WatchEvent("BOOKMARK", {"kind": kind, "metadata": {"resourceVersion": str(version)}})
         finally:
             self.objects.listeners.remove(take)

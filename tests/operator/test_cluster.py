@@ -118,7 +118,8 @@ def test_a_quiet_kind_gets_bookmarks_however_busy_the_others_are() -> None:
         cluster = LocalCluster(store, Addresses("loopback", lambda _: True), pods, clock)
 
         async def listen() -> None:
-            async for event in cluster.watch("Secret", "0"):
+            version = (await cluster.list("Secret")).resource_version
+            async for event in cluster.watch("Secret", version):
                 heard.append((event.type, clock.passed_s))
 
         listening = asyncio.create_task(listen())

@@ -52,8 +52,10 @@ def twins() -> dict[str, transformers.PreTrainedModel]:
     return {name: make_twin(name) for name in ("llama", "qwen3")}
 
 
-def decoder_of(twin: transformers.PreTrainedModel, ops: Ops, group: Any = None) -> Decoder:
-    decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=torch.float32, group=group)
+def decoder_of(
+    twin: transformers.PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Decoder:
+    decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=dtype, device=device)
     weights = twin.state_dict()
     for part in decoder.named_parts():
         part.local().copy_(part.cut(weights[part.hf_name]))
@@ -61,8 +63,9 @@ def decoder_of(twin: transformers.PreTrainedModel, ops: Ops, group: Any = None) 
 
 
 def runner_of(decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int) -> Runner:
+    weight = next(decoder.parameters())
     cache = KVCache(
-        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, group=decoder.group
+        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=weight.device
     )
     return Runner(
         decoder, cache, num_seats=seats, max_model_len=MAX_LEN, max_batch_tokens=budget, attention="auto"
@@ -85,8 +88,10 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
         chunk: int | None = None,
         prefix_cache: bool = True,
         wrap: Callable[[Runner], Any] = lambda runner: runner,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
     ) -> LLMEngine:
-        decoder = decoder_of(twins[architecture], Ops(deterministic=deterministic))
+        decoder = decoder_of(twins[architecture], Ops(deterministic=deterministic), dtype, device)
         runner = runner_of(decoder, num_blocks=num_blocks, block_size=block_size, seats=seats, budget=budget)
         scheduler = Scheduler(
             BlockManager(num_blocks, block_size, prefix_cache),

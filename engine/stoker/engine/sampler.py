@@ -157,7 +157,9 @@ def _adjust(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor) -> Tensor:
         logits_BV = logits_BV.clone()
     if banned:
         row, token = (rows.to_device(np.asarray(column, dtype=np.int64)) for column in zip(*banned, strict=True))
-        logits_BV[row, token] = -math.inf
+        logits_BV.index_put_(
+            (row, token), logits_BV.new_full((), -math.inf)
+        )  # a Python number would be copied with a wait
     if biased:
         places, biases = [entry[:2] for entry in biased], [entry[2] for entry in biased]
         index = tuple(rows.to_device(np.asarray(column, dtype=np.int64)) for column in zip(*places, strict=True))

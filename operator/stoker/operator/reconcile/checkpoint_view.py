@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stoker.operator.api.checkpoint import Checkpoint, CheckpointStatus, User
+from stoker.operator.api.checkpoint import Checkpoint, User
 from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.clock import timestamp
-from stoker.operator.conditions import Condition, merge
+from stoker.operator.conditions import Condition
 from stoker.operator.plan import Object, Observed, Plan
 from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
+from stoker.operator.reconcile.settled import settled
 from stoker.operator.settings import Settings
 
 
@@ -109,16 +110,11 @@ def settle(
     view: CheckpointView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    base = plan or Plan()
-    old = view.checkpoint.status
-    generation = view.checkpoint.metadata.generation
+    found = view.checkpoint
     in_use = Condition("InUse", True if view.users else None, "InUse", _user_list(view))
-    merged = merge([item.to_wire() for item in old.conditions], (*conditions, in_use), view.now, generation)
-    changed = {**changes, "in_use_by": view.users, "observed_generation": generation}
-    new = old.model_copy(update=changed).to_wire()
-    new["conditions"] = merged
-    status = CheckpointStatus.model_validate(new).to_wire()
-    return base if status == old.to_wire() else replace(base, status=status)
+    changed = {**changes, "in_use_by": view.users}
+    generation = found.metadata.generation
+    return settled(plan, found.status, changed, (*conditions, in_use), now=view.now, generation=generation)
 
 
 def _user_list(view: CheckpointView) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,17 +11,17 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
-    InferenceDeploymentStatus,
     RevisionStatus,
     RouterStatus,
 )
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import Pool
 from stoker.operator.clock import timestamp
-from stoker.operator.conditions import Condition, merge
+from stoker.operator.conditions import Condition
 from stoker.operator.labels import DEPLOYMENT_UID
 from stoker.operator.plan import Object, Observed, Plan
 from stoker.operator.pods import label
+from stoker.operator.reconcile.settled import settled
 from stoker.operator.settings import Settings
 
 
@@ -82,10 +82,5 @@ def settle(
     view: DeploymentView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    base = plan or Plan()
-    old = view.deployment.status
-    generation = view.deployment.metadata.generation
-    new = old.model_copy(update={**changes, "observed_generation": generation}).to_wire()
-    new["conditions"] = merge([item.to_wire() for item in old.conditions], conditions, view.now, generation)
-    status = InferenceDeploymentStatus.model_validate(new).to_wire()
-    return base if status == old.to_wire() else replace(base, status=status)
+    found = view.deployment
+    return settled(plan, found.status, changes, conditions, now=view.now, generation=found.metadata.generation)

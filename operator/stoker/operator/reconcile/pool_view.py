@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stoker.operator.api.enginepool import EnginePool, EnginePoolStatus, EngineStatus, Revision
+from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
 from stoker.operator.api.metadata import read
 from stoker.operator.clock import timestamp
-from stoker.operator.conditions import Condition, merge
+from stoker.operator.conditions import Condition
 from stoker.operator.labels import PREFIX
 from stoker.operator.plan import Object, Observed, Plan, PodReport
 from stoker.operator.pods import ended, is_ready, label
+from stoker.operator.reconcile.settled import settled
 from stoker.operator.render.engine import engine_url
 from stoker.operator.settings import Settings
 
@@ -71,13 +72,8 @@ def settle(
     view: PoolView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    base = plan or Plan()
-    old = view.pool.status
-    generation = view.pool.metadata.generation
-    new = old.model_copy(update={**changes, "observed_generation": generation}).to_wire()
-    new["conditions"] = merge([item.to_wire() for item in old.conditions], conditions, view.now, generation)
-    status = EnginePoolStatus.model_validate(new).to_wire()
-    return base if status == old.to_wire() else replace(base, status=status)
+    pool = view.pool
+    return settled(plan, pool.status, changes, conditions, now=view.now, generation=pool.metadata.generation)
 
 
 def draining(pod: Object) -> bool:

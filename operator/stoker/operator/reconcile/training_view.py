@@ -11,12 +11,13 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob
-from stoker.operator.api.trainingjob_status import Attempt, SavedStep, TrainingJobStatus
+from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.clock import timestamp
-from stoker.operator.conditions import Condition, merge
+from stoker.operator.conditions import Condition
 from stoker.operator.labels import JOB_UID
 from stoker.operator.plan import Object, Observed, Plan
 from stoker.operator.pods import PodState, ended, label, pod_state
+from stoker.operator.reconcile.settled import settled
 from stoker.operator.settings import Settings
 
 
@@ -111,19 +112,11 @@ def settle(
     view: TrainingView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    base = plan or Plan()
-    old = view.job.status
-    generation = view.job.metadata.generation
-    merged = merge([item.to_wire() for item in old.conditions], conditions, view.now, generation)
-    attempt = changes.get("attempt", old.attempt)
+    job = view.job
+    attempt = changes.get("attempt", job.status.attempt)
     known = _with_announced_step(view, attempt) if attempt else None
-    new = old.model_copy(update={**changes, "attempt": known, "observed_generation": generation}).to_wire()
-    new["conditions"] = merged
-    if new == old.to_wire():
-        return base
-    # Rebuilt through the type, so that what is written is what a later pass reads.
-    status = TrainingJobStatus.model_validate(new).to_wire()
-    return Plan(**{**{name: getattr(base, name) for name in base.__dataclass_fields__}, "status": status})
+    changed = {**changes, "attempt": known}
+    return settled(plan, job.status, changed, conditions, now=view.now, generation=job.metadata.generation)
 
 
 def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,11 +80,17 @@ class StoryCluster:
         return code
 
     def remains(self) -> list[str]:
-        """Processes and sockets of this cluster that are still there; there must be none once the supervisor has ended."""
+        """What is left of this cluster outside its state folder; there must be nothing once the supervisor has ended."""
         root = str(self.client.folders.root)
-        short = Path("/tmp") / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
-        links = [str(short)] if short.is_symlink() else []
-        return [*links, *_processes(root), *_unix_sockets(root), *_listeners(self.client.folders.addresses)]
+        short = (
+            Path(tempfile.gettempdir()) / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
+        )
+        return [*([str(short)] if short.is_symlink() else []), *self.runs()]
+
+    def runs(self) -> list[str]:
+        """Its processes and sockets."""
+        root = str(self.client.folders.root)
+        return [*_processes(root), *_unix_sockets(root), *_listeners(self.client.folders.addresses)]
 
     # What people type
 
@@ -178,6 +185,13 @@ class StoryCluster:
 
     def wait_until_gone(self, kind: str, name: str, timeout_s: float = 30) -> None:
         self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
+
+    def wait_until_nothing_runs(self) -> None:
+        """Of a supervisor that was killed: its pods end by themselves."""
+        deadline = time.monotonic() + 10
+        while found := self.runs():
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
 
     def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s

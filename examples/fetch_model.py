@@ -6,6 +6,7 @@ Run again it does nothing. The folder appears under its name only when it is com
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -44,8 +45,9 @@ def download(scratch: Path) -> Path:
     """pip checks the hash and refuses anything else."""
     pins = scratch / "requirements.txt"
     pins.write_text(REQUIREMENT + "\n")
+    python = sys.executable if importlib.util.find_spec("pip") else "python3"  # uv makes environments without pip
     command = [
-        sys.executable,
+        python,
         "-m",
         "pip",
         "download",

@@ -51,8 +51,14 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", r"bad\.yaml: while parsing"),
-        ("just text", r"bad\.yaml: a manifest needs apiVersion, kind and metadata"),
+        ("a: [", r"bad\.yaml:2:1: did not find expected node content$"),
+        ("just text", r"bad\.yaml: a manifest needs apiVersion, kind and metadata.name$"),
+        ("metadata: {name: x}", r"bad\.yaml: a manifest needs apiVersion, kind and metadata.name$"),
+        ("kind: Secret", r"bad\.yaml: Secret: metadata.name is needed$"),
+        ("kind: Secret\nmetadata: {}", r"bad\.yaml: Secret: metadata.name is needed$"),
+        ("kind: Secret\nmetadata: {name: 5}", r"metadata.name is needed, a text, not 5 \(write it in quotes\)$"),
+        ("kind: List\nitems: [x]", r"bad\.yaml: a manifest needs apiVersion, kind and metadata.name$"),
+        ("kind: Secret\nspec: {a: 1,\n  a: 2}", r"bad\.yaml:3:3: the key a appears twice in one mapping$"),
         ("", r"no manifest in .*bad\.yaml"),
     ],
 )
@@ -64,8 +70,14 @@ def test_what_is_no_manifest_is_named(tmp_path: Path, content: str, message: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"gone\.yaml"):
+    with pytest.raises(ManifestError, match=r"gone\.yaml: No such file or directory$"):
         read_manifests([tmp_path / "gone.yaml"])
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\x92\x00")
+    with pytest.raises(ManifestError, match=r"a\.yaml: not a text in UTF-8"):
+        read_manifests([tmp_path / "a.yaml"])
 
 
 def test_a_claim_stands_for_a_folder(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ def train(tmp_path: Path, *manifests: dict[str, Any], options: tuple[str, ...] =
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump_all(manifests))
     (tmp_path / "corpus").mkdir(exist_ok=True)
-    claims = ("--claim", f"corpus={tmp_path / 'corpus'}", "--storage", str(tmp_path / "storage"))
+    claims = () if "--claim" in options else ("--claim", f"corpus={tmp_path / 'corpus'}")
+    storage = () if "--storage" in options else ("--storage", str(tmp_path / "storage"))
     run = subprocess.run(
-        [sys.executable, "-m", "stoker.cli.main", "train", "-f", str(file), *claims, *options],
+        [sys.executable, "-m", "stoker.cli.main", "train", "-f", str(file), *claims, *storage, *options],
         capture_output=True,
         text=True,
         check=False,
@@ -76,12 +77,49 @@ def test_a_job_becomes_a_configuration_of_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifests", "message"),
     [
-        ([MORE], "exactly one TrainingJob is needed, found 0"),
-        ([job(), job()], r"exactly one TrainingJob is needed, found 2 (tiny, tiny)"),
+        ([MORE], "exactly one TrainingJob is needed, found 0 (ConfigMap more)"),
+        ([job(), job()], r"exactly one TrainingJob is needed, found 2 (TrainingJob tiny, TrainingJob tiny)"),
         ([job(training={"totalSteps": 0}), MORE], "spec.training"),
         ([job(memory={"zeroStage": 3}), MORE], "not supported yet: spec.memory.zeroStage 3"),
+        ([job(run={"suspend": True}), MORE], "spec.run.suspend is true: there is nothing to run"),
         ([job()], 'configmap "more" not found'),
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, manifests: list[dict[str, Any]], message: str) -> None:
     assert message in train(tmp_path, *manifests, code=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--claim", "corpse=."), "--claim corpse: the job has no such claim; it has checkpoints, corpus"),
+        (("--claim", "corpus=.", "--claim", "corpus=/tmp"), "--claim corpus=/tmp: corpus is given twice"),
+        (("--storage", "/dev/null"), "--storage /dev/null: /dev/null/.runs: Not a directory"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in train(tmp_path, job(), MORE, options=(*options, "--render"), code=64)
+
+
+def reading_job() -> dict[str, Any]:
+    found = job()
+    found["spec"]["workers"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = True
+    return found
+
+
+def test_a_claim_that_is_only_read_needs_a_folder(tmp_path: Path) -> None:
+    options = ("--claim", f"checkpoints={tmp_path}", "--render")
+    refused = train(tmp_path, reading_job(), MORE, options=options, code=64)
+    assert "the job reads the claim corpus, which has no folder: give --claim corpus=DIR" in refused
+    (tmp_path / "storage" / "corpus").mkdir(parents=True)
+    train(tmp_path, reading_job(), MORE, options=options)
+
+
+def test_gpus_that_this_machine_lacks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    wanting = job()
+    wanting["spec"]["workers"] |= {"gpusPerPod": 1, "ranksPerPod": 1}
+    refused = train(tmp_path, wanting, MORE, code=64)
+    assert "spec.workers.gpusPerPod 1 x replicas 2: this machine has 1 GPUs" in refused
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert parse(TrainerConfig, json.loads(train(tmp_path, wanting, MORE))).device == "cuda"

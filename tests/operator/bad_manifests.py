@@ -65,7 +65,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("unknown field in a list", "TrainingJob", {"spec.data.sources[0].wieght": 2}, 'spec.data.sources[0].wieght: unknown field "spec.data.sources[0].wieght" (did you mean weight?)'),
     ("snake case", "TrainingJob", {"spec.training.global_batch_size": 8}, 'spec.training.global_batch_size: unknown field "spec.training.global_batch_size" (did you mean globalBatchSize?)'),
     ("text for a number", "TrainingJob", {"spec.workers.replicas": "two"}, 'spec.workers.replicas: Invalid value: "string": spec.workers.replicas in body must be of type integer: "string"'),
-    ("a float rate", "TrainingJob", {"spec.optimization.learningRate": 3e-4}, 'spec.optimization.learningRate: Invalid value: "number": spec.optimization.learningRate in body must be of type string: "number"'),
+    ("a float rate", "TrainingJob", {"spec.optimization.learningRate": 3e-4}, 'spec.optimization.learningRate: Invalid value: "number": spec.optimization.learningRate in body must be of type string: "number" (a text is needed: write "0.0003" with its quotes)'),
     ("a list for an object", "TrainingJob", {"spec.model": []}, 'spec.model: Invalid value: "array": spec.model in body must be of type object: "array"'),
     # values out of range
     ("no steps", "TrainingJob", {"spec.training.totalSteps": 0}, "spec.training.totalSteps: Invalid value: 0: spec.training.totalSteps in body should be greater than or equal to 1"),

@@ -258,6 +258,8 @@ def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
             raise click.UsageError(f"--claim {claim}: NAME=DIR is needed")
         if not Path(folder).expanduser().is_dir():
             _fail(f"--claim {claim}: {folder} is not a folder", WRONG_INPUT)
+        if name in found:
+            _fail(f"--claim {claim}: {name} is given twice", WRONG_INPUT)
         found[name] = Path(folder).expanduser().resolve()
     return found
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from stoker.cli.manifest_yaml import documents
+
 SUFFIXES = (".yaml", ".yml", ".json")
 FIRST = ("PersistentVolumeClaim", "ConfigMap", "Secret")
 """Applied before whatever may mount them."""
@@ -56,26 +58,45 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: not a text in UTF-8: {error}") from error
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from error
     yield from _parsed(str(path), content)
 
 
 def _parsed(where: str, content: str) -> Iterator[dict[str, Any]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = list(yaml.load_all(content, Loader=loader))
+        found = documents(content)
+    except yaml.MarkedYAMLError as error:
+        raise ManifestError(f"{where}{_place(error)}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ManifestError(f"{where}: {error}") from error
-    for document in documents:
-        if document is None:
-            continue
-        if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
-            raise ManifestError(f"{where}: a manifest needs apiVersion, kind and metadata")
-        if document.get("kind") == "List":
-            yield from document.get("items") or ()
-        else:
-            yield document
+    for document in found:
+        if document is not None:
+            yield from _objects(where, document)
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    """`:LINE:COLUMN`, as editors understand it."""
+    mark = error.problem_mark or error.context_mark
+    return f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+
+
+def _objects(where: str, document: Any) -> Iterator[dict[str, Any]]:
+    """The object in a document, or those of a List."""
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise ManifestError(f"{where}: a manifest needs apiVersion, kind and metadata.name")
+    if document["kind"] == "List":
+        for item in document.get("items") or ():
+            yield from _objects(where, item)
+        return
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        wrong = "" if name is None else f", a text, not {name!r} (write it in quotes)"
+        raise ManifestError(f"{where}: {document['kind']}: metadata.name is needed{wrong}")
+    yield document
 
 
 def _placed(document: dict[str, Any], namespace: str | None) -> dict[str, Any]:

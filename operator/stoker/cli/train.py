@@ -43,7 +43,7 @@ MAX_SOCKET_BYTES = 100
 @click.option("--claim", "claims", multiple=True, metavar="NAME=DIR", help="Let a claim stand for a folder.")
 @click.option("--render", is_flag=True, help="Print the trainer's configuration and stop.")
 def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], render: bool) -> None:
-    """Run one training job here, without an operator: all its ranks in this pod-less run.
+    """Run one training job on this machine, without an operator, with all its ranks.
 
     Checkpoints go to the job's claim below --storage; a second run goes on from the newest verified one. Ctrl-C saves and ends.
     """
@@ -53,9 +53,11 @@ def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], rende
     folders = parse_claims(claims)
     try:
         manifests = [*read_manifests(files), *(claim_manifest(name, path, "default") for name, path in folders.items())]
-        run = LocalRun(manifests, storage.expanduser().resolve())
+        run = LocalRun(manifests, storage.expanduser().resolve(), folders)
     except (ManifestError, ValueError) as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"--storage {storage}: {error.filename}: {error.strerror}")
     config = run.prepare()
     if render:
         click.echo(json.dumps(config, indent=1))
@@ -72,14 +74,17 @@ class LocalRun:
 
     Raises:
         ValueError: the manifests hold no single TrainingJob, or it is refused, or something it mounts is missing.
+        OSError: the storage cannot be written.
     """
 
-    def __init__(self, manifests: Sequence[Mapping[str, Any]], storage: Path) -> None:
+    def __init__(self, manifests: Sequence[Mapping[str, Any]], storage: Path, claims: Mapping[str, Path]) -> None:
         from stoker.operator.api.trainingjob import TrainingJob
 
         self.storage = storage
         self.objects = {(o["kind"], o["metadata"]["name"]): dict(o) for o in manifests}
         resource = _admitted(_only_job(manifests))
+        _check_claims(resource["spec"], claims, storage)
+        _check_gpus(resource["spec"]["workers"])
         self.name: str = resource["metadata"]["name"]
         self.folder, self.number = _run_folder(storage, self.name)
         self.environment = {"STOKER_NODE_RANK": "0", "STOKER_POD_UID": f"{self.name}-{self.number}"}
@@ -153,9 +158,10 @@ class LocalRun:
 
 def _only_job(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     jobs = [manifest for manifest in manifests if manifest.get("kind") == "TrainingJob"]
+    others = [manifest for manifest in manifests if manifest["kind"] != "PersistentVolumeClaim"]
     if len(jobs) != 1:
-        names = ", ".join(str(job["metadata"].get("name")) for job in jobs)
-        raise ValueError(f"exactly one TrainingJob is needed, found {len(jobs)}{f' ({names})' if names else ''}")
+        found = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in jobs or others)
+        raise ValueError(f"exactly one TrainingJob is needed, found {len(jobs)}{f' ({found})' if found else ''}")
     return jobs[0]
 
 
@@ -174,9 +180,43 @@ def _admitted(job: Mapping[str, Any]) -> dict[str, Any]:
         problems.append(
             "not supported yet: spec.modelFrom.checkpoint without an operator (its Checkpoint object is in a cluster)"
         )
+    for field in ("suspend", "cancel"):
+        if found["spec"]["run"][field]:
+            problems.append(f"spec.run.{field} is true: there is nothing to run (an operator would wait for a change)")
     if problems:
         raise ValueError("\n".join(problems))
     return found
+
+
+def _check_claims(spec: Mapping[str, Any], given: Mapping[str, Path], storage: Path) -> None:
+    """Every `--claim` is one of the job's, and a claim that the job only reads has a folder.
+
+    Raises:
+        ValueError: with the claims that the job has.
+    """
+    volumes = [volume.get("persistentVolumeClaim") for volume in spec["workers"].get("volumes") or ()]
+    mounted = {claim["claimName"]: bool(claim.get("readOnly")) for claim in volumes if claim}
+    known = [*mounted, spec["checkpoint"]["storage"].get("claimName")]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"--claim {name}: the job has no such claim; it has {', '.join(sorted(set(known)))}")
+    for name, read_only in mounted.items():
+        if read_only and name not in given and not (storage / name).is_dir():
+            raise ValueError(f"the job reads the claim {name}, which has no folder: give --claim {name}=DIR")
+
+
+def _check_gpus(workers: Mapping[str, Any]) -> None:
+    """The machine has the GPUs that the pods ask for together.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    from stoker.operator.cluster.local.gpus import find_devices
+
+    per_pod, pods = workers["gpusPerPod"], workers["replicas"]
+    have = len(find_devices(os.environ))
+    if per_pod * pods > have:
+        raise ValueError(f"spec.workers.gpusPerPod {per_pod} x replicas {pods}: this machine has {have} GPUs")
 
 
 def _run_folder(storage: Path, name: str) -> tuple[Path, int]:

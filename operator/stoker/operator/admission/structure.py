@@ -83,6 +83,8 @@ def _type_name(value: Any) -> str:
 def _wrong_type(path: str, value: Any, wanted: Any) -> Cause:
     kind = "integer,string" if isinstance(wanted, list) else wanted
     detail = f'{path} in body must be of type {kind}: "{_type_name(value)}"'
+    if "string" in kind and isinstance(value, int | float):
+        detail += f' (a text is needed: write "{json.dumps(value)}" with its quotes)'
     return cause(path, "FieldValueTypeInvalid", f'"{_type_name(value)}"', detail)
 
 

@@ -25,6 +25,7 @@ from stoker.operator.render.pod import (
     Program,
     claim_volume,
     config_volume,
+    device_of,
     keys_volume,
     metadata_of,
     render_pod,
@@ -197,6 +198,7 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         model["digest"] = source.digest
     return {
         **plain,
+        "device": device_of(engine.device, pool),
         "identity": {
             "namespace": deployment.metadata.namespace,
             "deployment": deployment.metadata.name,

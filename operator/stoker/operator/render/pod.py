@@ -226,3 +226,8 @@ def _merge_key(base: Any, patch: Any) -> str | None:
 
 def _pruned(mapping: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value not in (None, [], {}, "")}
+
+
+def device_of(wanted: str, fields: PodFields) -> str:
+    """What a program computes on: a pod that asked for GPUs never falls back to the CPU without a word."""
+    return "cuda" if wanted == "auto" and fields.gpus_per_pod else wanted

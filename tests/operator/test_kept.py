@@ -50,3 +50,12 @@ def test_the_given_object_is_left_as_it_is() -> None:
     before = json.dumps(pod)
     kept(pod)
     assert json.dumps(pod) == before
+
+
+def test_what_has_not_changed_stays_where_it_is() -> None:
+    old = kept(thing("TrainingJob", spec={"a": [1, {"b": 2}]}, status={"step": 1, "pinned": {"c": [3]}}))
+    new = kept(thing("TrainingJob", spec={"a": [1, {"b": 2}]}, status={"step": 2, "pinned": {"c": [3]}}), old)
+    assert new["status"] == {"step": 2, "pinned": {"c": [3]}}
+    assert new["spec"] is old["spec"]
+    assert new["status"]["pinned"] is old["status"]["pinned"]
+    assert old["status"]["step"] == 1

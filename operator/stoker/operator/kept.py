@@ -20,8 +20,8 @@ LONGEST_SHARED = 64
 """Characters. Shorter texts are kept once, however many objects say them."""
 
 
-def kept(resource: Object) -> Object:
-    """The object without what no reconcile reads; equal texts are one text in memory."""
+def kept(resource: Object, old: Object | None = None) -> Object:
+    """The object without what no reconcile reads; equal texts are one text in memory, and so is what has not changed since `old`."""
     parts = dict(resource)
     parts["metadata"] = _metadata(resource["metadata"])
     if resource["kind"] in ("ConfigMap", "Secret"):
@@ -29,15 +29,20 @@ def kept(resource: Object) -> Object:
             parts.pop(name, None)
     if resource["kind"] == "Pod" and "spec" in parts:
         parts["spec"] = {name: parts["spec"][name] for name in _POD_SPEC if name in parts["spec"]}
-    shared: Object = share(parts)
+    shared: Object = share(parts, old)
     return shared
 
 
-def share(value: Any) -> Any:
-    """The same plain data with short texts and all field names shared."""
+def share(value: Any, old: Any = None) -> Any:
+    """The same plain data with short texts and all field names shared, and with the parts of `old` that are equal."""
     if isinstance(value, Mapping):
-        return {sys.intern(name): share(inner) for name, inner in value.items()}
+        if value == old:
+            return old
+        before = old if isinstance(old, Mapping) else {}
+        return {sys.intern(name): share(inner, before.get(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
+        if value == old:
+            return old
         return [share(inner) for inner in value]
     if isinstance(value, str) and len(value) <= LONGEST_SHARED:
         return sys.intern(value)

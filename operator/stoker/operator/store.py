@@ -109,7 +109,7 @@ class Store:
             return False
         if old is not None and version_of(old) >= version:
             return False
-        resource = kept(resource)
+        resource = kept(resource, old)
         self._unindex(key)
         self._index(key, resource)
         self._tell(Change(old, resource))
@@ -146,7 +146,7 @@ class Store:
         if old is not None and old[0] == body:
             self._reports[pod_uid] = (old[0], now_s)
             return False
-        self._reports[pod_uid] = (share(body), now_s)
+        self._reports[pod_uid] = (share(body, old[0] if old else None), now_s)
         return True
 
     # Inside

@@ -87,8 +87,8 @@ def leaving(pod: Object) -> bool:
 def engine_status(view: PoolView, pod: Object) -> EngineStatus:
     """One line of the status."""
     report = view.report(pod)
-    body: Mapping[str, Any] = report.body if report else {}
     known = view.known(pod)
+    body = report.body if report else _as_known(known)
     asked = known.drain_requested_at if known else None
     return EngineStatus(
         name=pod["metadata"]["name"],
@@ -101,6 +101,11 @@ def engine_status(view: PoolView, pod: Object) -> EngineStatus:
         message=str(body.get("message") or "")[:1024] or None,
         drain_requested_at=(asked or view.time) if draining(pod) else None,
     )
+
+
+def _as_known(known: EngineStatus | None) -> Mapping[str, Any]:
+    """What an operator that has just started knows of a pod that it has not asked yet."""
+    return {"phase": known.phase, "message": known.message} if known else {}
 
 
 def _phase(pod: Object, reported: str) -> str:

@@ -14,6 +14,7 @@ from stoker.operator.reconcile.training_view import TrainingView, settle
 
 _PHASES = {"Loading": "Starting", "FirstStep": "Starting", "Saving": "Checkpointing"}
 """Phase of the job by phase of the agent; any other is Running."""
+_FOLLOWED = (*_PHASES.values(), "Running")
 
 
 def follow(view: TrainingView) -> Plan:
@@ -42,9 +43,17 @@ def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[str
         reasons = sorted({reason for pod in waiting if (reason := waiting_reason(pod))})
         return "Pending", f"{len(waiting)} of {len(view.gang)} pods wait: {'; '.join(reasons)}"[:1024]
     if agent_phase is None:
-        return "Starting", "the workers start"
+        return _before_report(view)
     phase = _PHASES.get(agent_phase, "Running")
     return phase, str((view.report or {}).get("message") or "")[:1024] or None
+
+
+def _before_report(view: TrainingView) -> tuple[str, str | None]:
+    """No agent has answered yet: the workers start, or the operator did, and then what it knew before stays until it hears more."""
+    status, attempt = view.job.status, view.attempt
+    if attempt is not None and attempt.phase not in (None, "Pending") and status.phase in _FOLLOWED:
+        return status.phase, status.message
+    return "Starting", "the workers start"
 
 
 def _pod_counts(view: TrainingView) -> PodCounts:

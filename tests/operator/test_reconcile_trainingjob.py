@@ -201,6 +201,22 @@ def test_a_failed_attempt_resumes_from_the_newest_verified_checkpoint() -> None:
     assert run.status["failuresWithoutProgress"] == 1
 
 
+def test_a_killed_attempt_has_done_at_least_what_a_task_finds_of_it() -> None:
+    run = Run()
+    run.start()
+    run.train(15)
+    for pod in run.gang:
+        run.cluster.kill(pod)
+    run.cluster.settle()
+    run.cluster.collect()
+    run.cluster.settle()
+    run.answer_tasks("list", saves=[{"folder": run.folder(20), "step": 20, "digest": "digest20"}])
+    run.answer_tasks("verify", step=20, digest="digest20")
+    run.next_attempt()
+    assert (run.status["attempt"]["resumedFrom"]["step"], run.status["attempts"][0]["lastStep"]) == (20, 20)
+    assert run.status["lostSteps"] == 0
+
+
 def test_the_configuration_of_a_new_attempt_names_what_to_resume() -> None:
     run = Run()
     run.start()

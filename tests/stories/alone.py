@@ -12,7 +12,7 @@ from tests.stories.manifests import Manifest
 
 
 def train_alone(folder: Path, *manifests: Manifest) -> subprocess.Popen[str]:
-    """Start it; data of claims goes to `folder/storage`."""
+    """Start it in a process group of its own, as a shell would; data of claims goes to `folder/storage`."""
     file = folder / "job.yaml"
     file.write_text("\n---\n".join(json.dumps(manifest) for manifest in manifests))
     command = [sys.executable, "-m", "stoker.cli.main", "train", "-f", str(file), "--storage", str(folder / "storage")]
@@ -23,4 +23,5 @@ def train_alone(folder: Path, *manifests: Manifest) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        process_group=0,
     )

@@ -40,6 +40,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
         blocked = choice if isinstance(choice, Blocked) else found
         assert isinstance(blocked, Blocked)
         return _blocked(view, blocked)
+    last = _with_found_saves(last) if last else None
     number = last.number + 1 if last else 0
     uid = view.job.metadata.uid
     pinned = view.job.status.pinned
@@ -119,6 +120,12 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
     existing = {pod["metadata"]["name"] for pod in view.gang}
     pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
     return Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing))
+
+
+def _with_found_saves(last: Attempt) -> Attempt:
+    """A killed attempt has done at least what it saved, whatever it said last."""
+    done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
+    return last.model_copy(update={"last_step": done})
 
 
 def _lost_steps(last: Attempt | None, resumed_step: int) -> int:

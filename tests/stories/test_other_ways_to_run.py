@@ -1,0 +1,84 @@
+"""The same job where pods share one address, and without any operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.stories.alone import train_alone
+from tests.stories.conftest import NewCluster
+from tests.stories.manifests import claim, corpus, job
+
+STEPS = 120
+TWO_RANKS = {"workers.ranksPerPod": 2, "training.totalSteps": STEPS, "checkpoint.intervalSteps": 40}
+
+
+def test_two_pods_that_share_one_address_find_each_other_by_their_ports(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(addresses="ports")
+    two_pods = {"workers.replicas": 2, "training.totalSteps": 40}
+    cluster.apply(corpus(), claim("checkpoints"), claim("logs"), job("apart", two_pods))
+
+    done = cluster.wait_for_phase("TrainingJob", "apart", "Completed", "Failed")["status"]
+
+    assert (done["phase"], done["restarts"], done["newestVerifiedCheckpoint"]["step"]) == ("Completed", 0, 40)
+    assert {pod["status"]["podIP"] for pod in cluster.pods(job="apart")} == {"127.0.0.1"}
+    saves = cluster.all("Checkpoint", job="apart")
+    assert [found["status"]["layout"]["worldSize"] for found in saves] == [2, 2]
+
+
+def test_a_run_without_an_operator_saves_on_ctrl_c_and_the_next_one_ends_as_if_nothing_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    calm, hit = tmp_path / "calm", tmp_path / "hit"
+    calm.mkdir()
+    hit.mkdir()
+    manifests = (corpus(), job("solo", TWO_RANKS))
+    with train_alone(calm, *manifests) as undisturbed, train_alone(hit, *manifests) as first:
+        lines = lines_until(first, r"step 40 .*committed, verified")
+        os.killpg(first.pid, signal.SIGINT)  # what a terminal does with Ctrl-C
+        rest, _ = first.communicate(timeout=60)
+        output, _ = undisturbed.communicate(timeout=60)
+    assert undisturbed.returncode == 0, output
+    assert first.returncode == 78, lines + rest
+    saved = max(int(path.name[5:13]) for path in saves(hit))
+    assert f"step {saved}  save step-{saved:08}" in rest.replace("\r", "\n")
+    assert 40 <= saved < STEPS
+
+    with train_alone(hit, *manifests) as second:
+        output, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, output
+    assert losses(hit) == losses(calm)
+    assert list(losses(calm)) == list(range(1, STEPS + 1))
+    assert [path.name[:13] for path in saves(calm)][-1] == f"step-{STEPS:08}"
+    assert len({path.name for path in saves(hit)}) == len({path.name[:13] for path in saves(hit)})
+
+
+def lines_until(run: subprocess.Popen[str], pattern: str) -> str:
+    """Output up to the first line that matches."""
+    assert run.stdout is not None
+    text, end = "", time.monotonic() + 60
+    for line in run.stdout:
+        text += line
+        if re.search(pattern, line):
+            return text
+        assert time.monotonic() < end, text
+    raise AssertionError(text)
+
+
+def saves(folder: Path) -> list[Path]:
+    return sorted((folder / "storage" / "checkpoints" / "solo").glob("step-*"))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Losses by step, of all runs in this folder."""
+    lines = (folder / "storage" / "logs" / "solo.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    return {line["step"]: line["loss"] for line in steps if line["kind"] == "step"}

@@ -47,6 +47,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "at most 144, the tokens of the cache, got 150",
     ),
     ({"cache": {"memory_bytes": 100}}, "cache: 100 bytes hold no block of 8192 bytes"),
+    ({"cache": {"memory_bytes": 10**16}}, "cache.memory_bytes 10000000000000000 needs 10000000000000000 bytes, this"),
+    ({"cache": {"num_blocks": 10**12}}, "cache.num_blocks 1000000000000 needs 8192000000000000 bytes, this"),
+    ({"parallelism": {"tensor": 3}}, "parallelism.tensor 3 does not divide the model's"),
     ({"model": {"digest": "abc"}}, "digest"),
 ]
 

@@ -42,6 +42,11 @@ def test_a_taken_port_is_named() -> None:
     first.close()
 
 
+def test_a_host_that_is_none_is_named() -> None:
+    with pytest.raises(OSError, match=r"no\.such\.host\.invalid:0: [A-Z]"):
+        bind_tcp("no.such.host.invalid", 0)
+
+
 def test_a_unix_socket_is_private_and_replaces_a_leftover(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     bind_unix(path).close()

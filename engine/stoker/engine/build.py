@@ -82,6 +82,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
 def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
     """Check the configuration against the model and this machine. Loads nothing."""
     refuse_unbuilt(config)
+    refuse_uneven(config, source.config)
     device = choose_device(config.device)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels), config.deterministic)
@@ -191,6 +192,14 @@ def refuse_unbuilt(config: EngineConfig) -> None:
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
 
 
+def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
+    """Each rank of a tensor group gets as many heads as the others."""
+    tensor = config.parallelism.tensor
+    for name, heads in (("attention heads", model.num_heads), ("key and value heads", model.num_kv_heads)):
+        if heads % tensor:
+            raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {heads} {name}")
+
+
 def choose_device(name: str) -> str:
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
@@ -236,10 +245,13 @@ def choose_length(config: EngineConfig, model: ModelConfig, num_blocks: int) -> 
 def count_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """How many blocks the pool gets, by number, by size, or from what the weights leave free."""
     cache, tensor = config.cache, config.parallelism.tensor
-    if cache.num_blocks is not None:
-        return cache.num_blocks
     block_bytes = KVCache.block_bytes(model, block_size=cache.block_size, dtype=dtype, tp_size=tensor)
+    if cache.num_blocks is not None:
+        refuse_oversize(f"cache.num_blocks {cache.num_blocks}", cache.num_blocks * block_bytes, device)
+        return cache.num_blocks
     pool_bytes = cache.memory_bytes
+    if pool_bytes is not None:
+        refuse_oversize(f"cache.memory_bytes {pool_bytes}", pool_bytes, device)
     if pool_bytes is None:
         weight_bytes = model.num_parameters * dtype.itemsize
         free = free_bytes(device)
@@ -252,11 +264,25 @@ def count_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, d
     return pool_bytes // block_bytes
 
 
+def refuse_oversize(field: str, needed: int, device: str) -> None:
+    """What can never fit is refused; what does not fit now may fit when another program has ended."""
+    total = torch.cuda.mem_get_info()[1] if device == "cuda" else main_memory("MemTotal")
+    if total is not None and needed > total:
+        raise ConfigError(f"{field} needs {needed} bytes, this {'GPU' if device == 'cuda' else 'machine'} has {total}")
+
+
 def free_bytes(device: str) -> int:
     """Memory that a new allocation can have."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+    found = torch.cuda.mem_get_info()[0] if device == "cuda" else main_memory("MemAvailable")
+    if found is None:
+        raise ConfigError("cache.memory_bytes is needed: this system does not say how much memory is free")
+    return found
+
+
+def main_memory(name: str) -> int | None:
+    """Bytes in a line of Linux' /proc/meminfo; None on a system without."""
+    path = Path("/proc/meminfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise ConfigError("cache.memory_bytes is needed: this system does not say how much memory is free")
+    return None

@@ -53,6 +53,8 @@ STATS_EVERY_S = 1.0
 FRONT_SILENT_S = 30.0
 HELLO_MS = 3000
 """How long a failed core waits for a first front to tell it why."""
+PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
+"""The message says it all, and the program that started the core prints it: no stack."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
 
@@ -179,7 +181,8 @@ class Core:
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
         """Nothing can be served any more: every client hears it, then the loop ends."""
-        log.error("the core fails: %s", error, exc_info=error)
+        defect = cause not in PLAIN_CAUSES
+        log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
         if self.engine is not None:
             self._send_deltas(self.engine.end_everything("error", message))
@@ -344,4 +347,6 @@ def loading_cause(error: BaseException) -> Cause:
         (ValueError, Cause.MODEL_ERROR),
         (OSError, Cause.MODEL_ERROR),
     ]
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
+        return Cause.OUT_OF_MEMORY
     return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

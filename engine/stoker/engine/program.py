@@ -85,13 +85,13 @@ class Engine:
         self.hurry = False
         """A second signal: whoever pressed Ctrl-C twice does not want to wait for running requests."""
         self.names = config.model.names or (Path(config.model.path).name,)
+        self.keys = load_api_keys(config.api.api_key_file)
         registry = CollectorRegistry()
         self.core = CoreClient(self.address)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
-        self.keys = load_api_keys(config.api.api_key_file)
         self.probes = probe_routes(
             alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
         )
@@ -105,7 +105,11 @@ class Engine:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        servers = self._servers()
+        try:
+            servers = self._servers()
+        except OSError:
+            await self.core.close()
+            raise
         process = await self._start_core()
         ended = asyncio.create_task(process.wait())
         stopped = asyncio.create_task(self.stop.wait())
@@ -260,7 +264,8 @@ class Engine:
         if cause is Cause.COMPLETED:
             return LastWord(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
         state = self.core.state
-        return LastWord(cause=cause, detail=state.message or f"the core process ended with code {code}")
+        detail = state.message.removeprefix(f"{cause}: ")
+        return LastWord(cause=cause, detail=detail or f"the core process ended with code {code}")
 
 
 def run_engine(config: EngineConfig, environment: Environment) -> LastWord:

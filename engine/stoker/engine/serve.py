@@ -1,4 +1,4 @@
-"""`python -m stoker.engine.serve FOLDER|FILE.gguf`: an OpenAI server for one model, without an operator.
+"""Serve one model with the OpenAI API, without an operator.
 
 stoker serve ~/models/SmolLM2-135M-Instruct
 stoker serve run/checkpoints/step-00000100.1a2b3c4d --port 8001 --served-name mine
@@ -7,8 +7,11 @@ stoker serve run/checkpoints/step-00000100.1a2b3c4d --port 8001 --served-name mi
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
+import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +24,9 @@ from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.last_word import LastWord
 
+WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
+"""Addresses and files of the command line that cannot be used."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after Ctrl-C or SIGTERM, else a code of docs/exit-codes.md."""
@@ -28,18 +34,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         config = parse(EngineConfig, engine_config(arguments), "stoker serve")
-        if not Path(config.model.path).exists():
-            raise ConfigError(f"stoker serve: {config.model.path} does not exist; a folder or a GGUF file is needed")
+        check_model(Path(config.model.path))
         progress = _Progress(config)
         word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
     except ValueError as error:
         word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
-        word = LastWord(cause=Cause.INTERNAL, detail=str(error))
+        cause = Cause.CONFIG_INVALID if error.errno in WRONG_PLACE else Cause.INTERNAL
+        place = f"{error.filename}: " if error.filename else ""
+        word = LastWord(cause=cause, detail=f"{place}{error.strerror or error}")
     if word.cause is Cause.INTERRUPTED:
         return 0
-    sys.stderr.write(f"{word.detail}\n")
+    sys.stderr.write(f"stoker serve: {word.detail.removeprefix('stoker serve: ')}\n")
     return EXIT_CODES[word.cause]
+
+
+def check_model(path: Path) -> None:
+    """Say at once, before anything is loaded, what is no model.
+
+    Raises:
+        ConfigError: with what is needed.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; a folder or a GGUF file is needed")
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ConfigError(f"{path} is not a GGUF file")
+    elif not (path / "config.json").exists() and not (path / "manifest.json").exists():
+        steps = sorted(path.glob("step-*.*/manifest.json"))
+        hint = f"; it holds checkpoints, such as {steps[-1].parent}" if steps else ""
+        raise ConfigError(
+            f"{path}: neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json){hint}"
+        )
 
 
 def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,7 +113,7 @@ class _Progress:
     """Tells a person what happens: one line that changes on a terminal, plain lines in a log."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.host = config.listen.host
+        self.host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
         self.name = (*config.model.names, "")[0]
         self.port = 0
         self._shown = ""
@@ -102,13 +129,12 @@ class _Progress:
             self._line(f"{state.phase} {state.message}", last=state.phase == "Drained")
 
     def _line(self, text: str, *, last: bool) -> None:
-        if text == self._shown:
+        terminal = sys.stderr.isatty()
+        shown = text if terminal else re.sub(r"\d+ %", "", text)  # a log is not filled with percents
+        if shown == self._shown:
             return
-        self._shown = text
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if last else ""))
-        else:
-            sys.stderr.write(text + "\n")
+        self._shown = shown
+        sys.stderr.write(f"\r\x1b[K{text}{chr(10) if last else ''}" if terminal else f"{text}\n")
         sys.stderr.flush()
 
 

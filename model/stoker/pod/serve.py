@@ -33,7 +33,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise OSError(error.errno, f"{host}:{port}: {os.strerror(error.errno or 0)}") from error
+        raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     return bound
 
 

@@ -1,0 +1,67 @@
+"""`stoker serve`: what is wrong with the command line is one line, said before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.messages import CoreState
+from stoker.engine.serve import _Progress, main
+from stoker.pod.config_file import parse
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(argument) for argument in arguments]) == 64
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err.rstrip("\n")
+
+
+def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("text")
+    assert refused(capsys, tmp_path / "gone") == f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"  # fmt: skip
+    assert refused(capsys, tmp_path / "notes.txt") == f"stoker serve: {tmp_path}/notes.txt is not a GGUF file"
+    assert refused(capsys, tmp_path).endswith("neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)")  # fmt: skip
+
+
+def test_a_folder_of_checkpoints_names_its_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (3, 6):
+        folder = tmp_path / f"step-0000000{step}.1a2b3c4d"
+        folder.mkdir()
+        (folder / "manifest.json").write_text("{}")
+    assert refused(capsys, tmp_path).endswith(f"it holds checkpoints, such as {tmp_path}/step-00000006.1a2b3c4d")
+
+
+def test_options_that_cannot_be_used_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, model, "--port", 99999).startswith("stoker serve: listen.port: ")
+    assert refused(capsys, model, "--api-key-file", "/gone") == "stoker serve: /gone: No such file or directory"
+    assert refused(capsys, model, "--api-key-file", model) == f"stoker serve: {model}: Is a directory"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refused(capsys, model, "--port", port) == f"stoker serve: 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_log_is_not_filled_with_percents(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = _Progress(parse(EngineConfig, {"model": {"path": "m", "names": ["m"]}, "listen": {"host": "::1"}}))
+    progress.listening(8000)
+    for message in ("starting", "LoadingWeights 1 %", "LoadingWeights 2 %", "AllocatingCache"):
+        progress.state(CoreState("Loading", message))
+    progress.state(CoreState("Serving", ""))
+    assert capsys.readouterr().err.splitlines() == [
+        "Loading starting",
+        "Loading LoadingWeights 1 %",
+        "Loading AllocatingCache",
+        "Serving m on http://[::1]:8000/v1",
+        "Talk to it:  stoker chat http://[::1]:8000",
+    ]

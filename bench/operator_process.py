@@ -19,6 +19,7 @@ from typing import Any
 
 from stoker.operator.cluster import seam
 from stoker.operator.cluster.kinds import OURS
+from stoker.operator.kept import kept
 from stoker.operator.operator import Operator
 from stoker.operator.plan import Call, Key, Object, Ref
 from stoker.operator.reconcilers import RECONCILERS
@@ -26,6 +27,7 @@ from stoker.operator.settings import Settings
 from stoker.operator.store import key_of
 
 MAX_LINE = 1 << 28
+PAGE = 100
 ERRORS: dict[str, type[seam.ClusterError]] = {
     error.__name__: error
     for error in (seam.NotFound, seam.AlreadyExists, seam.Conflict, seam.Gone, seam.Invalid, seam.PodUnreachable)
@@ -45,7 +47,15 @@ class RemoteCluster:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def list(self, kind: str, **_: Any) -> seam.Listing:
-        items, version = await self._ask("list", kind)
+        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one comes."""
+        items: list[Object] = []
+        version = None
+        while version is None or len(items) % PAGE == 0:
+            page, now = await self._ask("list", kind, len(items), PAGE)
+            version = version or now
+            items += map(kept, page)
+            if not page:
+                break
         return seam.Listing(tuple(items), version)
 
     async def watch(self, kind: str, resource_version: str, **_: Any) -> AsyncIterator[seam.WatchEvent]:

@@ -276,10 +276,23 @@ def test_weights_of_a_checkpoint_start_another_run(whole: tuple[Path, dict[int, 
         (torch.OutOfMemoryError("x"), Cause.OUT_OF_MEMORY),
         (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"), Cause.PEER_LOST),
         (RuntimeError("x"), Cause.RANK_FAILED),
+        (PermissionError(13, "Permission denied", "/cache"), Cause.STORAGE_ERROR),
+        (BrokenPipeError(32, "Broken pipe"), Cause.RANK_FAILED),
     ],
 )
 def test_each_error_has_a_cause(error: Exception, cause: Cause) -> None:
     assert cause_of(error) == cause
+
+
+def test_a_file_that_cannot_be_written_is_named_without_a_stack(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    config = write_config(tmp_path / "run", logging={"jsonl": str(tmp_path / "file" / "log.jsonl")})
+    assert main(["--config", str(config)], {}) == 68
+    errors = capfd.readouterr().err
+    assert f"StorageError: {tmp_path / 'file'}: " in errors
+    assert "Traceback" not in errors
 
 
 def test_a_stop_command_ends_a_rank_as_its_mode_says(whole: tuple[Path, dict[int, tuple[float, float]]]) -> None:

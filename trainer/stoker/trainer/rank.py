@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     except Exception as error:  # noqa: BLE001  # whatever it was, the agent is told why this rank ends
         cause = cause_of(error)
         if cause in EXPLAINED:
-            detail = str(error)[:MAX_DETAIL]
+            detail = explanation(error)[:MAX_DETAIL]
             sys.stderr.write(f"{cause.value}: {detail}\n")
         else:
             detail = f"{type(error).__name__}: {error}"[:MAX_DETAIL]
@@ -143,11 +143,20 @@ def watch_signals(beacon: Beacon) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def explanation(error: BaseException) -> str:
+    """What the message of an explained cause says, with the file that it is about."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause that the agent and the operator act on."""
     for kind, cause in CAUSES:
         if isinstance(error, kind):
             return cause
+    if isinstance(error, OSError) and error.filename is not None:
+        return Cause.STORAGE_ERROR  # a cache, a log: full, read-only or not there
     if isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER):
         return Cause.PEER_LOST
     return Cause.RANK_FAILED

@@ -19,7 +19,6 @@ from stoker.operator.api.value import (
     BelowOne,
     Count,
     Decimal,
-    Fraction,
     Int64,
     Path,
     Seconds,
@@ -163,7 +162,7 @@ class Validation(Value):
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("source", "fraction")))
 
     source: DataSource | None = None
-    fraction: Fraction | None = None
+    fraction: BelowOne | None = None
     """Part of the sources' documents that is held out."""
     every_steps: Count = 100
     max_sequences: Count = 64

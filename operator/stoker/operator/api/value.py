@@ -76,7 +76,7 @@ IntOrPercent = (
 )
 """A number of replicas, or a part of them: 1, "25%"."""
 
-_NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
+_NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?"
 Decimal = Annotated[str, Field(max_length=24, pattern=f"^{_NUMBER}$")]
 """A number >= 0 as text: "3e-4", "0.1"."""
 

@@ -65,6 +65,8 @@ async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environmen
         word = await agent.run()
     finally:
         console.close(word)
+    if config.retention == "own" and word.saves:
+        console.line(f"newest checkpoint: {Path(config.checkpoint.root, word.saves[-1].folder)}")
     return word
 
 

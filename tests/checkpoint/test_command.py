@@ -82,6 +82,12 @@ def test_show_gives_the_facts(tmp_path: Path, done: Published) -> None:
     assert "model.attention.weight" in output
 
 
+def test_a_prefix_that_no_tensor_has_compares_nothing_and_says_so(tmp_path: Path, done: Published) -> None:
+    folder = tmp_path / done.folder_name
+    code, output = run("diff", "--only", "modle.", folder, folder)
+    assert (code, output) == (64, "error: --only modle.: neither has a tensor whose name starts so\n")
+
+
 def test_diff_ends_with_1_when_values_differ(tmp_path: Path, done: Published) -> None:
     other = save(CheckpointRoot(tmp_path), make_state(SMALL), step=8, files={"config.json": b"{}"})
     changed = save(CheckpointRoot(tmp_path), make_state(SMALL, seed=5), step=9, files={"config.json": b"{}"})
@@ -107,7 +113,7 @@ def test_export_writes_a_folder_once(tmp_path: Path, done: Published) -> None:
     arguments = ("export", "--format", "hf", tmp_path / done.folder_name, tmp_path / "out")
     code, output = run(*arguments, "--json")
     assert (code, json.loads(output)["files"]) == (0, ["config.json", "model.safetensors"])
-    assert run(*arguments)[0] == 67
+    assert run(*arguments)[0] == 64
 
 
 @pytest.mark.parametrize("command", ["verify", "show", "diff", "export", "list"])

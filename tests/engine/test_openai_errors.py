@@ -18,12 +18,14 @@ from tests.engine.serving import events, run, serving
 CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
 BAD_COMPLETIONS = [
     pytest.param({}, "prompt", "Field required", id="no prompt"),
-    pytest.param({"prompt": []}, None, "at least one prompt", id="empty list"),
+    pytest.param({"prompt": []}, "prompt", "at least one prompt", id="empty list"),
     pytest.param({"prompt": [[]]}, "prompt", "at least one token", id="empty tokens"),
-    pytest.param({"prompt": [1.5]}, "prompt", "", id="fractions as tokens"),
-    pytest.param({"prompt": [-1]}, "prompt", "", id="negative token"),
+    pytest.param(
+        {"prompt": [1.5]}, "prompt", "prompt: a text, a list of texts, token ids from 0", id="fractions as tokens"
+    ),
+    pytest.param({"prompt": [-1]}, "prompt", "is needed (got [-1])", id="negative token"),
     pytest.param({"prompt": [258]}, "prompt", "token ids from 0 to 257 are allowed, got 258", id="unknown token"),
-    pytest.param({"prompt": "x", "max_tokens": 0}, None, "0 is only allowed with echo", id="nothing to do"),
+    pytest.param({"prompt": "x", "max_tokens": 0}, "max_tokens", "0 is only allowed with echo", id="nothing to do"),
     pytest.param(
         {"prompt": "x", "max_tokens": -1}, "max_tokens", "greater than or equal to 0", id="negative max_tokens"
     ),
@@ -33,11 +35,20 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "n": 0}, "n", "from 1 to 128", id="n"),
     pytest.param({"prompt": "x", "logprobs": 21}, "logprobs", "from 0 to 20", id="too many logprobs"),
     pytest.param({"prompt": "x", "logprobs": -1}, "logprobs", "from 0 to 20", id="negative logprobs"),
-    pytest.param({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "must be token ids", id="bias of a word"),
+    pytest.param(
+        {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "must be token ids (got 'a')", id="bias of a word"
+    ),
     pytest.param({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100", id="bias too strong"),
     pytest.param({"prompt": "x", "stop": [""]}, "stop", "texts of 1 to", id="empty stop"),
+    pytest.param({"prompt": "x", "stop": 1}, "stop", "a text or a list of texts is needed (got 1)", id="stop a number"),
+    pytest.param({"prompt": "x", "stop": "y" * 5000}, "stop", "yyy... (5002 characters)", id="long stop"),
     pytest.param({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16", id="too many stops"),
-    pytest.param({"prompt": "x", "stream_options": {}}, None, "only allowed with stream=true", id="options, no stream"),
+    pytest.param(
+        {"prompt": "x", "stream_options": {}},
+        "stream_options",
+        "only allowed with stream=true",
+        id="options, no stream",
+    ),
     pytest.param({"prompt": "x", "best_of": 2}, "best_of", "not supported yet: best_of", id="best_of"),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
     pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
@@ -49,7 +60,9 @@ BAD_CHATS = [
     pytest.param({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "", id="content is a number"),
     pytest.param({"messages": [{"role": "martian", "content": "x"}]}, None, "no role martian", id="template refuses"),
     pytest.param({**CHAT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1", id="max_tokens"),
-    pytest.param({**CHAT, "top_logprobs": 2}, None, "only allowed with logprobs=true", id="top_logprobs alone"),
+    pytest.param(
+        {**CHAT, "top_logprobs": 2}, "top_logprobs", "only allowed with logprobs=true", id="top_logprobs alone"
+    ),
     pytest.param(
         {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20", id="too many"
     ),

@@ -14,6 +14,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_LOGIT_BIASES = 1024
 SEED_LIMIT = 2**63
+MAX_SHOWN = 60
+"""Characters of a wrong value that an error repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,4 +157,6 @@ def _number(name: str, value: object, low: float, high: float, *, above: bool = 
 
 
 def _refused(name: str, value: object, allowed: str) -> RequestRefused:
-    return RequestRefused("invalid", f"{name} must be {allowed}, got {value!r}", name)
+    shown = repr(value)
+    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}... ({len(shown)} characters)"
+    return RequestRefused("invalid", f"{name} must be {allowed}, got {shown}", name)

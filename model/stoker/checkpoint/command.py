@@ -16,7 +16,7 @@ import click
 
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import CheckpointError, CheckpointExists
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
@@ -102,7 +102,11 @@ def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
 def diff_command(first: Path, second: Path, only: str, tolerance: float, json_output: bool) -> int:
     """Compare the values of two checkpoints, whatever layouts wrote them. Exit code 1 when they differ."""
     with _errors():
-        differences = diff(CheckpointReader(first), CheckpointReader(second), prefix=only, tolerance=tolerance)
+        readers = CheckpointReader(first), CheckpointReader(second)
+        names = {name for reader in readers for name in reader.manifest.tensors}
+        if not any(name.startswith(only) for name in names):
+            _fail(f"--only {only}: neither has a tensor whose name starts so", Cause.CONFIG_INVALID)
+        differences = diff(*readers, prefix=only, tolerance=tolerance)
     if json_output:
         _print_json({"same": not differences, "differences": [item.as_json() for item in differences]})
     else:
@@ -250,6 +254,8 @@ def _row(item: Found | Broken) -> dict[str, Any]:
 def _errors() -> Iterator[None]:
     try:
         yield
+    except CheckpointExists as error:
+        _fail(str(error), Cause.CONFIG_INVALID)
     except CheckpointError as error:
         _fail(str(error), Cause.CHECKPOINT_CORRUPT)
     except OSError as error:

@@ -27,7 +27,7 @@ def main() -> None:
 def convert(file: Path, out: Path, dtype: str | None) -> None:
     """Turn a GGUF file into a Hugging Face folder, with tokenizer and chat template.
 
-    Example: python -m stoker.model convert model.gguf model/
+    Example: stoker model convert model.gguf model/
     """
     import torch  # after the arguments are checked: importing torch takes seconds
 
@@ -45,7 +45,7 @@ def convert(file: Path, out: Path, dtype: str | None) -> None:
 def info(path: Path, as_json: bool) -> None:
     """Facts about a Hugging Face folder, a GGUF file or a checkpoint folder.
 
-    Example: python -m stoker.model info model/
+    Example: stoker model info model/
     """
     from stoker.model.weights.source import open_weights  # imports torch
 
@@ -96,4 +96,4 @@ def progress_line(what: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="stoker model")

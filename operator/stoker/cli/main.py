@@ -13,7 +13,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("stoker.cli.programs:serve", "Serve a model folder or GGUF file with the OpenAI API."),
     "chat": ("stoker.cli.programs:chat", "Talk to a server."),
     "model": ("stoker.cli.programs:model", "Convert and show models."),
-    "checkpoint": ("stoker.cli.programs:checkpoint", "Verify, show, compare and export checkpoints."),
+    "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
     "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not supported yet)."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not supported yet)."),
     "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not supported yet)."),

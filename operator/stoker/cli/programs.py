@@ -53,10 +53,11 @@ def model() -> None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def checkpoint() -> None:
-    """Verify, show, compare and export checkpoints.
+    """List, verify, show, compare and export checkpoints.
 
     \b
     Examples:
+      stoker checkpoint list checkpoints/
       stoker checkpoint verify checkpoints/step-00000400.1a2b3c4d
       stoker checkpoint export --format hf checkpoints/step-00000400.1a2b3c4d OUT/
     """
@@ -73,6 +74,7 @@ for _verb, _line in (("convert", "A GGUF file to a Hugging Face folder."), ("inf
     _passing(model, "stoker.model", _verb, _line)
 
 for _verb, _line in (
+    ("list", "The checkpoints in a folder, newest first."),
     ("verify", "Read every piece and prove that they cover the state."),
     ("show", "What a checkpoint holds."),
     ("diff", "Compare the values of two checkpoints."),

@@ -87,11 +87,21 @@ def from_validation(error: ValidationError) -> ApiError:
         return bad_request(f"The body is not valid JSON: {item['msg']}.", code="invalid_json")
     param = _path(item)
     message = str(item["msg"]).removeprefix("Value error, ")
-    return bad_request(
-        f"{param}: {message} (got {_shown(item['input'])})" if param else message, param or None, "invalid_value"
-    )
+    if not param:  # a rule of the whole body; its message begins with the field
+        field, colon, _ = message.partition(": ")
+        return bad_request(message, field if colon else None, "invalid_value")
+    if item["type"] == "missing":
+        return bad_request(f"{param}: {message}", param, "invalid_value")
+    if item["loc"][0] in UNIONS:
+        param, message = str(item["loc"][0]), UNIONS[str(item["loc"][0])]
+    return bad_request(f"{param}: {message} (got {_shown(item['input'])})", param, "invalid_value")
 
 
+UNIONS = {
+    "prompt": "a text, a list of texts, token ids from 0, or a list of lists of them is needed",
+    "stop": "a text or a list of texts is needed",
+}
+"""Fields of several shapes: pydantic would speak of the first shape only."""
 UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
 
 

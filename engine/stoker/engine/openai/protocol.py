@@ -111,10 +111,11 @@ class GenerationBody(Body):
         Raises:
             ApiError: 400, a key is not a token id.
         """
-        try:
-            return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        except ValueError as error:
-            raise bad_request(f"logit_bias: keys must be token ids: {error}", "logit_bias", "invalid_value") from error
+        biases = self.logit_bias or {}
+        for token in biases:
+            if not token.isascii() or not token.isdecimal():
+                raise bad_request(f"logit_bias: keys must be token ids (got {token!r})", "logit_bias", "invalid_value")
+        return {int(token): bias for token, bias in biases.items()}
 
     @property
     def wants_usage(self) -> bool:

@@ -2,7 +2,7 @@
 
 Every step is a command that a person can type; it is printed before it runs. Nothing is fetched: the corpus is what this Python brings.
 
-    python examples/pretrain/run.py                # 800 steps, minutes
+    python examples/pretrain/run.py                # 1,200 steps, minutes
     python examples/pretrain/run.py --steps 60     # only to see it run
 """
 

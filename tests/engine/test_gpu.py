@@ -1,81 +1,69 @@
-"""The same code on a GPU: the same tokens as on the CPU, and no wait for the device that the step does not announce."""
+"""The same engine on a GPU with the reference kernels: the tokens of the CPU, and bitwise one answer in deterministic mode."""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from stoker.engine.engine import LLMEngine
-from stoker.engine.messages import Delta
+from stoker.engine.config import EngineConfig
+from stoker.engine.llm import LLM
 from stoker.engine.sampling import SamplingParams
-from tests.engine.conftest import MakeEngine
-from tests.engine.test_engine import assert_same, drive, random_prompts, run, tokens_of
+from stoker.pod.config_file import parse
+from tests.engine.test_engine import assert_same, random_prompts
 
-pytestmark = pytest.mark.gpu
-GREEDY = SamplingParams(temperature=0, max_tokens=20)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("setting", [{}, {"chunk": 5, "budget": 32, "seats": 16}, {"num_blocks": 45}], ids=str)
-def test_greedy_tokens_equal_the_cpu_s(
-    architecture: str, setting: dict[str, Any], make_engine: MakeEngine, twins: dict[str, Any]
+def llm(folder: Path, device: str, *, deterministic: bool = False, chunk: int | None = None) -> LLM:
+    scheduler = {"max_batch_tokens": 256, "max_requests": 64, "chunk_tokens": chunk}
+    return LLM(
+        parse(
+            EngineConfig,
+            {
+                "model": {"path": str(folder), "dtype": "float32"},
+                "device": device,
+                "deterministic": deterministic,
+                "cache": {"num_blocks": 1200, "block_size": 4},
+                "scheduler": scheduler,
+            },
+        )
+    )
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, twins: dict[str, transformers.PreTrainedModel]) -> Path:
+    from tokenizers import Tokenizer, models
+
+    twins[request.param].save_pretrained(tmp_path)
+    Tokenizer(models.WordLevel({f"t{i}": i for i in range(320)}, unk_token="t0")).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_greedy_tokens_on_the_gpu_are_those_of_transformers(
+    folder: Path, twins: dict[str, transformers.PreTrainedModel]
 ) -> None:
     prompts = random_prompts(30)
-    wanted = run(make_engine(architecture), prompts, GREEDY)
-    found = run(make_engine(architecture, device="cuda", **setting), prompts, GREEDY)
-    for prompt, ours, theirs in zip(prompts, found, wanted, strict=True):
-        assert_same(twins[architecture], prompt, ours, theirs)
+    with llm(folder, "cpu") as slow, llm(folder, "cuda") as fast:
+        theirs = slow.generate(prompts, SamplingParams(temperature=0, max_tokens=20))
+        ours = fast.generate(prompts, SamplingParams(temperature=0, max_tokens=20))
+    twin = next(t for t in twins.values() if t.config.model_type in (folder / "config.json").read_text())
+    for prompt, mine, other in zip(prompts, ours, theirs, strict=True):
+        assert_same(twin, prompt, mine.completions[0].tokens, other.completions[0].tokens)
 
 
-MIXED = {
-    "drawn": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=3, max_tokens=9, ignore_eos=True),
-    "forked": SamplingParams(n=3, seed=4, temperature=1.2, max_tokens=9, ignore_eos=True),
-    "penalised": SamplingParams(
-        repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=5, max_tokens=9
-    ),
-    "scored": SamplingParams(temperature=0, logprobs=3, prompt_logprobs=2, max_tokens=9, ignore_eos=True),
-    "bounded": SamplingParams(temperature=0, min_tokens=5, bad_token_ids=(7, 8), logit_bias={9: 3.0}, max_tokens=9),
-}
-
-
-def add_mixed(engine: LLMEngine) -> None:
-    for prompt, (name, params) in zip(random_prompts(len(MIXED), seed=2), MIXED.items(), strict=True):
-        engine.add_request(name, prompt, params)
-
-
-def test_every_kind_of_sampling_equals_the_cpu_s(make_engine: MakeEngine) -> None:
-    answers: list[list[Delta]] = []
-    for device in ("cpu", "cuda"):
-        engine = make_engine(device=device)
-        add_mixed(engine)
-        answers.append(drive(engine))
-    assert tokens_of(answers[1]) == tokens_of(answers[0])
-    for cpu, gpu in zip(*answers, strict=True):
-        for ours, theirs in zip(gpu.logprobs or (), cpu.logprobs or (), strict=True):
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-
-
-def test_bfloat16_runs(make_engine: MakeEngine) -> None:
-    engine = make_engine(device="cuda", dtype=torch.bfloat16)
-    add_mixed(engine)
-    assert all(delta.error is None for delta in drive(engine))
-
-
-def test_a_step_waits_for_the_device_only_for_its_result(make_engine: MakeEngine) -> None:
-    """Greedy and drawn decode steps. The attention's own preparation is looked at in the model's tests."""
-    engine = make_engine(device="cuda")
-    add_mixed(engine)
-    for _ in range(3):
-        engine.step()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    places = {f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}" for warning in caught}
-    assert {place for place in places if place.startswith(("runner", "sampler"))} == set(), places
+def test_deterministic_log_probabilities_do_not_depend_on_chunks_or_neighbours(folder: Path) -> None:
+    prompts = random_prompts(12)
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=True)
+    seen: dict[int, set[tuple[float, ...]]] = defaultdict(set)
+    for chunk in (None, 7):
+        with llm(folder, "cuda", deterministic=True, chunk=chunk) as engine:
+            together = engine.generate(prompts, params)
+            alone = [engine.generate([prompt], params)[0] for prompt in prompts[:4]]
+        for index, answer in [*enumerate(together), *enumerate(alone)]:
+            assert answer.completions[0].logprobs is not None
+            seen[index].add(tuple(item.logprob for item in answer.completions[0].logprobs))
+    assert {len(values) for values in seen.values()} == {1}

@@ -213,6 +213,20 @@ def test_volumes_are_folders_and_their_paths_are_rewritten(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_a_mount_above_the_interpreter_does_not_move_it(tmp_path: Path) -> None:
+    async def story(world: Embedded) -> None:
+        above = str(Path(world.kubelet.node.python).parents[1])
+        volumes = [{"name": "scratch", "emptyDir": {}}]
+        mounts = [{"name": "scratch", "mountPath": above}]
+        world.objects.create(pod(spec={"volumes": volumes}, volumeMounts=mounts, command=["python", f"{above}/x"]))
+        await settle()
+        argv = world.runner.processes[0].command.argv
+        assert argv[0] == world.kubelet.node.python
+        assert argv[1] != f"{above}/x"
+
+    run(tmp_path, story)
+
+
 def test_a_changed_config_map_reaches_a_running_pod(tmp_path: Path) -> None:
     spec = {"volumes": [{"name": "keys", "configMap": {"name": "keys"}}]}
 

@@ -44,10 +44,14 @@ def container_environment(pod: Object, ip: str, find: Find) -> dict[str, str]:
     return variables
 
 
-def container_command(pod: Object, variables: Mapping[str, str], python: str) -> list[str]:
-    """Command and arguments with `$(NAME)` expanded; `python` becomes the given interpreter."""
+def container_command(pod: Object, variables: Mapping[str, str]) -> list[str]:
+    """Command and arguments with `$(NAME)` expanded."""
     container = pod["spec"]["containers"][0]
-    words = [expand(str(word), variables) for word in (*container["command"], *(container.get("args") or ()))]
+    return [expand(str(word), variables) for word in (*container["command"], *(container.get("args") or ()))]
+
+
+def with_interpreter(words: Sequence[str], python: str) -> list[str]:
+    """`python` as this machine's interpreter. Comes after rewriting: the interpreter may lie below a path that a pod mounts over."""
     return [python if words[0] in ("python", "python3") else words[0], *words[1:]]
 
 

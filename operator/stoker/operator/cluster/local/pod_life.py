@@ -21,6 +21,7 @@ from stoker.operator.cluster.local.pod_environment import (
     container_command,
     container_environment,
     environment_sources,
+    with_interpreter,
 )
 from stoker.operator.cluster.local.pod_status import NODE, PodView, render_status
 from stoker.operator.cluster.local.probes import Ask, ContainerProbes
@@ -204,7 +205,7 @@ class PodLife:
         own = container_environment(pod, self.node.addresses.ip(host_of(pod)), self.node.objects.find)
         working = pod["spec"]["containers"][0].get("workingDir")
         return Command(
-            argv=[rewriter.text(word) for word in container_command(pod, own, self.node.python)],
+            argv=with_interpreter([rewriter.text(word) for word in container_command(pod, own)], self.node.python),
             environment={**self.node.environment, **self._machine(pod), **rewriter.environment(own)},
             folder=Path(rewriter.text(working)) if working else folder,
             log=log_file,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -269,6 +270,19 @@ def test_a_core_whose_parent_is_gone_ends(start: Callable[..., tuple[Front, Runn
     front.phase("Serving")
     alive[0] = False
     assert running.join() is Cause.INTERNAL
+
+
+def test_a_core_whose_parent_died_while_it_was_importing_ends(twins: dict[str, Any], tmp_path: Path) -> None:
+    twins["llama"].save_pretrained(tmp_path / "model")
+    config = EngineConfig(model=ServedModelConfig(path=str(tmp_path / "model")), cache=CacheConfig(num_blocks=20))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_core, args=(config, f"ipc://{tmp_path}/core", str(tmp_path), gone.pid)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == EXIT_CODES[Cause.INTERNAL]
 
 
 def test_a_core_process_serves_a_folder_and_exits_with_a_code(twins: dict[str, Any], tmp_path: Path) -> None:

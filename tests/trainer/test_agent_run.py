@@ -608,6 +608,6 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.__main__, stoker.trainer.data.loader, stoker.trainer.data.tokens; print('torch' in sys.modules)"
+    code = "import sys, stoker.trainer.agent.program, stoker.trainer.data.loader, stoker.trainer.data.tokens; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -61,14 +61,15 @@ IDLE_MS = 50
 Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, Plan]]
 
 
-def run_core(config: EngineConfig, address: str, work_dir: str) -> None:
+def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
     """A process's whole life: serve until `Stop`, a failure or the parent's death. Exits with the code of the cause.
 
-    `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read.
+    `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read;
+    `parent`: who started it, known by then only to itself: it may have died while this process was still importing torch.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent)
     cause = core.serve()
     logging.shutdown()

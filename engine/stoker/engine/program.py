@@ -41,6 +41,7 @@ MAX_SOCKET_PATH = 100
 """Bytes in a Unix socket's path; Linux takes 107."""
 STOP_S = 5.0
 """From asking the core to end until it is killed."""
+STOP_LOADING_S = 0.5
 REASON_S = 0.5
 """How long the reason of a failed core may take to arrive."""
 MARGIN_S = 2.0
@@ -56,7 +57,8 @@ def core_command(config_file: Path, address: str) -> Sequence[str]:
     """The core is a process of its own: a step must not wait for HTTP, nor HTTP for a step."""
     work_dir, level = str(config_file.parent), logging.getLevelName(logging.getLogger().level)
     module = [sys.executable, "-m", "stoker.engine.core_main"]
-    return [*module, "--config", str(config_file), "--address", address, "--work-dir", work_dir, "--log-level", level]
+    places = ["--config", str(config_file), "--address", address, "--work-dir", work_dir]
+    return [*module, *places, "--parent", str(os.getpid()), "--log-level", level]
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Engine:
         Raises:
             OSError: the port is taken.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
             servers = self._servers()
@@ -201,7 +203,11 @@ class Engine:
         config_file = self.folder / "config.json"
         config_file.write_text(self.config.model_dump_json())
         command = self.environment.command(config_file, self.address)
-        return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which drains and ends its core
+        )
 
     async def _hear_reason(self) -> None:
         """The core's last message may still be on its way."""
@@ -214,7 +220,8 @@ class Engine:
         """Ask it to end, then insist."""
         if not ended.done():
             self.core.stop()
-            await asyncio.wait({ended}, timeout=STOP_S)
+            loading = self.core.state.phase == "Loading"  # hears nothing while it imports, and has nothing to lose
+            await asyncio.wait({ended}, timeout=STOP_LOADING_S if loading else STOP_S)
         if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -27,7 +27,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 
     Example: stoker serve ~/.cache/stoker/models/smollm2-135m-instruct --port 8000
     """
-    become("stoker.engine.serve", arguments)
+    become("stoker.engine.serve_main", arguments)
 
 
 @click.command(context_settings=PASS_THROUGH, add_help_option=False)

@@ -1,10 +1,18 @@
-"""The trainer's agent: see `stoker.trainer.agent.program`."""
+"""The trainer's agent: see `stoker.trainer.agent.program`. Ctrl-C while it is still importing is no error."""
 
 from __future__ import annotations
 
 import sys
 
-from stoker.trainer.agent.program import main
+
+def main() -> int:
+    """The exit code: 130 when it was interrupted before it began."""
+    try:
+        from stoker.trainer.agent.program import main as agent  # takes a second or two
+    except KeyboardInterrupt:
+        return 130
+    return agent()
+
 
 if __name__ == "__main__":
     sys.exit(main())

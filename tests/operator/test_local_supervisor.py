@@ -162,14 +162,25 @@ def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> N
     assert "web-1" in terminal.run("get", "po")
     assert terminal.run("logs", "web-0") == "serving hello\n"
     assert "phase: Running" in terminal.run("describe", "pod", "web-0")
+    assert "phase: Running" in terminal.run("describe", "pod/web-0")
+    assert "web-0" in terminal.run("get", "pod/web-0")
+    assert [line.split()[0] for line in terminal.run("get").splitlines()] == ["NAME", "web-0", "web-1"]
+    assert "the name is given twice: web-0 and web-1" in terminal.run("describe", "pod/web-0", "web-1", code=2)
+    assert "give KIND NAME, or KIND/NAME" in terminal.run("describe", "pod", code=2)
     assert "pod/web-0 unchanged" in terminal.run("apply", "-f", str(terminal.file), "--detach")
     assert terminal.run("delete", "pod", "web-0") == "pod/web-0 deleted\n"
-    assert "does not exist" in terminal.run("delete", "pod", "web-0", code=1)
+    assert "does not exist" in terminal.run("delete", "pod/web-0", code=1)
     assert fetch(facts["endpoints"]["default/web:80"]) == "hello"
     terminal.run("down")
     assert terminal.processes() == []
     assert "no supervisor runs" in terminal.run("status", code=1)
     assert terminal.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_state_folder_that_cannot_be_is_named(terminal: Terminal) -> None:
+    terminal.state.write_text("")
+    refused = terminal.run("apply", "-f", str(terminal.file), code=1)
+    assert refused == f"error: state folder {terminal.state}: {terminal.state}/pods: Not a directory\n"
 
 
 def test_the_socket_belongs_to_its_user_and_the_state_survives(terminal: Terminal) -> None:

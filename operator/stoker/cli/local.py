@@ -20,6 +20,8 @@ from stoker.operator.cluster.local.folders import default_state_folder
 F = TypeVar("F", bound=Callable[..., Any])
 
 FOLLOW_LOGS_S = 0.3
+OVERVIEW = ("trainingjobs", "checkpoints", "inferencedeployments", "pods")
+"""What `get` without a kind lists."""
 
 
 def state_option(command: F) -> F:
@@ -67,7 +69,7 @@ def local() -> None:
     is_flag=True,
     help="End when everything applied has completed or serves (exit code 1 if something failed).",
 )
-@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait at most.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait at most.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 @namespace_option
 @state_option
@@ -105,40 +107,52 @@ def apply(
             _bring_down(client, quiet=as_json)
 
 
-@local.command(epilog="Example: stoker local get tj; stoker local get pods --json")
-@click.argument("kind")
+@local.command(epilog="Example: stoker local get; stoker local get tj; stoker local get pods --json")
+@click.argument("kind", required=False)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Whole objects as JSON.")
 @namespace_option
 @state_option
-def get(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ..."""
+def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
+    """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ...
+
+    Without a kind: jobs, checkpoints, deployments and pods.
+    """
     from stoker.cli.shown import aligned, table, utc_now
 
-    found, client = _kind(kind), _client(state)
-    items = _ask(lambda: client.objects(found.name, namespace=namespace, name=name))
-    if found.name == "InferenceDeployment" and not as_json:
-        items = _reached_from_here(client, items)
+    client = _client(state)
+    word, name = _named_once(kind, name) if kind is not None else (None, None)
+    kinds = [_kind(one) for one in (OVERVIEW if word is None else (word,))]
+    found: dict[Kind, list[dict[str, Any]]] = {}
+    for one in kinds:
+        items = _ask(lambda one=one: client.objects(one.name, namespace=namespace, name=name))  # type: ignore[misc]
+        found[one] = _reached_from_here(client, items) if one.name == "InferenceDeployment" and not as_json else items
     if as_json:
-        click.echo(json.dumps({"items": items}, indent=1))
-    elif items:
-        click.echo(aligned(table(found.name, items, utc_now())))
+        click.echo(json.dumps({"items": [item for items in found.values() for item in items]}, indent=1))
+        return
+    tables = [aligned(table(one.name, items, utc_now())) for one, items in found.items() if items]
+    if tables:
+        click.echo("\n\n".join(tables))
     else:
-        click.echo(f"no {found.plural} in namespace {namespace}", err=True)
+        what = kinds[0].plural if len(kinds) == 1 else "jobs, checkpoints, deployments and pods"
+        click.echo(f"no {what} in namespace {namespace}", err=True)
 
 
 @local.command(epilog="Example: stoker local describe tj quickstart")
 @click.argument("kind")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The object and its events as JSON.")
 @namespace_option
 @state_option
-def describe(kind: str, name: str, as_json: bool, namespace: str, state: Path | None) -> None:
-    """Everything about one object, with its events."""
+def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
+    """Everything about one object (KIND NAME or KIND/NAME), with its events."""
     from stoker.cli.shown import described, utc_now
 
+    word, chosen = _named_once(kind, name)
+    if not chosen:
+        raise click.UsageError("give KIND NAME, or KIND/NAME")
     client = _client(state)
-    found = _ask(lambda: client.objects(_kind(kind).name, namespace=namespace, name=name))[0]
+    found = _ask(lambda: client.objects(_kind(word).name, namespace=namespace, name=chosen))[0]
     uid = found["metadata"]["uid"]
     all_events = _ask(lambda: client.objects("Event", namespace=namespace))
     events = [event for event in all_events if event["involvedObject"].get("uid") == uid]
@@ -185,7 +199,10 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[Path, ...], wait: bool, namespace: str, state: Path | None
 ) -> None:
-    """Delete objects. Checkpoints' data stays unless their deletionPolicy says otherwise."""
+    """Delete objects (KIND NAME... or KIND/NAME). Checkpoints' data stays unless their deletionPolicy says otherwise."""
+    if kind and "/" in kind and not names:
+        kind, _, name = kind.partition("/")
+        names = (name,)
     if bool(files) == bool(kind and names):
         raise click.UsageError("give KIND NAME..., or -f FILE")
     client = _client(state)
@@ -197,7 +214,12 @@ def delete(
 
 
 @local.command(epilog="Example: stoker local down")
-@click.option("--grace", "grace_s", type=float, help="Seconds that pods get at most [default: their own grace period].")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    help="Seconds that pods get at most [default: their own grace period].",
+)
 @click.option("--purge", is_flag=True, help="Also delete the state folder: objects, logs and the data of claims in it.")
 @state_option
 def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
@@ -428,6 +450,14 @@ def _ask(question: Callable[[], T]) -> T:
         _fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
     except SupervisorError as error:
         _fail(str(error), FAILED)
+
+
+def _named_once(kind: str, name: str | None) -> tuple[str, str | None]:
+    """Kind and name, given as two words or as KIND/NAME."""
+    word, slash, own = kind.partition("/")
+    if slash and name:
+        raise click.UsageError(f"the name is given twice: {own} and {name}")
+    return word, own or name
 
 
 def _kind(word: str) -> Kind:

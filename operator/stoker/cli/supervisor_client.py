@@ -83,7 +83,10 @@ class SupervisorClient:
         Raises:
             SupervisorError: it ended at once; the message has the end of its log.
         """
-        self.folders.make()
+        try:
+            self.folders.make()
+        except OSError as error:
+            raise SupervisorError(f"state folder {self.folders.root}: {error.filename}: {error.strerror}") from error
         command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()

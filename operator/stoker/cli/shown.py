@@ -161,10 +161,18 @@ def _block(title: str, value: Any) -> list[str]:
         return []
     import yaml  # only `describe` needs it
 
-    hidden = {"pinned": "..."} if title == "Status" and isinstance(value, dict) and "pinned" in value else {}
-    plain = json.loads(json.dumps({**value, **hidden}))
+    plain = json.loads(json.dumps(value))
+    if title == "Status":
+        _hide(plain, "pinned")
+        _hide(plain.get("router"), "rendered")
     body = yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True)
     return [f"{title}:", *(f"  {line}" for line in body.splitlines())]
+
+
+def _hide(section: Any, field: str) -> None:
+    """What the operator remembers for itself fills the screen and tells a person nothing."""
+    if isinstance(section, dict) and field in section:
+        section[field] = "..."
 
 
 def _conditions(found: Object) -> list[str]:

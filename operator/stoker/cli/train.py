@@ -22,7 +22,7 @@ MAX_SOCKET_BYTES = 100
 
 
 @click.command(
-    epilog="Example: stoker train -f examples/pretrain/20-train.yaml --claim corpus=/usr/lib/python3.11 --storage runs/"
+    epilog="Example: stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
 )
 @click.option(
     "-f",

@@ -64,6 +64,16 @@ def test_what_goes_wrong_is_said_with_a_code(tmp_path: Path, capsys: pytest.Capt
             assert (code, "does not exist" in message) == (74, True)
             assert (await ask(s, "--api-key-file", str(tmp_path / "none")))[0] == 64
         assert main([s.url, "--once", "say:x"]) == 74
-        assert main(["ftp://x", "--once", "say:x"]) == 64
+        assert main([s.url]) == 74  # before the first question
+        capsys.readouterr()
+        for url in ("ftp://x", "http://127.0.0.1:99999", "http://"):
+            assert main([url, "--once", "say:x"]) == 64
+            assert capsys.readouterr().err.startswith("stoker chat: url: http://HOST:PORT is needed")
+        (tmp_path / "keys").write_text("one\ntwo\n")
+        assert main([s.url, "--once", "say:x", "--api-key-file", str(tmp_path / "keys")]) == 64
+        assert "keys: one API key of plain letters is needed, on one line" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main([s.url, "--timeout-s", "-1"])
+        assert "a number of seconds above 0 is needed (got -1)" in capsys.readouterr().err
 
     run(scenario)

@@ -17,7 +17,8 @@ from stoker.pod.config_file import parse
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
     return folder
 
 
@@ -33,6 +34,11 @@ def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert refused(capsys, tmp_path / "gone") == f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"  # fmt: skip
     assert refused(capsys, tmp_path / "notes.txt") == f"stoker serve: {tmp_path}/notes.txt is not a GGUF file"
     assert refused(capsys, tmp_path).endswith("neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)")  # fmt: skip
+
+
+def test_a_model_without_a_tokenizer_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (model / "tokenizer.json").unlink()
+    assert refused(capsys, model) == f"stoker serve: {model}: tokenizer.json is missing"
 
 
 def test_a_folder_of_checkpoints_names_its_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

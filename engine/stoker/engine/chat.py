@@ -1,4 +1,4 @@
-"""`python -m stoker.engine.chat URL`: talk to an OpenAI server in a terminal. Needs no torch.
+"""Talk to an OpenAI server in a terminal. Needs no torch.
 
 stoker chat http://127.0.0.1:8000
 stoker chat http://127.0.0.1:8000 --once "What is the capital of France?"
@@ -48,6 +48,19 @@ class Conversation:
             answer += text
             yield text
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def check_server(self) -> None:
+        """Whether somebody answers there and lets us in, before the first question.
+
+        Raises:
+            ChatError: nobody does, or the API key is missing or wrong.
+        """
+        try:
+            response = self.http.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise ChatError(f"{self.http.base_url}: {error}") from error
+        if response.status_code == 401:
+            raise ChatError(_reason(response))
 
     def forget(self) -> None:
         self.messages.clear()
@@ -108,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
+                conversation.check_server()
                 _converse(conversation)
     except (OSError, ValueError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker chat: {error}\n")
@@ -121,9 +135,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
-    for text in answer:
-        write(text)
-        sys.stdout.flush()
+    written = False
+    try:
+        for text in answer:
+            write(text)
+            sys.stdout.flush()
+            written = True
+    except ChatError:
+        if written:
+            write("\n")  # what goes wrong is said on a line of its own
+        raise
     write("\n")
 
 
@@ -164,19 +185,34 @@ def _base(url: str) -> str:
         ValueError: not an HTTP address.
     """
     url = url if "://" in url else f"http://{url}"
-    if httpx.URL(url).scheme not in ("http", "https"):
-        raise ValueError(f"url: http://HOST:PORT is needed (got {url})")
+    parts = httpx.URL(url)
+    port = 80 if parts.port is None else parts.port
+    if parts.scheme not in ("http", "https") or not parts.host or not 0 < port < 65536:
+        raise ValueError(f"url: http://HOST:PORT is needed, with a port from 1 to 65535 (got {url})")
     return url.rstrip("/").removesuffix("/v1")
 
 
 def _headers(api_key_file: str | None) -> dict[str, str]:
+    where = api_key_file or "OPENAI_API_KEY"
     key = Path(api_key_file).read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY", "")
+    if not key.isascii() or not key.isprintable():
+        raise ValueError(f"{where}: one API key of plain letters is needed, on one line")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     named = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens, "seed": arguments.seed}
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed (got {text})")
+    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, help="longest answer; default: what the context has left")
     parser.add_argument("--seed", type=int, help="repeats an answer")
     parser.add_argument("--api-key-file", metavar="FILE", help="default: the OPENAI_API_KEY variable")
-    parser.add_argument("--timeout-s", type=float, default=600, help="longest silence of the server (default 600)")
+    parser.add_argument("--timeout-s", type=_seconds, default=600, help="longest silence of the server (default 600)")
     return parser
 
 

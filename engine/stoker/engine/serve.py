@@ -61,6 +61,8 @@ def check_model(path: Path) -> None:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ConfigError(f"{path} is not a GGUF file")
+    elif (path / "config.json").exists() and not (path / "tokenizer.json").exists():
+        raise ConfigError(f"{path}: tokenizer.json is missing")
     elif not (path / "config.json").exists() and not (path / "manifest.json").exists():
         steps = sorted(path.glob("step-*.*/manifest.json"))
         hint = f"; it holds checkpoints, such as {steps[-1].parent}" if steps else ""

@@ -104,7 +104,8 @@ def train(corpus: Path, steps: int | None) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         shorter = Path(folder) / "20-train.yaml"
-        shorter.write_text(yaml.safe_dump(shortened(yaml.safe_load((HERE / "20-train.yaml").read_text()), steps)))
+        whole = yaml.safe_load((HERE / "20-train.yaml").read_text())
+        shorter.write_text(json.dumps(shortened(whole, steps)))  # JSON is YAML, and keeps "2e-3" a text
         wait_for("10-claims.yaml", shorter, more=claims)
 
 

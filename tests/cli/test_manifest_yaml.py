@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.cli.manifest_yaml import documents
+from stoker.cli.manifest_yaml import documents, written
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,18 @@ def test_scalars_are_what_kubectl_reads(text: str, value: Any) -> None:
 def test_what_json_cannot_say_is_refused(text: str, problem: str) -> None:
     with pytest.raises(yaml.MarkedYAMLError, match=problem):
         documents(text)
+
+
+def test_what_is_shown_can_be_applied_again() -> None:
+    value = {
+        "rate": "3e-4",
+        "steps": "7",
+        "off": "Off",
+        "half": 0.5,
+        "tiny": 1e-9,
+        "name": "a",
+        "day": "2024-01-01",
+        "no": None,
+    }
+    assert "rate: '3e-4'" in written(value)
+    assert documents(written(value)) == [value]

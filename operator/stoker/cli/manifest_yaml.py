@@ -30,6 +30,15 @@ def documents(content: str) -> list[Any]:
     return list(yaml.load_all(content, Loader=ManifestLoader))
 
 
+def written(value: Any) -> str:
+    """YAML that reads back as `value`, here and by kubectl: a text that looks like a number has its quotes."""
+    return str(yaml.dump(value, Dumper=ManifestDumper, sort_keys=False, width=110, allow_unicode=True))
+
+
+class ManifestDumper(yaml.SafeDumper):
+    """PyYAML's, which would write the text "3e-4" bare."""
+
+
 class ManifestLoader(_Base):  # type: ignore[misc]
     """Builds only what JSON can say. Raises yaml.YAMLError, with the place, for everything else."""
 
@@ -85,5 +94,6 @@ def _wrong(problem: str, place: Any) -> yaml.MarkedYAMLError:
 
 
 ManifestLoader.add_implicit_resolver(f"{TAG}int", INTEGER, list("-+0123456789"))
+ManifestDumper.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+.0123456789"))
 ManifestLoader.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+.0123456789"))
 ManifestLoader.add_constructor(f"{TAG}float", _float)

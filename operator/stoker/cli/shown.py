@@ -159,14 +159,13 @@ def bytes_text(count: float) -> str:
 def _block(title: str, value: Any) -> list[str]:
     if not value:
         return []
-    import yaml  # only `describe` needs it
+    from stoker.cli.manifest_yaml import written  # only `describe` needs it
 
     plain = json.loads(json.dumps(value))
     if title == "Status":
         _hide(plain, "pinned")
         _hide(plain.get("router"), "rendered")
-    body = yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True)
-    return [f"{title}:", *(f"  {line}" for line in body.splitlines())]
+    return [f"{title}:", *(f"  {line}" for line in written(plain).splitlines())]
 
 
 def _hide(section: Any, field: str) -> None:

@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         cause = cause_of(error)
         if cause in EXPLAINED:
             detail = explanation(error)[:MAX_DETAIL]
-            sys.stderr.write(f"{cause.value}: {detail}\n")
+            if options.beacon_fd is None:  # else the agent says it, once for all ranks
+                sys.stderr.write(f"{cause.value}: {detail}\n")
         else:
             detail = f"{type(error).__name__}: {error}"[:MAX_DETAIL]
             traceback.print_exc()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.checkpoint.errors import CheckpointLocked
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -270,6 +271,7 @@ def test_weights_of_a_checkpoint_start_another_run(whole: tuple[Path, dict[int, 
     [
         (ConfigError("x"), Cause.CONFIG_INVALID),
         (DataError("x"), Cause.DATA_ERROR),
+        (CheckpointLocked("x"), Cause.CONFIG_INVALID),
         (StorageFailed("x"), Cause.STORAGE_ERROR),
         (NonFinite("x"), Cause.NON_FINITE),
         (MemoryError(), Cause.OUT_OF_MEMORY),

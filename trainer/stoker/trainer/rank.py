@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import CheckpointError, CheckpointLocked
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.config_file import ConfigError, load
@@ -39,6 +39,7 @@ CAUSES: tuple[tuple[type[BaseException], Cause], ...] = (
     (ConfigError, Cause.CONFIG_INVALID),
     (DataError, Cause.DATA_ERROR),
     (ModelUnusable, Cause.MODEL_ERROR),
+    (CheckpointLocked, Cause.CONFIG_INVALID),  # another run without an operator writes there
     (CheckpointError, Cause.CHECKPOINT_CORRUPT),
     (StorageFailed, Cause.STORAGE_ERROR),
     (NonFinite, Cause.NON_FINITE),
@@ -54,6 +55,7 @@ EXPLAINED = (
     Cause.CHECKPOINT_CORRUPT,
     Cause.STORAGE_ERROR,
     Cause.NON_FINITE,
+    Cause.PEER_LOST,
 )
 """Causes whose message says it all: no traceback in the log."""
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")

@@ -27,7 +27,7 @@ def config_for(**fields: Any) -> TrainerConfig:
         {
             "job": {"name": "job", "uid": "uid", "writer": "0a1b2c3d"},
             "termination_log": "/dev/null",
-            "work_dir": "/tmp/none",
+            "work_dir": "none",
             "model": {"vocab_size": 259},
             "training": {"total_steps": 5},
             "data": {"sources": [{"name": "a", "path": "/nowhere"}]},

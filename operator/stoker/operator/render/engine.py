@@ -30,6 +30,7 @@ from stoker.operator.render.pod import (
     metadata_of,
     render_pod,
     scratch_volume,
+    with_config_map,
 )
 from stoker.operator.render.trainer import storage_root
 from stoker.operator.settings import Settings
@@ -129,7 +130,7 @@ def engine_pod(pool: EnginePool, resource: Object, revision: Revision, index: in
     if user.get("annotations"):
         own["annotations"] = user["annotations"]
     spec = {**template["spec"], "hostname": name, "subdomain": pool.metadata.name}
-    spec["volumes"] = [_with_config(volume, f"{pool.metadata.name}-{revision.name}") for volume in spec["volumes"]]
+    spec["volumes"] = with_config_map(spec["volumes"], PLACEHOLDER, f"{pool.metadata.name}-{revision.name}")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
 
 
@@ -148,12 +149,6 @@ def selector_of(pool: EnginePool) -> dict[str, str]:
     """Labels that all engine pods of the pool, and no others, carry."""
     labels = pool.metadata.labels
     return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], "stoker.dev/role": "engine"}
-
-
-def _with_config(volume: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if volume.get("configMap", {}).get("name") == PLACEHOLDER:
-        return {**volume, "configMap": {"name": name}}
-    return dict(volume)
 
 
 def _pod_template(

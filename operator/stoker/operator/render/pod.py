@@ -151,6 +151,16 @@ def merge_template(base: Any, patch: Any) -> Any:
     return list(by_key.values())
 
 
+def with_config_map(volumes: Sequence[Mapping[str, Any]], placeholder: str, name: str) -> list[dict[str, Any]]:
+    """The volumes of a template, its placeholder replaced by the ConfigMap `name`."""
+    return [
+        {**volume, "configMap": {"name": name}}
+        if volume.get("configMap", {}).get("name") == placeholder
+        else dict(volume)
+        for volume in volumes
+    ]
+
+
 def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[str, Any]:
     container = {
         "name": MAIN,

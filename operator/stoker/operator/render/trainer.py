@@ -38,6 +38,7 @@ from stoker.operator.render.pod import (
     metadata_of,
     render_pod,
     scratch_volume,
+    with_config_map,
 )
 from stoker.operator.settings import Settings
 
@@ -174,17 +175,11 @@ def _attempt_pod(
     env = {"STOKER_NODE_RANK": str(rank), "MASTER_ADDR": master, "MASTER_PORT": str(settings.rendezvous_port)}
     spec = {**base["spec"], "hostname": name, "subdomain": subdomain}
     config_name = attempt_config_name(job.metadata.name, uid, attempt)
-    spec["volumes"] = [_with_config(volume, config_name) for volume in spec["volumes"]]
+    spec["volumes"] = with_config_map(spec["volumes"], PLACEHOLDER, config_name)
     main, *others = spec["containers"]
     rendezvous = [{"name": key, "value": value} for key, value in env.items()]
     spec["containers"] = [{**main, "env": [*main["env"], *rendezvous]}, *others]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
-
-
-def _with_config(volume: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if volume.get("configMap", {}).get("name") == PLACEHOLDER:
-        return {**volume, "configMap": {"name": name}}
-    return dict(volume)
 
 
 def _agent_url(job: TrainingJob, attempt: int, rank: int, base: Mapping[str, Any]) -> str:

@@ -363,6 +363,7 @@ def test_cancel_saves_and_is_final() -> None:
         run.cluster.end(pod, Cause.CANCELLED, saves=(run.word(30),))
     run.cluster.settle()
     assert run.status["phase"] == "Cancelled"
+    assert run.status["attempt"]["lastStep"] == 30
     run.cluster.change_spec(JOB, lambda spec: spec["run"].update(cancel=False))
     run.cluster.settle()
     assert run.status["phase"] == "Cancelled"

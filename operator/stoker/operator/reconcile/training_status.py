@@ -11,6 +11,7 @@ from stoker.operator.api.value import measured
 from stoker.operator.clock import timestamp
 from stoker.operator.plan import Object, Ref
 from stoker.operator.pods import ref_of
+from stoker.operator.reconcile.saves import announced
 from stoker.operator.reconcile.training_view import TrainingView, saved_step
 
 
@@ -68,10 +69,17 @@ def closed(view: TrainingView, attempt: Attempt) -> Attempt:
 
 
 def reported_step(view: TrainingView, attempt: Attempt) -> int | None:
+    """The last step that is known to be done: a last word may tell of a save that is newer than the last report."""
+    saved = max((save.step for save in announced(view)), default=None)
+    done = max((step for step in (_polled_step(view), saved) if step is not None), default=None)
+    return attempt.first_step if done is None else done
+
+
+def _polled_step(view: TrainingView) -> int | None:
     if view.report is not None and view.report.get("step") is not None:
         return int(view.report["step"])
     progress = view.job.status.progress
-    return progress.step if progress else attempt.first_step
+    return progress.step if progress else None
 
 
 def undeleted(pods: Iterable[Object]) -> tuple[Ref, ...]:

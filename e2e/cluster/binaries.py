@@ -1,0 +1,149 @@
+"""The folder with the cluster's programs: `STOKER_KUBE_BIN`, or built once from the Go module proxy into the cache.
+
+    python -m e2e.cluster.binaries              build what is missing, print the folder
+    python -m e2e.cluster.binaries etcd helm    only these tools
+
+Each tool is built into a folder of its own, named by a digest of its `go.mod`, `go.sum` and build flags, and published by a rename: a change of one pinned version
+builds that tool and no other, and a build that was interrupted leaves nothing that looks finished. One lock per tool keeps two processes from building it twice.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster import tools
+from e2e.cluster.tools import Tool
+
+CACHE_VARIABLE = "STOKER_CACHE"
+BIN_VARIABLE = "STOKER_KUBE_BIN"
+
+
+class MissingBinaries(RuntimeError):
+    """A program of the cluster is not there, or could not be built; the message is one line that says what to do."""
+
+
+def cache() -> Path:
+    """Where built programs, node stores and images are kept between runs."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "stoker") / "kube"
+
+
+def bin_folder() -> Path:
+    """The folder that holds (or will hold) every program, flat, with the CNI plugins in `cni/`."""
+    if given := os.environ.get(BIN_VARIABLE):
+        return Path(given).resolve()
+    key = hashlib.sha256(" ".join(tool.key for tool in tools.ALL).encode()).hexdigest()[:12]
+    return cache() / key / "bin"
+
+
+def find(wanted: Iterable[Tool] = tools.ALL) -> Path:
+    """The folder with the programs of the `wanted` tools, without building any.
+
+    Raises:
+        MissingBinaries: naming the programs that are not there.
+    """
+    folder = bin_folder()
+    missing = [name for tool in wanted for name in missing_programs(tool, folder)]
+    if missing:
+        advice = f"is {BIN_VARIABLE} the right folder?" if os.environ.get(BIN_VARIABLE) else "build them with: make kube-binaries"
+        raise MissingBinaries(f"no {', '.join(missing)} in {folder}; {advice}")
+    return folder
+
+
+def missing_programs(tool: Tool, folder: Path) -> list[str]:
+    """The programs of one tool that `folder` does not hold."""
+    return [name for name in tool.programs.values() if not os.access(folder / name, os.X_OK)]
+
+
+def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
+    """Builds the `wanted` tools that are missing and returns the folder with all of them.
+
+    Raises:
+        MissingBinaries: if Go is missing or too old, or a build failed (with the end of its output).
+    """
+    if os.environ.get(BIN_VARIABLE):
+        return find(wanted)
+    folder = bin_folder()
+    for tool in wanted:
+        if missing_programs(tool, folder):
+            _publish(tool, _built(tool), folder)
+    return folder
+
+
+def _built(tool: Tool) -> Path:
+    """The cache folder of one tool, built if it is not there."""
+    target = cache() / "tools" / tool.key
+    if target.is_dir():
+        return target
+    with _locked(cache() / "tools" / f"{tool.key}.lock"):
+        if not target.is_dir():
+            _compile(tool, target)
+    return target
+
+
+def _compile(tool: Tool, target: Path) -> None:
+    """Runs the ordinary `go build`, one package after the other, then renames the result to `target`."""
+    go = shutil.which("go")
+    if go is None:
+        raise MissingBinaries(f"building {tool.name} needs Go on the PATH (https://go.dev/dl), or ready programs in {BIN_VARIABLE}")
+    draft = target.with_suffix(f".{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    start = time.monotonic()
+    print(f"building {tool.name} (once; minutes on a small machine)", file=sys.stderr, flush=True)
+    stamps = "".join(f" -X {name}={value}" for name, value in tool.stamps.items())
+    for package, name in tool.programs.items():
+        command = [go, "build", "-trimpath", "-ldflags", f"-s -w{stamps}", "-tags", ",".join(tool.tags), "-o", str(draft / name), package]
+        _go(tool, command)
+    draft.rename(target)
+    print(f"built {tool.name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def _go(tool: Tool, command: list[str]) -> None:
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    done = subprocess.run(command, cwd=tool.module, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = " | ".join(done.stderr.strip().splitlines()[-5:])
+        raise MissingBinaries(f"go build of {command[-1]} in {tool.module} failed: {last}")
+
+
+def _publish(tool: Tool, built: Path, folder: Path) -> None:
+    """Links one tool's programs into the common folder; each link appears whole or not at all."""
+    for name in tool.programs.values():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        draft = link.with_name(f".{link.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(built / name)
+        draft.replace(link)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(names: list[str]) -> int:
+    """Builds what is named on the command line (everything by default) and prints the folder."""
+    known = {tool.name: tool for tool in tools.ALL}
+    if unknown := [name for name in names if name not in known]:
+        print(f"no tool {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    try:
+        print(build([known[name] for name in names] or tools.ALL))
+    except MissingBinaries as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Which programs a cluster needs, and from which Go module each is built.
+
+The packages and their versions stand in `e2e/tools/<tool>/go.mod` (its `tool` lines); here is only what `go build` has to be told besides.
+"""
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MODULES = Path(__file__).resolve().parent.parent / "tools"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One pinned Go module below `e2e/tools/` and what is built from it: package -> path of the program below the bin folder."""
+
+    name: str
+    programs: dict[str, str]
+    tags: tuple[str, ...] = ()
+    stamps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> Path:
+        """The folder with `go.mod` and `go.sum`."""
+        return MODULES / self.name
+
+    @property
+    def key(self) -> str:
+        """Changes when anything that goes into the build does, and only then."""
+        recipe = json.dumps([self.programs, self.tags, self.stamps, platform.machine()], sort_keys=True)
+        digest = hashlib.sha256(recipe.encode())
+        for name in ("go.mod", "go.sum"):
+            digest.update((self.module / name).read_bytes())
+        return f"{self.name}-{digest.hexdigest()[:12]}"
+
+
+KUBERNETES_VERSION = "v1.36.3"
+_STAMP = "k8s.io/component-base/version"
+_CNI = "github.com/containernetworking/plugins/plugins"
+_CONTAINERD = "github.com/containerd/containerd/v2/cmd"
+
+ETCD = Tool("etcd", {"go.etcd.io/etcd/server/v3": "etcd"})
+KUBERNETES = Tool(
+    "kubernetes",
+    {
+        f"k8s.io/kubernetes/cmd/{program}": program
+        for program in ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+    },
+    stamps={f"{_STAMP}.gitVersion": KUBERNETES_VERSION, f"{_STAMP}.gitMajor": "1", f"{_STAMP}.gitMinor": "36"},
+)
+HELM = Tool("helm", {"helm.sh/helm/v4/cmd/helm": "helm"})
+CONTAINERD = Tool(
+    "containerd",
+    {
+        f"{_CONTAINERD}/containerd": "containerd",
+        f"{_CONTAINERD}/containerd-shim-runc-v2": "containerd-shim-runc-v2",
+        f"{_CONTAINERD}/ctr": "ctr",
+        f"{_CNI}/main/bridge": "cni/bridge",
+        f"{_CNI}/main/loopback": "cni/loopback",
+        f"{_CNI}/ipam/host-local": "cni/host-local",
+        f"{_CNI}/meta/portmap": "cni/portmap",
+    },
+    tags=("no_btrfs", "no_zfs", "no_devmapper"),
+)
+COREDNS = Tool("coredns", {"github.com/coredns/coredns": "coredns"})
+KWOK = Tool("kwok", {"sigs.k8s.io/kwok/cmd/kwok": "kwok"})
+
+ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
+"""In the order in which they are built: what most tests wait for comes first."""

@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
+NAME ?= stoker
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -9,6 +10,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
+.PHONY: kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +64,33 @@ lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 
 bench: setup model ## every measurement of bench/ that runs on a CPU (about 15 minutes); results in bench/out
 	@$(BIN)/python bench/run.py
+
+kube-packages: ## install the Debian packages that nodes and image builds need (root)
+	@bash e2e/prepare.sh
+
+kube-check: setup ## say what this machine lacks for `make cluster`, one line each
+	@$(BIN)/python -m e2e.cluster check
+
+kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS, helm and kwok from the Go module proxy, once (about 9 minutes)
+	@$(BIN)/python -m e2e.cluster.binaries
+
+images: setup ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
+	@$(BIN)/python -m e2e.images build
+
+cluster: setup kube-binaries ## start a real Kubernetes with two nodes on this machine (root; NAME=stoker)
+	@$(BIN)/python -m e2e.cluster up --name $(NAME)
+
+cluster-down: setup ## stop it; leaves no process, bridge, route, cgroup or mount
+	@$(BIN)/python -m e2e.cluster down --name $(NAME)
+
+kind: ## the same cluster with kind, where Docker is there
+	@kind create cluster --name $(NAME) --config e2e/kind.yaml
+
+test-kube: setup kube-binaries ## operator, CRDs and charts against a real API server (no root, no nodes)
+	@$(BIN)/python -m pytest e2e/api e2e/charts $(ARGS)
+
+e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
+	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/stories $(ARGS)
 
 clean: ## remove the virtual environment and all caches in the tree
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .stoker

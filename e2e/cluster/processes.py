@@ -1,0 +1,118 @@
+"""Programs that a cluster runs on this machine: started with a log and a note of their identity, found again by a later process, stopped.
+
+A pid alone says nothing after a while, so the note also holds the time at which the process started: a number that now belongs to somebody else is never signalled.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.waiting import wait_until
+
+
+def started_at(pid: int) -> int | None:
+    """When a living process started, in clock ticks since boot; None for one that is gone or only waits to be reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Program:
+    """One process with the folder that holds its log (`<name>.log`) and its note (`<name>.pid`)."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._note = folder / f"{name}.pid"
+
+    def start(self, command: Sequence[str], *, detached: bool, environment: Mapping[str, str] | None = None) -> None:
+        """Starts the command in a session of its own.
+
+        Args:
+            detached: it outlives this process (`make cluster`); otherwise the kernel kills it together with the thread that started it, so that a test that
+                is killed leaves nothing.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        bound = [] if detached else ["setpriv", "--pdeathsig", "KILL", "--"]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*bound, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        # reaped by whoever asks `alive`; the handle itself is not kept, so that a later process stops it the same way
+        process.returncode = 0
+        self._note.write_text(json.dumps({"pid": process.pid, "started_at": started_at(process.pid)}))
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid, if it still lives."""
+        try:
+            note = json.loads(self._note.read_text())
+        except FileNotFoundError:
+            return None
+        _reap(note["pid"])
+        return note["pid"] if started_at(note["pid"]) == note["started_at"] else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.pid is not None
+
+    def stop(self, *, grace_s: float = 5.0) -> None:
+        """TERM, then KILL after `grace_s`; returns when it is gone. 0 kills at once. Stopping what does not run is fine."""
+        if (pid := self.pid) is not None:
+            if grace_s > 0:
+                _signal(pid, signal.SIGTERM)
+                wait_until(lambda: not self.alive, timeout_s=grace_s)
+            _signal(pid, signal.SIGKILL)
+            if not wait_until(lambda: not self.alive, timeout_s=10):
+                raise ClusterError(f"{self.name} (pid {pid}) does not end")
+            _reap(pid)
+        self._note.unlink(missing_ok=True)
+
+    def tail(self, lines: int = 5) -> str:
+        """The end of its log on one line, for an error message."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return " | ".join(text.strip().splitlines()[-lines:]) or "its log is empty"
+
+
+def wait_for_program(program: Program, ready: object, *, what: str, timeout_s: float) -> None:
+    """Waits until `ready()` is true.
+
+    Raises:
+        ClusterError: if the program ends or the time is over, with the end of its log.
+    """
+    assert callable(ready)
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if not program.alive:
+            raise ClusterError(f"{program.name} ended before {what}: {program.tail()}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what} not after {timeout_s:.0f} s, see {program.log}: {program.tail()}")
+        time.sleep(0.05)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _reap(pid: int) -> None:
+    """Takes the exit status of a child of ours; a process that somebody else started is theirs to reap."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return  # somebody else's child, or taken already

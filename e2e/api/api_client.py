@@ -1,0 +1,122 @@
+"""A small client of an API server for tests: JSON in, JSON out. It shares no code with the operator's, so neither hides a mistake of the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from e2e.api.access import Access
+
+Object = dict[str, Any]
+
+GROUPS = {
+    "TrainingJob": "apis/stoker.dev/v1alpha1",
+    "Checkpoint": "apis/stoker.dev/v1alpha1",
+    "InferenceDeployment": "apis/stoker.dev/v1alpha1",
+    "EnginePool": "apis/stoker.dev/v1alpha1",
+    "CustomResourceDefinition": "apis/apiextensions.k8s.io/v1",
+    "Lease": "apis/coordination.k8s.io/v1",
+    "Job": "apis/batch/v1",
+    "PodDisruptionBudget": "apis/policy/v1",
+}
+"""Where the kinds live that are not in the core group."""
+CLUSTER_WIDE = frozenset({"Namespace", "Node", "CustomResourceDefinition"})
+
+
+class ApiRefused(Exception):
+    """The API server answered with an error; its Status is in `status`."""
+
+    def __init__(self, status: Object) -> None:
+        super().__init__(str(status.get("message")))
+        self.status = status
+
+    @property
+    def code(self) -> int:
+        return int(self.status.get("code", 0))
+
+
+class ApiClient:
+    """An async context manager."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+
+    async def __aenter__(self) -> ApiClient:
+        connector = aiohttp.TCPConnector(limit=64, ssl=self.access.tls or False)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self.access.headers, read_bufsize=8 << 20)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object:
+        return await self.ask("GET", path_of(kind, namespace, name))
+
+    async def list(self, kind: str, namespace: str = "", **query: str) -> list[Object]:
+        listed = await self.ask("GET", path_of(kind, namespace), query=query)
+        return [{"kind": kind, "apiVersion": listed["apiVersion"], **item} for item in listed["items"]]
+
+    async def create(self, body: Object, **query: str) -> Object:
+        return await self.ask("POST", path_of(body["kind"], _namespace(body)), body, query=query)
+
+    async def replace(self, body: Object, **query: str) -> Object:
+        return await self.ask("PUT", _path(body), body, query=query)
+
+    async def apply(self, body: Object, manager: str, *, force: bool = False, subresource: str = "") -> Object:
+        """Server-side apply."""
+        query = {"fieldManager": manager, "force": str(force).lower()}
+        return await self.ask("PATCH", _path(body, subresource), body, query=query, kind="apply-patch+yaml")
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+        """JSON merge patch."""
+        return await self.ask("PATCH", path_of(kind, namespace, name, subresource), body, kind="merge-patch+json")
+
+    async def delete(self, kind: str, namespace: str, name: str, **options: Any) -> Object:
+        return await self.ask("DELETE", path_of(kind, namespace, name), options or None)
+
+    async def watch(self, kind: str, namespace: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """Events until the server ends the watch."""
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        url = f"{self.access.url}/{path_of(kind, namespace)}"
+        async with self._session.get(url, params=query, timeout=aiohttp.ClientTimeout(None)) as answer:
+            async for line in answer.content:
+                event = json.loads(line)
+                yield event["type"], event["object"]
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None, kind: str = "json"
+    ) -> Object:
+        """One request.
+
+        Raises:
+            ApiRefused: an answer of 400 or above.
+        """
+        headers = {"Content-Type": f"application/{kind}"}
+        data = None if body is None else json.dumps(body)
+        url = f"{self.access.url}/{path}"
+        async with self._session.request(method, url, data=data, params=query, headers=headers) as answer:
+            found: Object = json.loads(await answer.read())
+        if answer.status >= 400:
+            raise ApiRefused(found)
+        return found
+
+
+def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """`api/v1/namespaces/default/pods/one/status`."""
+    scope = ["namespaces", namespace] if namespace and kind not in CLUSTER_WIDE else []
+    parts = [GROUPS.get(kind, "api/v1"), *scope, kind.lower() + "s", name, subresource]
+    return "/".join(part for part in parts if part)
+
+
+def _path(body: Object, subresource: str = "") -> str:
+    return path_of(body["kind"], _namespace(body), body["metadata"]["name"], subresource)
+
+
+def _namespace(body: Object) -> str:
+    return str(body["metadata"].get("namespace", ""))

@@ -1,0 +1,146 @@
+"""Runs the pods of one namespace without containers: binds them, reports them Running at a loopback address, ends those that are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from e2e.api.api_client import ApiClient, ApiRefused, Object
+from e2e.api.fake_agents import FakeAgents
+from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.last_word import LastWord, SaveRecord
+
+NODE = "node-1"
+
+
+class FakeKubelet:
+    """An async context manager that acts for as long as it is open."""
+
+    def __init__(self, api: ApiClient, namespace: str, agents: FakeAgents) -> None:
+        self.api = api
+        self.namespace = namespace
+        self.agents = agents
+        self.created: dict[str, str] = {}
+        """uid -> name of every pod that ever was."""
+        self.runs: Callable[[Object], bool] = lambda pod: True
+        """Which pods are started."""
+        self.tasks: Callable[[Object], dict[str, Any]] = lambda pod: {
+            "task": pod["metadata"]["labels"]["stoker.dev/task"],
+            "ok": True,
+        }
+        """What a task pod finds."""
+
+    async def __aenter__(self) -> FakeKubelet:
+        listed = await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")
+        self._loop = asyncio.create_task(self._follow(listed))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.cancel()
+        found = (await asyncio.gather(self._loop, return_exceptions=True))[0]
+        if error is None and isinstance(found, Exception):
+            raise found
+
+    def made(self, role: str) -> list[str]:
+        """Names of all pods that ever were with `role` in their name's place, in the order of their creation; a name twice is a pod twice."""
+        return [name for name in self.created.values() if role in name]
+
+    async def end(self, name: str, cause: Cause, **word: Any) -> None:
+        """The pod's program ends with a last word."""
+        saves = tuple(
+            SaveRecord(**{key: save[key] for key in ("id", "folder", "step", "digest", "verified")})
+            for save in word.pop("saves", ())
+        )
+        await self._terminate(name, EXIT_CODES[cause], LastWord(cause=cause, saves=saves, **word).encode().decode())
+
+    async def kill(self, name: str) -> None:
+        """The pod's container dies without a word."""
+        await self._terminate(name, 137, "")
+
+    async def _follow(self, listed: Object) -> None:
+        """List, watch, and list again when the API server was away."""
+        while True:
+            for pod in listed["items"]:
+                await self._handle(pod)
+            try:
+                async for kind, pod in self.api.watch("Pod", self.namespace, listed["metadata"]["resourceVersion"]):
+                    if kind in ("ADDED", "MODIFIED"):
+                        await self._handle(pod)
+                    elif kind == "ERROR":
+                        break
+            except OSError:
+                pass
+            listed = await self._list_again()
+
+    async def _list_again(self) -> Object:
+        while True:
+            try:
+                return await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")
+            except (OSError, ApiRefused):
+                await asyncio.sleep(0.05)
+
+    async def _handle(self, pod: Object) -> None:
+        metadata, phase = pod["metadata"], pod["status"].get("phase")
+        self.created[metadata["uid"]] = metadata["name"]
+        try:
+            if metadata.get("deletionTimestamp"):
+                await self.api.delete("Pod", self.namespace, metadata["name"], gracePeriodSeconds=0)
+            elif phase == "Pending" and not pod["spec"].get("schedulingGates") and self.runs(pod):
+                await self._start(pod)
+        except ApiRefused as refused:
+            if refused.code not in (404, 409):
+                raise
+        except OSError:
+            return
+
+    async def _start(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        if not pod["spec"].get("nodeName"):
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"kind": "Node", "name": NODE},
+            }
+            await self.api.ask("POST", f"api/v1/namespaces/{self.namespace}/pods/{name}/binding", binding)
+        if pod["metadata"]["labels"].get("stoker.dev/role") == "task":
+            found = LastWord(cause=Cause.COMPLETED, result=self.tasks(pod))
+            await self._terminate(name, 0, found.encode().decode())
+            return
+        status = {
+            "phase": "Running",
+            "podIP": self.agents.address(pod),
+            "conditions": [
+                {"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+            ],
+            "containerStatuses": [
+                _container({"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}, ready=True)
+            ],
+        }
+        status["podIPs"] = [{"ip": status["podIP"]}]
+        await self.api.patch("Pod", self.namespace, name, {"status": status}, "status")
+
+    async def _terminate(self, name: str, code: int, message: str) -> None:
+        terminated = {"exitCode": code, "message": message, "reason": "Completed" if code == 0 else "Error"}
+        status = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "conditions": [{"type": "Ready", "status": "False", "reason": "PodCompleted"}],
+            "containerStatuses": [_container({"terminated": terminated}, ready=False)],
+        }
+        await self.api.patch("Pod", self.namespace, name, {"status": status}, "status")
+
+
+def _container(state: Object, *, ready: bool) -> Object:
+    return {
+        "name": "main",
+        "image": "fake",
+        "imageID": "",
+        "ready": ready,
+        "restartCount": 0,
+        "started": ready,
+        "state": state,
+    }

@@ -1,0 +1,50 @@
+"""Which images the end-to-end run needs, and what goes into each. Values only; `builder.py` builds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REGISTRY = "localhost/stoker"
+DEBIAN = "bookworm"
+BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One image from one Dockerfile of the repository."""
+
+    name: str
+    """With its tag, as pods write it."""
+    dockerfile: str
+    """Relative to the repository."""
+    lock: str
+    """What its large layer is keyed by; relative to the repository."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Beyond the Dockerfile's; a label makes another image of the same layers."""
+
+    @property
+    def ignore_file(self) -> str:
+        return f"{self.dockerfile}.dockerignore"
+
+
+CONTROL = Recipe(name=f"{REGISTRY}/control:e2e", dockerfile="images/control.Dockerfile", lock="lock/control.txt")
+CONTROL_NEXT = Recipe(
+    name=f"{REGISTRY}/control:e2e-next",
+    dockerfile="images/control.Dockerfile",
+    lock="lock/control.txt",
+    labels={"stoker.dev/edition": "next"},
+)
+"""The operator that an upgrade moves to: the same program under another digest."""
+RUNTIME = Recipe(name=f"{REGISTRY}/runtime:e2e", dockerfile="images/runtime.Dockerfile", lock="lock/runtime.txt")
+
+ALL = (CONTROL, CONTROL_NEXT, RUNTIME)
+
+
+def base_name() -> str:
+    """The base image; its tag changes with what is put into it."""
+    key = hashlib.sha256(json.dumps([DEBIAN, BASE_PACKAGES]).encode()).hexdigest()[:12]
+    return f"{REGISTRY}/python-base:{key}"

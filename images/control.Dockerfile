@@ -1,0 +1,50 @@
+# The control plane: operator, router, checkpoint tasks and the command line. No PyTorch.
+#
+#   docker build -f images/control.Dockerfile -t control .
+#
+# PYTHON_BASE  any image with Python >= 3.11 and its venv module
+# UV_OPTIONS   how dependencies are fetched, e.g. --cache-dir of a mounted folder
+
+ARG PYTHON_BASE=docker.io/library/python:3.12-slim
+
+FROM ${PYTHON_BASE} AS code
+COPY lock/setup.txt /tools/setup.txt
+RUN python3 -m venv /tools && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /tools/setup.txt
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+COPY model/stoker/pod model/stoker/pod
+COPY model/stoker/checkpoint model/stoker/checkpoint
+COPY engine/stoker/router engine/stoker/router
+COPY operator/stoker operator/stoker
+RUN /tools/bin/uv build --quiet --offline --no-cache --wheel --no-build-isolation --python /tools/bin/python --out-dir dist . \
+    && python3 -m zipfile --extract dist/*.whl /opt/stoker/app \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/stoker/app \
+    && mkdir /opt/stoker/app/bin \
+    && printf '#!/opt/stoker/bin/python\nfrom stoker.cli.main import main\n\nmain()\n' > /opt/stoker/app/bin/stoker \
+    && chmod 755 /opt/stoker/app/bin/stoker
+
+# Changes only with the base and the lock files.
+FROM ${PYTHON_BASE} AS dependencies
+ARG UV_OPTIONS="--no-cache"
+COPY lock/setup.txt lock/control.txt /opt/stoker/lock/
+RUN python3 -m venv /tools \
+    && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /opt/stoker/lock/setup.txt \
+    && python3 -m venv --without-pip /opt/stoker \
+    && PYC_INVALIDATION_MODE=UNCHECKED_HASH /tools/bin/uv pip install --quiet --system-certs ${UV_OPTIONS} --link-mode copy \
+        --compile-bytecode --require-hashes --python /opt/stoker/bin/python -r /opt/stoker/lock/control.txt \
+    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth" \
+    && rm -rf /tools
+
+FROM dependencies AS control
+COPY --from=code /opt/stoker/app /opt/stoker/app
+# Nothing is written below /: a pod mounts /tmp.
+ENV PATH=/opt/stoker/bin:/opt/stoker/app/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp
+USER 65532:65532
+WORKDIR /tmp
+LABEL org.opencontainers.image.title="Stoker control" \
+      org.opencontainers.image.description="Operator, router, checkpoint tasks and command line of Stoker" \
+      org.opencontainers.image.licenses="Apache-2.0"
+CMD ["stoker", "--help"]

@@ -1,0 +1,54 @@
+# The data plane: model, checkpoint, trainer and engine on one layer with PyTorch. One file for CPU and CUDA: the locked
+# PyTorch runs on both, the driver comes from the node.
+#
+#   docker build -f images/runtime.Dockerfile -t runtime .
+#
+# PYTHON_BASE      any image with Python >= 3.11, its venv module and apt
+# SYSTEM_PACKAGES  Triton compiles its launchers with a C compiler when a kernel is first used on a GPU
+# UV_OPTIONS       how dependencies are fetched, e.g. --cache-dir of a mounted folder
+
+ARG PYTHON_BASE=docker.io/library/python:3.12-slim
+
+FROM ${PYTHON_BASE} AS code
+COPY lock/setup.txt /tools/setup.txt
+RUN python3 -m venv /tools && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /tools/setup.txt
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+COPY model/stoker model/stoker
+COPY trainer/stoker trainer/stoker
+COPY engine/stoker/engine engine/stoker/engine
+RUN /tools/bin/uv build --quiet --offline --no-cache --wheel --no-build-isolation --python /tools/bin/python --out-dir dist . \
+    && python3 -m zipfile --extract dist/*.whl /opt/stoker/app \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/stoker/app
+
+# Changes only with the base and the lock files, so that a change of code never moves gigabytes.
+FROM ${PYTHON_BASE} AS dependencies
+ARG SYSTEM_PACKAGES="gcc libc6-dev"
+RUN if [ -n "${SYSTEM_PACKAGES}" ]; then \
+        apt-get update -q && apt-get install -q -y --no-install-recommends ${SYSTEM_PACKAGES} && rm -rf /var/lib/apt/lists/*; \
+    fi
+ARG UV_OPTIONS="--no-cache"
+COPY lock/setup.txt lock/runtime.txt /opt/stoker/lock/
+RUN python3 -m venv /tools \
+    && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /opt/stoker/lock/setup.txt \
+    && python3 -m venv --without-pip /opt/stoker \
+    && PYC_INVALIDATION_MODE=UNCHECKED_HASH /tools/bin/uv pip install --quiet --system-certs ${UV_OPTIONS} --link-mode copy \
+        --compile-bytecode --require-hashes --python /opt/stoker/bin/python -r /opt/stoker/lock/runtime.txt \
+    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth" \
+    && rm -rf /tools
+
+FROM dependencies AS runtime
+COPY --from=code /opt/stoker/app /opt/stoker/app
+# Nothing is written below /: a pod mounts /tmp and its work folder.
+ENV PATH=/opt/stoker/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 65532:65532
+WORKDIR /tmp
+LABEL org.opencontainers.image.title="Stoker runtime" \
+      org.opencontainers.image.description="Trainer and engine of Stoker" \
+      org.opencontainers.image.licenses="Apache-2.0"
+CMD ["python", "-m", "stoker.engine", "--help"]

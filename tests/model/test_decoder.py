@@ -86,9 +86,9 @@ def test_slices_of_layers_give_what_the_whole_gives(llama: ModelConfig, make_dec
     for stage in (first, last):
         for part in stage.named_parts():
             part.local().copy_(source[part.hf_name])
-    x = first.blocks[0](first.embed(tokens), positions, attend)
-    x = last.blocks[0](x, positions, attend)
-    assert torch.equal(last.logits(last.norm(x)), whole.logits(whole(tokens, positions, attend)))
+    x, update = first.blocks[0](first.embed(tokens), None, positions, attend)
+    x, update = last.blocks[0](x, update, positions, attend)
+    assert torch.equal(last.logits(last.norm(x, update)), whole.logits(whole(tokens, positions, attend)))
     names = [part.hf_name for stage in (first, last) for part in stage.named_parts()]
     assert sorted(names) == sorted(source)
 
@@ -147,14 +147,14 @@ def test_recomputed_blocks_give_the_same_gradients(llama: ModelConfig, make_deco
     for recompute in (False, True):
         decoder = make_decoder(llama)
         attend = PackedAttend(decoder.ops, "auto", cu_seqlens)
-        x = decoder.embed(tokens)
+        x, update = decoder.embed(tokens), None
         for block in decoder.blocks:
-            x = (
-                torch.utils.checkpoint.checkpoint(block, x, positions, attend, use_reentrant=False)
+            x, update = (
+                torch.utils.checkpoint.checkpoint(block, x, update, positions, attend, use_reentrant=False)
                 if recompute
-                else block(x, positions, attend)
+                else block(x, update, positions, attend)
             )
-        decoder.cross_entropy(decoder.norm(x), tokens, torch.ones(len(tokens))).loss_sum.backward()
+        decoder.cross_entropy(decoder.norm(x, update), tokens, torch.ones(len(tokens))).loss_sum.backward()
         gradients.append([parameter.grad for parameter in decoder.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None)
 

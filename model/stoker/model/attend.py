@@ -75,4 +75,4 @@ class PackedAttend:
     ) -> Tensor:
         cos, sin = self.rotary.of(spec.rope, positions_T)
         q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
-        return self.ops.packed_attention(q_TNH, k_TKH, v_TKH, self.sequences, spec.scale, spec.window)
+        return self.ops.packed_attention(q_TNH, k_TKH, v_TKH, self.sequences, spec.scale, spec.window, self.attention)

@@ -91,11 +91,20 @@ class Block(nn.Module):
             k_norm,
         )
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:  # noqa: ARG002  router losses will leave through aux
-        q_TNH, k_TKH, v_TKH = self.project_qkv(self.attention_norm(x_TD))
+    def forward(
+        self,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        positions_T: Tensor,
+        attend: Attend,
+        aux: Aux | None = None,  # noqa: ARG002  router losses will leave through aux
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds them; the first block has no update."""
+        normed_TD, x_TD = self.attention_norm.of_sum(x_TD, update_TD)
+        q_TNH, k_TKH, v_TKH = self.project_qkv(normed_TD)
         attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
-        normed_TD, x_TD = self.ops.add_rms_norm(attended_TD, x_TD, self.mlp_norm.weight, self.norm_eps)
-        return x_TD + self.mlp(normed_TD)
+        normed_TD, x_TD = self.mlp_norm.of_sum(x_TD, attended_TD)
+        return x_TD, self.mlp(normed_TD)
 
     def project_qkv(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of one product: q_TNH, k_TKH, v_TKH."""

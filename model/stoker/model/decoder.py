@@ -77,21 +77,20 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
         """hidden_TD after the last norm."""
-        x_TD = self.embed(tokens_T)
+        x_TD, update_TD = self.embed(tokens_T), None
         for block in self.blocks:
-            x_TD = block(x_TD, positions_T, attend, aux)
-        return self.norm(x_TD)
+            x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
+        return self.norm(x_TD, update_TD)
 
     def embed(self, tokens_T: Tensor) -> Tensor:
         """x_TD"""
         assert self.embedding is not None, "the embedding belongs to the first slice"
         return self.embedding.embed(tokens_T)
 
-    def norm(self, x_TD: Tensor) -> Tensor:
-        """hidden_TD"""
+    def norm(self, x_TD: Tensor, update_TD: Tensor | None) -> Tensor:
+        """hidden_TD from what the last block returned."""
         assert self.final_norm is not None, "the final norm belongs to the last slice"
-        hidden_TD: Tensor = self.final_norm(x_TD)
-        return hidden_TD
+        return self.final_norm.of_sum(x_TD, update_TD)[0]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """logits_TV in the model's dtype, whole on every rank."""

@@ -125,11 +125,21 @@ class PagedAttend:
     ) -> Tensor:
         assert self.sequences is not None, "prepare(batch) comes before the model's call"
         cos, sin = self.rotary.of(spec.rope, positions_T)
-        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
         layer = spec.layer - self.cache.layers.start
-        return self.ops.paged_attention(
-            q_TNH, k_TKH, v_TKH, self.cache.data, layer, self.sequences, spec.scale, spec.window
+        q_TNH = self.ops.rotate_and_write(
+            q_TNH,
+            k_TKH,
+            v_TKH,
+            cos,
+            sin,
+            spec.q_norm,
+            spec.k_norm,
+            spec.norm_eps,
+            self.cache.data,
+            layer,
+            self.sequences,
         )
+        return self.ops.paged_attention(q_TNH, self.cache.data, layer, self.sequences, spec.scale, spec.window)
 
     def check(self, batch: PagedBatch, starts: list[int], lengths: list[int]) -> None:
         needs = -(-max(lengths, default=0) // self.cache.block_size)

@@ -186,6 +186,12 @@ class Norm(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.ops.rms_norm(x_TD, self.weight, self.eps)
 
+    def of_sum(self, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(x + update), x + update)"""
+        if update_TD is None:
+            return self(x_TD), x_TD
+        return self.ops.add_rms_norm(update_TD, x_TD, self.weight, self.eps)
+
     def parts(self, prefix: str) -> Iterator[Part]:
         rows = self.weight.shape[0]
         yield Part(f"{self.hf_name}.weight", f"{prefix}.weight", self.weight, 0, rows, (rows,), (0,), None)

@@ -57,14 +57,16 @@ class ForwardPass:
         ).loss_sum
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        x_TD = self._decoder.embed(tokens_T)
+        x_TD, update_TD = self._decoder.embed(tokens_T), None
         for block in self._decoder.blocks:
             if self._recompute:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
-                x_TD = checkpoint(block, x_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False)
+                x_TD, update_TD = checkpoint(
+                    block, x_TD, update_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x_TD = block(x_TD, positions_T, attend)
-        return self._decoder.norm(x_TD)
+                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+        return self._decoder.norm(x_TD, update_TD)
 
     def _tensor(self, array: object) -> Tensor:
         return torch.as_tensor(array, device=self._device)

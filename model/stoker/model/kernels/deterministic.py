@@ -29,6 +29,10 @@ LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
 embedding = reference.embedding
+sample = reference.sample
+line_squares = reference.line_squares
+sum_of_squares = reference.sum_of_squares
+adam_ = reference.adam_
 
 
 def pack(weight_ED: Tensor) -> Tensor:
@@ -143,7 +147,13 @@ def rotate_pairs(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def packed_attention(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    sequences: PackedSequences,
+    scale: float,
+    window: int | None,
+    _attention: str = "stoker",
 ) -> Tensor:
     lengths = [end - begin for begin, end in itertools.pairwise(sequences.bounds)]
     # torch.split, not slices: a slice's gradient is a buffer of zeros as long as the whole
@@ -241,17 +251,27 @@ def attend_row_tile(
     return out_KRH / total, (biggest + torch.log(total)).squeeze(-1)
 
 
-def paged_attention(
+def rotate_and_write(
     q_TNH: Tensor,
     k_TKH: Tensor,
     v_TKH: Tensor,
+    cos_T1H: Tensor,
+    sin_T1H: Tensor,
+    q_norm_H: Tensor | None,
+    k_norm_H: Tensor | None,
+    eps: float,
     cache: Tensor,
     layer: int,
     sequences: PagedSequences,
-    scale: float,
-    window: int | None,
 ) -> Tensor:
+    q_TNH, k_TKH = rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
     reference.write_cache(k_TKH, v_TKH, cache, layer, sequences)
+    return q_TNH
+
+
+def paged_attention(
+    q_TNH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences, scale: float, window: int | None
+) -> Tensor:
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     for sequence in sequences.prefill:
         rows = slice(sequence.query_start, sequence.query_end)

@@ -6,18 +6,29 @@ T tokens, D input size, E output size, N heads, K kv heads, H head_dim, F ffn, V
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Literal, NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import deterministic, reference
+from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
 
 KernelsName = Literal["reference", "fused"]
 AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
+
+
+ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
+    ("reference", False): ("sdpa",),
+    ("reference", True): ("stoker",),
+    ("fused", False): ("cudnn", "flash", "stoker"),
+    ("fused", True): ("stoker",),
+}
+"""What packed attention may be, by kernels and deterministic; `auto` is the first. Attention over the cache is always our own."""
 
 
 class MissingKernel(ValueError):
@@ -56,14 +67,33 @@ class Kernels(Protocol):
         k_norm_H: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor]: ...
-    def packed_attention(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
-    ) -> Tensor: ...
-    def paged_attention(
+    def rotate_and_write(
         self,
         q_TNH: Tensor,
         k_TKH: Tensor,
         v_TKH: Tensor,
+        cos_T1H: Tensor,
+        sin_T1H: Tensor,
+        q_norm_H: Tensor | None,
+        k_norm_H: Tensor | None,
+        eps: float,
+        cache: Tensor,
+        layer: int,
+        sequences: PagedSequences,
+    ) -> Tensor: ...
+    def packed_attention(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        sequences: PackedSequences,
+        scale: float,
+        window: int | None,
+        attention: AttentionName,
+    ) -> Tensor: ...
+    def paged_attention(
+        self,
+        q_TNH: Tensor,
         cache: Tensor,
         layer: int,
         sequences: PagedSequences,
@@ -80,6 +110,26 @@ class Kernels(Protocol):
         first_token: int,
         group: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def sample(
+        self,
+        logits_BV: Tensor,
+        rows: SampleRows,
+        table: SamplingTable,
+        adjustments: Adjustments | None,
+        into_SL: Tensor | None,
+    ) -> SampledTokens: ...
+    def line_squares(self, flat: Tensor, line: int) -> Tensor: ...
+    def sum_of_squares(self, flat: Tensor) -> Tensor: ...
+    def adam_(
+        self,
+        master: Tensor,
+        grad: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        parameters: Tensor | None,
+        rule: AdamStep,
+        scale: Tensor | None,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -88,21 +138,20 @@ class Ops:
 
     kernels: KernelsName = "reference"
     deterministic: bool = False
-    """A row's result does not depend on its batch, chunk or place: bitwise parity of trainer and engine on the CPU, with one intra-op thread."""
+    """A row's result does not depend on its batch, chunk or place: bitwise parity of trainer and engine (on the CPU with one intra-op thread)."""
     impl: Kernels = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "impl", cast("Kernels", choose_kernels(self.kernels, self.deterministic)))
+        object.__setattr__(self, "impl", choose_kernels(self.kernels, self.deterministic))
 
     def attention(self, name: str) -> AttentionName:
-        """Check the choice of attention; `auto` is `stoker` in deterministic mode, else `sdpa`."""
+        """Check the choice of attention; `auto` takes the first of what this set of kernels allows."""
+        allowed = ATTENTION[self.kernels, self.deterministic]
         if name == "auto":
-            return "stoker" if self.deterministic else "sdpa"
-        if name not in ("stoker", "sdpa"):
-            raise MissingKernel(f"attention: not supported yet: {name!r}; allowed: auto, sdpa, stoker")
-        if (name == "stoker") != self.deterministic:
+            return allowed[0]
+        if name not in allowed:
             raise MissingKernel(
-                f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = {self.deterministic}; allowed: auto, {self.attention('auto')}"
+                f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = {self.deterministic}; allowed: auto, {', '.join(allowed)}"
             )
         return cast("AttentionName", name)
 
@@ -159,6 +208,33 @@ class Ops:
             )
         return self.impl.rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
 
+    def rotate_and_write(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        cos_T1H: Tensor,
+        sin_T1H: Tensor,
+        q_norm_H: Tensor | None,
+        k_norm_H: Tensor | None,
+        eps: float,
+        cache: Tensor,
+        layer: int,
+        sequences: PagedSequences,
+    ) -> Tensor:
+        """`rotate`, then k and v go to the sequences' slots of the cache [blocks, layers, 2, block_size, K, H]: the rotated q_TNH. No gradient.
+
+        A token whose slot is -1 is padding: nothing of it is written.
+        """
+        check_attention(q_TNH, k_TKH, v_TKH)
+        if cache.shape[-2:] != k_TKH.shape[1:] or cos_T1H.shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
+            raise ValueError(
+                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_T1H.shape)} and cache {tuple(cache.shape)} do not fit"
+            )
+        return self.impl.rotate_and_write(
+            q_TNH, k_TKH, v_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps, cache, layer, sequences
+        )
+
     def packed_attention(
         self,
         q_TNH: Tensor,
@@ -167,33 +243,34 @@ class Ops:
         sequences: PackedSequences,
         scale: float,
         window: int | None = None,
+        attention: AttentionName | None = None,
     ) -> Tensor:
-        """Causal attention within each packed sequence, out_TNH; differentiable."""
+        """Causal attention within each packed sequence, out_TNH; differentiable. `attention`: what `Ops.attention` gave."""
         check_attention(q_TNH, k_TKH, v_TKH)
         if sequences.bounds[-1] != q_TNH.shape[0]:
             raise ValueError(
                 f"packed_attention: cu_seqlens ends at {sequences.bounds[-1]}, but there are {q_TNH.shape[0]} tokens"
             )
-        return self.impl.packed_attention(q_TNH, k_TKH, v_TKH, sequences, scale, window)
+        attention = attention or self.attention("auto")
+        return self.impl.packed_attention(q_TNH, k_TKH, v_TKH, sequences, scale, window, attention)
 
     def paged_attention(
         self,
         q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
         cache: Tensor,
         layer: int,
         sequences: PagedSequences,
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        """Write k and v to their slots of the cache [blocks, layers, 2, block_size, K, H], then attend through the block tables: out_TNH. No gradient."""
-        check_attention(q_TNH, k_TKH, v_TKH)
-        if cache.shape[-2:] != k_TKH.shape[1:] or sequences.num_tokens != q_TNH.shape[0]:
+        """Attend through the block tables over what is in the cache [blocks, layers, 2, block_size, K, H], the pass's own keys included: out_TNH. No gradient."""
+        if cache.shape[-1] != q_TNH.shape[-1] or q_TNH.shape[1] % cache.shape[-2]:
+            raise ValueError(f"paged_attention: q {tuple(q_TNH.shape)} does not fit cache {tuple(cache.shape)}")
+        if sequences.num_tokens != q_TNH.shape[0]:
             raise ValueError(
-                f"paged_attention: k {tuple(k_TKH.shape)} does not fit cache {tuple(cache.shape)}, or {sequences.num_tokens} tokens were prepared"
+                f"paged_attention: {sequences.num_tokens} tokens were prepared, q has {tuple(q_TNH.shape)}"
             )
-        return self.impl.paged_attention(q_TNH, k_TKH, v_TKH, cache, layer, sequences, scale, window)
+        return self.impl.paged_attention(q_TNH, cache, layer, sequences, scale, window)
 
     def log_softmax(self, logits_TV: Tensor) -> Tensor:
         """Log-probabilities in float32."""
@@ -219,19 +296,85 @@ class Ops:
             )
         return CrossEntropy(*self.impl.cross_entropy(hidden_TD, weight_VD, targets_T, weights_T, first_token, group))
 
+    def sample(
+        self,
+        logits_BV: Tensor,
+        rows: SampleRows,
+        table: SamplingTable,
+        adjustments: Adjustments | None = None,
+        into_SL: Tensor | None = None,
+    ) -> SampledTokens:
+        """Choose one token per row: adjustments, temperature, min-p, top-k, top-p, then one draw keyed by (seed, choice, position). Nothing waits for the device.
 
-def choose_kernels(kernels: str, is_deterministic: bool) -> ModuleType:
+        With `into_SL` (int [S, L]) the token is also written to its seat's row at its position.
+        """
+        if rows.seats.shape != logits_BV.shape[:1] or rows.positions.shape != logits_BV.shape[:1]:
+            raise ValueError(
+                f"sample: logits {tuple(logits_BV.shape)}, seats {tuple(rows.seats.shape)} and positions {tuple(rows.positions.shape)} do not fit"
+            )
+        return self.impl.sample(logits_BV, rows, table, adjustments, into_SL)
+
+    def line_squares(self, flat: Tensor, line: int) -> Tensor:
+        """Sum of squares of each run of `line` elements, float32, in an order that depends on `line` alone."""
+        if flat.dim() != 1 or flat.numel() % line:
+            raise ValueError(f"line_squares: {tuple(flat.shape)} is not a flat buffer of whole lines of {line}")
+        return self.impl.line_squares(flat, line)
+
+    def sum_of_squares(self, flat: Tensor) -> Tensor:
+        """Float64 scalar on the buffer's device, added in an order that depends on the buffer's length alone."""
+        if flat.dim() != 1:
+            raise ValueError(f"sum_of_squares: {tuple(flat.shape)} is not a flat buffer")
+        return self.impl.sum_of_squares(flat)
+
+    @torch.no_grad()
+    def adam_(
+        self,
+        master: Tensor,
+        grad: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        parameters: Tensor | None,
+        rule: AdamStep,
+        scale: Tensor | None = None,
+    ) -> None:
+        """One Adam step over flat buffers in place: the gradient times `scale` (float32 scalar on the device), moments and fp32 masters, and the masters cast into `parameters`.
+
+        Where `scale` is not finite nothing is written: the caller may learn of it later, and the weights are still those before the step. `grad` is not changed.
+        """
+        sizes = {len(tensor) for tensor in (master, grad, exp_avg, exp_avg_sq)}
+        if len(sizes) > 1 or (parameters is not None and parameters.shape != master.shape):
+            raise ValueError(
+                f"adam_: buffers of {sorted(sizes)} elements and parameters {None if parameters is None else tuple(parameters.shape)} do not fit"
+            )
+        self.impl.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)
+
+
+IMPLEMENTATIONS: dict[tuple[str, bool], str] = {
+    ("reference", False): "stoker.model.kernels.reference",
+    ("reference", True): "stoker.model.kernels.deterministic",
+    ("fused", False): "stoker.model.kernels.fused.kernels",
+    ("fused", True): "stoker.model.kernels.fused.deterministic",
+}
+"""Modules, imported when they are chosen: only the fused ones need Triton."""
+
+
+def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
     """The implementation. Raises MissingKernel where there is none."""
-    if kernels == "fused":
-        raise MissingKernel("kernels: not supported yet: 'fused' (no fused kernel is built); allowed: reference")
-    if kernels != "reference":
-        raise MissingKernel(f"kernels: unknown {kernels!r}; allowed: reference")
-    return deterministic if is_deterministic else reference
+    if (kernels, is_deterministic) not in IMPLEMENTATIONS:
+        raise MissingKernel(f"kernels: unknown {kernels!r}; allowed: auto, reference, fused")
+    try:
+        return cast("Kernels", importlib.import_module(IMPLEMENTATIONS[kernels, is_deterministic]))
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise MissingKernel(f"kernels: {kernels!r} needs Triton, which is not installed") from error
 
 
-def resolve_kernels(name: str) -> KernelsName:
-    """`auto` chooses the fastest built kernels: today the reference on every device."""
-    return "reference" if name == "auto" else cast("KernelsName", name)
+def resolve_kernels(name: str, device_type: str = "cpu") -> KernelsName:
+    """`auto` is `fused` on CUDA, else `reference`."""
+    if name == "auto":
+        return "fused" if device_type == "cuda" else "reference"
+    return cast("KernelsName", name)
 
 
 def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:

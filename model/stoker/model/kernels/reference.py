@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import cpu_product
+from stoker.model.kernels import cpu_product, draw
+from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PackedGroup, PackedSequences, PagedSequences
 
@@ -19,6 +20,7 @@ MAX_PRODUCT_KEYS = 1024
 
 linear = cpu_product.linear
 pack = cpu_product.pack
+sample = draw.sample
 
 
 def embedding(tokens_T: Tensor, weight_VD: Tensor) -> Tensor:
@@ -73,7 +75,13 @@ def rotate_pairs(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def packed_attention(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    sequences: PackedSequences,
+    scale: float,
+    window: int | None,
+    _attention: str = "sdpa",
 ) -> Tensor:
     if sequences.places is None:
         return attend_packed_group(q_TNH, k_TKH, v_TKH, sequences.groups[0], scale, window)
@@ -144,17 +152,27 @@ def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torc
     return seen if window is None else seen & (key > query - window)
 
 
-def paged_attention(
+def rotate_and_write(
     q_TNH: Tensor,
     k_TKH: Tensor,
     v_TKH: Tensor,
+    cos_T1H: Tensor,
+    sin_T1H: Tensor,
+    q_norm_H: Tensor | None,
+    k_norm_H: Tensor | None,
+    eps: float,
     cache: Tensor,
     layer: int,
     sequences: PagedSequences,
-    scale: float,
-    window: int | None,
 ) -> Tensor:
+    q_TNH, k_TKH = rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
     write_cache(k_TKH, v_TKH, cache, layer, sequences)
+    return q_TNH
+
+
+def paged_attention(
+    q_TNH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences, scale: float, window: int | None
+) -> Tensor:
     if len(sequences.decode) == 1 and sequences.decode[0].token_rows is None:
         return attend_group(q_TNH, cache, layer, sequences.decode[0], scale, window)
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
@@ -231,3 +249,48 @@ def cross_entropy(
 
 def sum_rows(x: Tensor) -> Tensor:
     return x.sum(-1, keepdim=True)
+
+
+def line_squares(flat: Tensor, line: int) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(flat.view(-1, line), dim=1, dtype=torch.float32)
+    return norms.square_()
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    return flat.double().square().sum()
+
+
+def adam_(
+    master: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    parameters: Tensor | None,
+    rule: AdamStep,
+    scale: Tensor | None,
+) -> None:
+    if scale is not None and not bool(scale.isfinite()):
+        return
+    grad = grad if scale is None else grad * scale
+    for start, end, decay in ((0, rule.decay_end, rule.weight_decay), (rule.decay_end, master.numel(), 0.0)):
+        if start < end:
+            adam_region([tensor[start:end] for tensor in (master, grad, exp_avg, exp_avg_sq)], rule, decay)
+    if parameters is not None:
+        parameters.copy_(master)
+
+
+def adam_region(tensors: list[Tensor], rule: AdamStep, decay: float) -> None:
+    """One decay for all elements, by torch's fused kernel."""
+    kernel = torch._fused_adamw_ if rule.decoupled else torch._fused_adam_
+    kernel(
+        *([tensor] for tensor in tensors),
+        [],
+        [torch.tensor(float(rule.step), device=tensors[0].device)],
+        lr=rule.learning_rate,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        weight_decay=decay,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )

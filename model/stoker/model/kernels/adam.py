@@ -1,0 +1,22 @@
+"""The numbers of one Adam or AdamW step over a flat buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamStep:
+    """What every element of one buffer shares in one step."""
+
+    decoupled: bool
+    """AdamW: weights decay directly; else the decay is added to the gradient."""
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    decay_end: int
+    """Elements [0, decay_end) decay."""
+    step: int
+    """Counts from 1."""

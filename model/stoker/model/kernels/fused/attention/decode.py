@@ -1,0 +1,291 @@
+"""Attention of one query per sequence over a block cache. The keys of a sequence are cut into splits that different programs read at the same time; the last one to finish puts their results together.
+
+The number of splits follows from the number of rows alone, so a launch can be captured in a graph: splits beyond a sequence's end leave at once. The parts are added in the order of the splits, so a
+result repeats bitwise. S sequences, N heads, K kv heads, G = N / K, H head_dim.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
+from stoker.model.kernels.fused.attention.tile import key_offsets, load_rows, softmax_step
+
+MAX_SPLITS = 32
+MIN_SPLITS = 4
+"""Also where there are programs enough: long sequences must not be the last to finish."""
+WANTED_PROGRAMS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How the keys are cut."""
+
+    keys: int
+    """Keys of one tile."""
+    split_keys: int
+    """A split has at least so many keys; a multiple of `keys`."""
+    num_warps: int
+    num_stages: int
+
+
+def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
+    if dtype is torch.float32 or head_dim > 128:
+        return DecodeConfig(keys=32, split_keys=128, num_warps=4, num_stages=2)
+    return DecodeConfig(keys=64, split_keys=128, num_warps=4, num_stages=3)
+
+
+def num_splits(num_rows: int, num_kv_heads: int) -> int:
+    """Splits of each sequence in a launch over so many rows: a power of two."""
+    wanted = WANTED_PROGRAMS // max(1, num_rows * num_kv_heads)
+    return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
+
+
+class DecodeScratch:
+    """Where splits leave their parts: made once for a size, so that graphs keep the addresses."""
+
+    def __init__(self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
+        parts = max(rows * num_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1))
+        self.out = torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(2 * parts * num_heads, dtype=torch.float32, device=device)
+        """Running maximum, then sum, of each part's heads."""
+        self.arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
+        """Splits that are done, per sequence and kv head; 0 between launches."""
+
+
+def attend_decode(
+    q_TNH: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_lens: Tensor,
+    block_tables: Tensor,
+    scratch: DecodeScratch,
+    *,
+    num_sequences: int,
+    scale: float,
+    window: int | None,
+    query_start: Tensor | None = None,
+    out_TNH: Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """out_TNH. k and v are [blocks, block_size, K, H] views of one layer.
+
+    Row i is sequence i; a sequence of length 0 gives zeros. With `query_start` [S + 1] (a mixed step) row query_start[i] is sequence i's, and sequences of several queries are left alone.
+    """
+    check_scale(scale)
+    out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device) if out_TNH is None else out_TNH
+    if num_sequences == 0:
+        return out_TNH
+    num_heads, head_dim = q_TNH.shape[1:]
+    num_kv_heads, group = k.shape[2], num_heads // k.shape[2]
+    config = decode_config(q_TNH.dtype, head_dim) if config is None else config
+    splits = num_splits(num_sequences, num_kv_heads)
+    decode_kernel[(num_kv_heads, splits, num_sequences)](
+        q_TNH,
+        k,
+        v,
+        out_TNH,
+        scratch.out,
+        scratch.sums,
+        scratch.arrived,
+        query_start,
+        seq_lens,
+        block_tables,
+        scale * LOG2_E,
+        0 if window is None else window,
+        q_TNH.stride(0),
+        q_TNH.stride(1),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        v.stride(0),
+        v.stride(1),
+        v.stride(2),
+        block_tables.stride(0),
+        NUM_HEADS=num_heads,
+        G=group,
+        HEAD_DIM=head_dim,
+        H=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=k.shape[1],
+        IS_MIXED=query_start is not None,
+        HAS_WINDOW=window is not None,
+        PRECISION=precision(q_TNH.dtype),
+        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        BLOCK_N=config.keys,
+        MIN_KEYS=config.split_keys,
+        SPLITS=splits,
+        HEADS=triton.next_power_of_2(group),
+        PARTS=max(1, 32 // triton.next_power_of_2(group)),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out_TNH
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    part_out_ptr,
+    part_sums_ptr,
+    arrived_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    tables_ptr,
+    scale_log2,
+    window,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_table,
+    NUM_HEADS: tl.constexpr,
+    G: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    IS_MIXED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Program (kv head, split, sequence)."""
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    sequence = tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    if IS_MIXED:
+        token = tl.load(query_start_ptr + sequence)
+        if (tl.load(query_start_ptr + sequence + 1) - token != 1) | (seq_len == 0):
+            return
+    else:
+        token = sequence
+    if HAS_WINDOW:
+        begin = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
+    else:
+        begin = 0
+    wanted = tl.minimum(tl.cdiv(seq_len - begin, MIN_KEYS), SPLITS)
+    split_keys = tl.cdiv(tl.cdiv(seq_len - begin, tl.maximum(wanted, 1)), BLOCK_N) * BLOCK_N
+    active = tl.cdiv(seq_len - begin, tl.maximum(split_keys, 1))  # rounding up may leave splits without keys
+    if split >= tl.maximum(active, 1):
+        return
+
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, H)
+    is_row = rows < G
+    head_rows = kv_head * G + rows
+    q_offsets = token.to(tl.int64) * stride_qt + head_rows.to(tl.int64) * stride_qh
+    q = load_rows(q_ptr, q_offsets, is_row, HEAD_DIM, H, True)
+    first = begin + split * split_keys
+    end = tl.minimum(first + split_keys, seq_len)
+    table = tables_ptr + sequence.to(tl.int64) * stride_table
+    out = tl.zeros((BLOCK_M, H), tl.float32)
+    biggest = tl.full((BLOCK_M,), LOWEST, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for n in range(first, end, BLOCK_N):
+        keys = n + tl.arange(0, BLOCK_N)
+        k_offsets = key_offsets(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k = load_rows(k_ptr + kv_head * stride_kh, k_offsets, keys < end, HEAD_DIM, H, True)
+        v_offsets = key_offsets(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        v = load_rows(v_ptr + kv_head * stride_vh, v_offsets, keys < end, HEAD_DIM, H, True)
+        visible = (keys < end)[None, :]
+        if HAS_WINDOW:
+            visible = visible & (keys >= seq_len - window)[None, :]
+        out, biggest, total = softmax_step(q, k, v, out, biggest, total, visible, scale_log2, True, PRECISION)
+
+    out_rows = (token.to(tl.int64) * NUM_HEADS + head_rows) * HEAD_DIM
+    is_element = is_row[:, None] & (columns[None, :] < HEAD_DIM)
+    if active <= 1:  # also a padded sequence, whose sum is 0
+        out = out / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_ptr + out_rows[:, None] + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=is_element)
+    else:
+        task = (sequence * tl.num_programs(0) + kv_head).to(tl.int64)
+        part_rows = (task * SPLITS + split) * G + rows
+        tl.store(part_out_ptr + part_rows[:, None] * HEAD_DIM + columns[None, :], out, mask=is_element)
+        num_parts = tl.num_programs(2).to(tl.int64) * tl.num_programs(0) * SPLITS * G
+        tl.store(part_sums_ptr + part_rows, biggest, mask=is_row)
+        tl.store(part_sums_ptr + num_parts + part_rows, total, mask=is_row)
+        tl.debug_barrier()  # all threads' parts are written before one of them says so
+        if tl.atomic_add(arrived_ptr + task, 1, sem="acq_rel") == active - 1:
+            tl.atomic_xchg(arrived_ptr + task, 0)  # ready for the next launch
+            combine(
+                part_out_ptr,
+                part_sums_ptr,
+                num_parts,
+                task * SPLITS,
+                active,
+                out_ptr,
+                token.to(tl.int64) * NUM_HEADS + kv_head * G,
+                G,
+                HEAD_DIM,
+                H,
+                SPLITS,
+                HEADS,
+                PARTS,
+            )
+
+
+@triton.jit
+def combine(
+    part_out_ptr,
+    part_sums_ptr,
+    num_parts,
+    first_part,
+    active,
+    out_ptr,
+    first_row,
+    G: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    H: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Weigh the parts of one sequence and kv head by their maxima and add them, some at a time."""
+    heads = tl.arange(0, HEADS)
+    columns = tl.arange(0, H)
+    splits = tl.arange(0, SPLITS)
+    all_rows = (first_part + splits)[:, None] * G + heads[None, :]
+    is_there = (splits < active)[:, None] & (heads < G)[None, :]
+    biggest = tl.load(part_sums_ptr + all_rows, mask=is_there, other=LOWEST, cache_modifier=".cg")
+    total = tl.load(part_sums_ptr + num_parts + all_rows, mask=is_there, other=0.0, cache_modifier=".cg")
+    highest = tl.max(biggest, 0)
+    sums = tl.sum(tl.exp2(biggest - highest[None, :]) * total, 0)
+    out = tl.zeros((HEADS, H), tl.float32)
+    for begin in range(0, active, PARTS):
+        parts = begin + tl.arange(0, PARTS)
+        part_rows = (first_part + parts)[:, None] * G + heads[None, :]
+        is_part = (parts < active)[:, None] & (heads < G)[None, :]
+        weight = tl.exp2(
+            tl.load(part_sums_ptr + part_rows, mask=is_part, other=LOWEST, cache_modifier=".cg") - highest[None, :]
+        )
+        part = tl.load(
+            part_out_ptr + part_rows[:, :, None] * HEAD_DIM + columns[None, None, :],
+            mask=is_part[:, :, None] & (columns < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        out += tl.sum(part * weight[:, :, None], 0)
+    out = out / tl.where(sums > 0, sums, 1.0)[:, None]
+    tl.store(
+        out_ptr + (first_row + heads)[:, None] * HEAD_DIM + columns[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=(heads < G)[:, None] & (columns < HEAD_DIM)[None, :],
+    )

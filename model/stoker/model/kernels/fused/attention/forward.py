@@ -1,0 +1,229 @@
+"""Causal attention of many queries: packed sequences in the trainer, chunks over a block cache in the engine. One kernel for both.
+
+A query's result depends on its sequence alone: keys are taken in tiles of a fixed size from position 0 (or from the tile where its tile's window begins), and tiles that a row cannot see change no bit of it.
+So the bits are the same packed or paged, whole or in chunks, in whatever batch. T tokens, S sequences, N heads, K kv heads, G = N / K, H head_dim.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker.model.kernels.fused.attention.tile import find_sequence, key_offsets, load_rows, softmax_step
+
+LOWEST = tl.constexpr(-1.0e30)
+"""A running maximum below every score, yet finite: a row that has seen nothing makes no NaN."""
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """How the work is cut. Part of the result's bits, so it depends on dtype and head size only."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def forward_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
+    if dtype is torch.float32:
+        return TileConfig(rows=32, keys=32, num_warps=4, num_stages=1)
+    if head_dim > 128:
+        return TileConfig(rows=64, keys=64, num_warps=4, num_stages=2)
+    return TileConfig(rows=128, keys=64, num_warps=8, num_stages=3)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """float32 products in full float32; the rest has no choice."""
+    return "ieee" if dtype is torch.float32 else "tf32"
+
+
+def check_scale(scale: float) -> None:
+    if not scale > 0:
+        raise ValueError(f"attention: scale must be > 0, not {scale}")
+
+
+def attend_forward(
+    q_TNH: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start: Tensor,
+    *,
+    num_sequences: int,
+    scale: float,
+    window: int | None,
+    seq_lens: Tensor | None = None,
+    block_tables: Tensor | None = None,
+    skips_single: bool = False,
+    out_TNH: Tensor | None = None,
+    lse_TN: Tensor | None = None,
+    config: TileConfig | None = None,
+) -> Tensor:
+    """out_TNH, and into `lse_TN` (float32) the log2 of each row's sum where it is given.
+
+    Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B].
+    `skips_single` leaves sequences of one query to the decode kernel. Rows that belong to no sequence are not written.
+    """
+    check_scale(scale)
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device) if out_TNH is None else out_TNH
+    if num_tokens == 0 or num_sequences == 0:
+        return out_TNH
+    is_paged = block_tables is not None
+    num_kv_heads = k.shape[-2]
+    group = num_heads // num_kv_heads
+    config = forward_config(q_TNH.dtype, head_dim) if config is None else config
+    tile_queries = config.rows // group
+    if tile_queries == 0:
+        raise ValueError(f"attention: {group} heads share a kv head; at most {config.rows} can")
+    grid = (num_kv_heads, num_tokens // tile_queries + num_sequences)
+    forward_kernel[grid](
+        q_TNH,
+        k,
+        v,
+        out_TNH,
+        lse_TN,
+        query_start,
+        seq_lens,
+        block_tables,
+        num_sequences,
+        scale * LOG2_E,
+        0 if window is None else window,
+        q_TNH.stride(0),
+        q_TNH.stride(1),
+        k.stride(0) if is_paged else 0,
+        k.stride(-3),
+        k.stride(-2),
+        v.stride(0) if is_paged else 0,
+        v.stride(-3),
+        v.stride(-2),
+        block_tables.stride(0) if block_tables is not None else 0,
+        NUM_HEADS=num_heads,
+        G=group,
+        HEAD_DIM=head_dim,
+        H=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=k.shape[1] if is_paged else 0,
+        SKIPS_SINGLE=skips_single,
+        HAS_WINDOW=window is not None,
+        PRECISION=precision(q_TNH.dtype),
+        BLOCK_M=config.rows,
+        BLOCK_N=config.keys,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out_TNH
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    tables_ptr,
+    num_sequences,
+    scale_log2,
+    window,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_table,
+    NUM_HEADS: tl.constexpr,
+    G: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SKIPS_SINGLE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (kv head, tile of queries); the last tiles, which see the most keys, start first."""
+    TILE_QUERIES: tl.constexpr = BLOCK_M // G
+    kv_head = tl.program_id(0).to(tl.int64)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    sequence = find_sequence(tile, query_start_ptr, num_sequences, TILE_QUERIES)
+    query_begin = tl.load(query_start_ptr + sequence)
+    num_queries = tl.load(query_start_ptr + sequence + 1) - query_begin
+    first = (tile - query_begin // TILE_QUERIES - sequence) * TILE_QUERIES
+    if BLOCK_SIZE == 0:
+        seq_len = num_queries
+    else:
+        seq_len = tl.load(seq_lens_ptr + sequence)
+    if (first >= num_queries) | (seq_len == 0):
+        return
+    if SKIPS_SINGLE:
+        if num_queries == 1:
+            return
+
+    rows = tl.arange(0, BLOCK_M)
+    queries = first + rows // G
+    heads = kv_head * G + rows % G
+    is_row = (rows < TILE_QUERIES * G) & (queries < num_queries)
+    positions = seq_len - num_queries + queries
+    tokens = (query_begin + queries).to(tl.int64)
+    q = load_rows(q_ptr, tokens * stride_qt + heads * stride_qh, is_row, HEAD_DIM, H, True)
+
+    first_position = seq_len - num_queries + first
+    end = tl.minimum(first_position + TILE_QUERIES, seq_len)
+    if BLOCK_SIZE == 0:
+        k_base = k_ptr + query_begin.to(tl.int64) * stride_kt + kv_head * stride_kh
+        v_base = v_ptr + query_begin.to(tl.int64) * stride_vt + kv_head * stride_vh
+        table = tables_ptr
+    else:
+        k_base = k_ptr + kv_head * stride_kh
+        v_base = v_ptr + kv_head * stride_vh
+        table = tables_ptr + sequence.to(tl.int64) * stride_table
+    if HAS_WINDOW:
+        begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        all_visible = begin
+    else:
+        begin = 0
+        all_visible = (first_position + 1) // BLOCK_N * BLOCK_N
+
+    out = tl.zeros((BLOCK_M, H), tl.float32)
+    biggest = tl.full((BLOCK_M,), LOWEST, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    keys = tl.arange(0, BLOCK_N)
+    for n in range(begin, all_visible, BLOCK_N):  # every row sees every key
+        k_offsets = key_offsets(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k = load_rows(k_base, k_offsets, keys < BLOCK_N, HEAD_DIM, H, False)
+        v_offsets = key_offsets(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        v = load_rows(v_base, v_offsets, keys < BLOCK_N, HEAD_DIM, H, False)
+        out, biggest, total = softmax_step(q, k, v, out, biggest, total, keys, scale_log2, False, PRECISION)
+    for n in range(all_visible, end, BLOCK_N):  # the diagonal, or a window
+        k_offsets = key_offsets(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k = load_rows(k_base, k_offsets, n + keys < end, HEAD_DIM, H, True)
+        v_offsets = key_offsets(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        v = load_rows(v_base, v_offsets, n + keys < end, HEAD_DIM, H, True)
+        visible = (n + keys)[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            visible = visible & ((n + keys)[None, :] > positions[:, None] - window)
+        out, biggest, total = softmax_step(q, k, v, out, biggest, total, visible, scale_log2, True, PRECISION)
+
+    total = tl.where(total > 0, total, 1.0)  # rows beyond the queries
+    out = out / total[:, None]
+    columns = tl.arange(0, H)
+    out_rows = (tokens * NUM_HEADS + heads) * HEAD_DIM
+    tl.store(
+        out_ptr + out_rows[:, None] + columns[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & (columns[None, :] < HEAD_DIM),
+    )
+    if lse_ptr is not None:
+        tl.store(lse_ptr + tokens * NUM_HEADS + heads, biggest + tl.log2(total), mask=is_row)

@@ -1,0 +1,67 @@
+"""What the attention kernels share: which sequence a tile of queries belongs to, where a tile's keys lie, and one step of the running softmax.
+
+Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by side, so that keys and values are read once for all of them.
+Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
+    """The sequence of tile number `tile`: sequence i owns the tiles from query_start[i] // TILE_QUERIES + i on, so that nothing has to be counted beforehand."""
+    low = tile * 0
+    high = low + num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_before = tl.load(query_start + middle) // TILE_QUERIES + middle <= tile
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    return low
+
+
+@triton.jit
+def key_offsets(begin, end, table, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int64 [BLOCK_N]: where keys begin.. lie, in elements. BLOCK_SIZE 0: one after another; else through the block table, of which ids beyond `end` are not read."""
+    rows = begin + tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE == 0:
+        offsets = rows.to(tl.int64) * stride_row
+    elif BLOCK_SIZE % BLOCK_N == 0:  # the tile lies in one block
+        block = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
+        offsets = block * stride_block + (begin % BLOCK_SIZE + tl.arange(0, BLOCK_N)).to(tl.int64) * stride_row
+    else:
+        block = tl.load(table + rows // BLOCK_SIZE, mask=rows < end, other=0).to(tl.int64)
+        offsets = block * stride_block + (rows % BLOCK_SIZE).to(tl.int64) * stride_row
+    return offsets
+
+
+@triton.jit
+def load_rows(base, offsets, is_row, HEAD_DIM: tl.constexpr, H: tl.constexpr, MASKED: tl.constexpr):
+    """[rows, H]; what lies outside is 0, because 0 * NaN would spoil a product."""
+    columns = tl.arange(0, H)
+    pointers = base + offsets[:, None] + columns[None, :]
+    if MASKED:
+        x = tl.load(pointers, mask=is_row[:, None] & (columns[None, :] < HEAD_DIM), other=0.0)
+    elif HEAD_DIM != H:
+        x = tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+    else:
+        x = tl.load(pointers)
+    return x
+
+
+@triton.jit
+def softmax_step(q, k, v, out, biggest, total, visible, scale_log2, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of keys: (out, biggest, total) of the rows. A tile that is wholly hidden from a row leaves its bits as they are."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_biggest = tl.maximum(biggest, tl.max(scores, 1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_biggest[:, None])
+    shrink = tl.exp2(biggest - new_biggest)
+    total = total * shrink + tl.sum(weights, 1)
+    out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+    return out, new_biggest, total

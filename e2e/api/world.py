@@ -1,0 +1,153 @@
+"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server through a fault proxy each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.api.access import write_kubeconfig
+from e2e.api.api_client import ApiClient, Object
+from e2e.api.fake_agents import FakeAgents
+from e2e.api.fake_kubelet import FakeKubelet
+from e2e.api.fault_proxy import FaultProxy
+from e2e.api.faults import FaultPlan
+from e2e.api.plane import Plane
+from stoker.operator.clock import Clock, SystemClock
+from stoker.operator.cluster.kinds import OURS
+from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.credentials import Access
+from stoker.operator.cluster.kube.kube_cluster import KubeCluster
+from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.pod_http import PodHttp
+from stoker.operator.operator import Operator
+from stoker.operator.reconcilers import RECONCILERS
+from stoker.operator.settings import Settings
+from stoker.operator.store import key_of
+from stoker.pod.control_key import new_private_key
+from tests.operator.bad_manifests import JOB, changed
+
+Reached = Callable[[], Awaitable[bool]]
+
+
+@dataclass
+class Running:
+    """An operator at work, and the proxy that it goes through."""
+
+    operator: Operator
+    proxy: FaultProxy
+    task: asyncio.Task[None]
+
+    async def crash(self) -> None:
+        """It ends in the middle of what it does; no word is said to the API server."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def rest(self, quiet_s: float = 0.4, within_s: float = 20) -> None:
+        """Until it has asked nothing for a while and has nothing to do."""
+        async with asyncio.timeout(within_s):
+            calls, quiet = -1, 0.0
+            while quiet < quiet_s or not self.operator.queue.idle:
+                await asyncio.sleep(0.05)
+                quiet = quiet + 0.05 if len(self.proxy.calls) == calls else 0.0
+                calls = len(self.proxy.calls)
+
+    async def look_again(self) -> None:
+        """One more pass over everything, to its end."""
+        for kind in OURS:
+            for resource in self.operator.store.of_kind(kind):
+                self.operator.queue.add(key_of(resource))
+        await asyncio.sleep(0)
+        await self.rest()
+
+
+@dataclass
+class World:
+    """What a test can reach."""
+
+    plane: Plane
+    api: ApiClient
+    namespace: str
+    folder: Path
+    agents: FakeAgents
+    kubelet: FakeKubelet
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def add(self, body: Object, **spec: Any) -> Object:
+        """Create an object in the test's namespace; keyword arguments `a__b` are paths in its spec."""
+        changes = {f"spec.{path.replace('__', '.')}": value for path, value in spec.items()}
+        return await self.api.create(changed(body, {"metadata.namespace": self.namespace, **changes}))
+
+    async def get(self, kind: str, name: str) -> Object:
+        return await self.api.get(kind, self.namespace, name)
+
+    async def list(self, kind: str) -> list[Object]:
+        return await self.api.list(kind, self.namespace)
+
+    async def status(self, kind: str, name: str) -> Object:
+        return dict((await self.get(kind, name)).get("status") or {})
+
+    async def phase(self, kind: str, name: str) -> str:
+        return str((await self.status(kind, name)).get("phase"))
+
+    @asynccontextmanager
+    async def operator(
+        self, plan: FaultPlan | None = None, *, settings: Settings | None = None, clock: Clock | None = None
+    ) -> AsyncIterator[Running]:
+        """An operator for the test's namespace, behind a proxy of its own."""
+        clock = clock or SystemClock()
+        async with FaultProxy(self.plane.access, plan) as proxy:
+            file = write_kubeconfig(self.folder / f"proxy-{next(self._numbers)}.yaml", proxy.url)
+            connection = Connection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
+            cluster = KubeCluster(connection, PodHttp(new_private_key(), clock, lambda: str(random.random())))
+            operator = Operator(
+                cluster, settings or self.settings(), RECONCILERS, clock=clock, namespace=self.namespace
+            )
+            running = Running(operator, proxy, asyncio.create_task(operator.run()))
+            try:
+                yield running
+            finally:
+                await running.crash()
+                await cluster.close()
+
+    def settings(self, **given: Any) -> Settings:
+        """Quick polls, and the port of the fake programs for every program."""
+        port = self.agents.port
+        return Settings(
+            **{"poll_interval_s": 0.1, "agent_port": port, "engine_port": port, "router_port": port, **given}
+        )
+
+
+@asynccontextmanager
+async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[World]:
+    """Kubelet and programs are at work while it is open."""
+    async with ApiClient(plane.access) as api, FakeAgents() as agents, FakeKubelet(api, namespace, agents) as kubelet:
+        yield World(plane, api, namespace, folder, agents, kubelet)
+
+
+async def eventually(reached: Reached, within_s: float = 20, what: str = "") -> None:
+    """Wait until it is so.
+
+    Raises:
+        AssertionError: it never was.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not await reached():
+                await asyncio.sleep(0.05)
+            return
+    raise AssertionError(f"it did not happen in {within_s:g} s: {what}")
+
+
+def job(name: str = "run", **spec: Any) -> Object:
+    """A TrainingJob of two pods."""
+    changes = {f"spec.{path.replace('__', '.')}": value for path, value in spec.items()}
+    return changed(
+        JOB, {"metadata.name": name, "spec.workers": {"replicas": 2}, "spec.training.totalSteps": 100, **changes}
+    )

@@ -7,6 +7,8 @@ Several live side by side: everything listens on `address` at ports of its own. 
 the ServiceAccount admission is off; with `controllers=True` both are as in any cluster.
 """
 
+import contextlib
+import random
 import socket
 import ssl
 import urllib.error
@@ -105,8 +107,7 @@ class ControlPlane:
             ClusterError: if a part ends or does not answer in time, with the end of its log.
             MissingBinaries: if the programs are not built.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._start_etcd()
+        self.start_storage()
         self.start_api_server()
         if self._has_controllers:
             self._start_controller_manager()
@@ -175,7 +176,8 @@ class ControlPlane:
         self.api_server.start(command, detached=self._detached)
         wait_for_program(self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=90)
 
-    def _start_etcd(self) -> None:
+    def start_storage(self) -> None:
+        """Starts etcd alone."""
         if self.etcd.alive:
             return
         peer = f"http://127.0.0.1:{self._port('etcd-peer')}"
@@ -270,9 +272,11 @@ class ControlPlane:
 
 
 def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """Below the kernel's range for outgoing connections: there, whoever asks a stopped server may get its port for himself."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, random.randint(20_000, 32_000)))
+            return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

@@ -16,6 +16,8 @@ class Settings:
     control_image: str = "ghcr.io/stoker-dev/control:0.1.0"
     """Router and task pods: no torch."""
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets, beside those that a resource names itself."""
     python: tuple[str, ...] = ("python",)
     """How a pod starts Python; the embedded cluster replaces `python` by its own interpreter."""
     control_public_keys: Mapping[str, str] = field(default_factory=dict)
@@ -53,3 +55,7 @@ class Settings:
     """How long a drain waits for every Ready router to take the snapshot without the pod."""
     task_deadline_s: int = 3600
     """`activeDeadlineSeconds` of a task pod."""
+    node_lost_s: float = 10.0
+    """A pod is lost when its node is NotReady, and has been silent for so long after the cluster said so."""
+    sees_secrets: bool = True
+    """Whether the absence of a Secret can be told; else nothing waits for one."""

@@ -21,6 +21,7 @@ class Kind:
     """Has a status subresource."""
     scale: bool = False
     """Has `/scale` over `spec.replicas` and `status.replicas`."""
+    namespaced: bool = True
 
     @property
     def ours(self) -> bool:
@@ -43,6 +44,7 @@ KINDS: dict[str, Kind] = {
         Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims", "pvc"),
         Kind("Event", "v1", "events", "ev", status=False),
         Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets", "pdb"),
+        Kind("Node", "v1", "nodes", "no", namespaced=False),
     )
 }
 

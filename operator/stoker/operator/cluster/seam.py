@@ -5,7 +5,7 @@ Nothing here decides anything; whoever calls it handles conflicts by looking aga
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -40,6 +40,10 @@ class Forbidden(ClusterError):
     """401 or 403."""
 
 
+class NamespaceTerminating(Forbidden):
+    """The namespace is being deleted: nothing can be made in it any more."""
+
+
 class TooManyRequests(ClusterError):
     """429: slow down."""
 
@@ -58,6 +62,9 @@ class PodUnreachable(ClusterError):
 
 class PodRefused(ClusterError):
     """The pod answered a control call with an error; the message carries its status and body."""
+
+
+Keep = Callable[[Object], Object]
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,17 @@ class Cluster(Protocol):
     """Every call raises a `ClusterError`. Objects that go in are never mutated; objects that come out belong to the caller, who must not change them."""
 
     async def list(
-        self, kind: str, *, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
     ) -> Listing:
-        """All objects of a kind (of one namespace; with these labels)."""
+        """All objects of a kind (of one namespace; with these labels).
+
+        `keep` says what is kept of each; it is asked while the list is being read, so that the whole is never in memory.
+        """
 
     def watch(self, kind: str, resource_version: str, *, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
         """Changes after `resource_version`, until the server ends the watch.
@@ -110,8 +125,8 @@ class Cluster(Protocol):
     async def scale(self, ref: Ref, replicas: int) -> None:
         """Write `/scale`. Raises NotFound, Conflict on another uid, Invalid for a kind without it."""
 
-    async def delete(self, ref: Ref) -> Object | None:
-        """Begin to delete, dependents in the background. The object as it is while it ends, None when it is gone at once. Raises NotFound; Conflict when the uid differs."""
+    async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+        """Begin to delete, dependents in the background. `grace_s` 0 removes a pod whose node cannot end it any more. The object as it is while it ends, None when it is gone at once. Raises NotFound; Conflict when the uid differs."""
 
     async def call(self, call: Call) -> Mapping[str, Any]:
         """A signed control call to a pod; the JSON answer. Raises PodUnreachable, PodRefused."""

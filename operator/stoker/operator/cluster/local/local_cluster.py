@@ -14,7 +14,7 @@ from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plai
 from stoker.operator.cluster.local.pod_life import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
-from stoker.operator.cluster.seam import Listing, PodUnreachable, WatchEvent
+from stoker.operator.cluster.seam import Keep, Listing, PodUnreachable, WatchEvent
 from stoker.operator.plan import Call, Key, Object, Ref
 
 BOOKMARK_S = 15.0
@@ -30,9 +30,15 @@ class LocalCluster:
         self.clock = clock
 
     async def list(
-        self, kind: str, *, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
     ) -> Listing:
-        items = tuple(copy_plain(item) for item in self.objects.of_kind(kind, namespace, labels))
+        keep = keep or copy_plain
+        items = tuple(keep(item) for item in self.objects.of_kind(kind, namespace, labels))
         return Listing(items, str(self.objects.version))
 
     async def watch(
@@ -85,8 +91,8 @@ class LocalCluster:
     async def scale(self, ref: Ref, replicas: int) -> None:
         self.objects.scale(ref, replicas)
 
-    async def delete(self, ref: Ref) -> Object | None:
-        left = self.objects.delete(ref)
+    async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+        left = self.objects.delete(ref, grace_s=grace_s)
         return None if left is None else _copied(left)
 
     async def call(self, call: Call) -> Mapping[str, Any]:

@@ -1,0 +1,219 @@
+"""Requests to one API server: authentication, rate limit, deadlines, JSON in and out. It knows no kinds.
+
+Objects are plain dicts; nothing is ever decoded into models. A 401 is tried once more with credentials that are loaded anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.rest import RESTClientObject
+
+from stoker.operator.cluster.kube.credentials import Access, load_configuration
+from stoker.operator.cluster.kube.errors import error_of, status_of
+from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.seam import ClusterError
+from stoker.operator.plan import Object
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+USER_AGENT = "stoker-operator"
+MAX_LINE = 8 << 20
+"""Bytes of one watch event; an object in etcd has at most 1.5 MiB, its JSON somewhat more."""
+MAX_ERROR_BYTES = 1 << 16
+CONNECT_TIMEOUT_S = 5.0
+
+Listener = Callable[[str, str, int, float], None]
+"""(method, resource, status code or 0, seconds): for metrics."""
+
+
+class Connection:
+    """Open it inside the event loop that uses it, close it there."""
+
+    def __init__(
+        self, access: Access, limit: RateLimit, *, timeout_s: float = 15.0, listener: Listener | None = None
+    ) -> None:
+        self.access = access
+        self.limit = limit
+        self.timeout_s = timeout_s
+        self.listener = listener
+        self._configuration: Any = None
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Load the credentials. Sessions go on unless the server or a certificate is another. Raises NoCredentials."""
+        configuration = await load_configuration(self.access)
+        same = self._configuration is not None and _transport(configuration) == _transport(self._configuration)
+        self._configuration = configuration
+        if not same:
+            old, self._client = self._client, RESTClientObject(configuration)
+            if old is not None:
+                await old.close()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    @property
+    def configuration(self) -> Any:
+        """The client library's, for others that talk to the same server."""
+        return self._configuration
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        resource: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        timeout_s: float | None = None,
+    ) -> Object:
+        """The JSON answer. `resource` names what it is about in metrics and messages.
+
+        Raises:
+            ClusterError: of the seam's tree.
+        """
+        await self.limit.take()
+        asked = _Asked(method, path, resource, query, body, content_type, accept, timeout_s or self.timeout_s)
+        code, headers, text = await self._send(asked)
+        if code == 401 and await self._renew():
+            code, headers, text = await self._send(asked)
+        if code >= 400:
+            raise error_of(code, status_of(text), headers, asked.where)
+        answer = _decoded(text, asked.where)
+        return answer
+
+    async def stream(
+        self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float, accept: str = JSON
+    ) -> AsyncIterator[Object]:
+        """JSON documents of a watch, one per line, until the server ends it.
+
+        Raises:
+            ClusterError: refused, broken off, or silent for `silence_s`.
+        """
+        asked = _Asked("GET", path, resource, query, None, JSON, accept, self.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
+        try:
+            response = await self._open_response(asked, timeout)
+            try:
+                if response.status >= 400:
+                    text = (await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace")
+                    if response.status == 401:
+                        await self._renew()
+                    raise error_of(response.status, status_of(text), response.headers, asked.where)
+                async for line in _lines(response.content, asked.where):
+                    yield _decoded(line, asked.where)
+            finally:
+                response.close()
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
+
+    async def _send(self, asked: _Asked) -> tuple[int, Mapping[str, str], str]:
+        started = time.monotonic()
+        code = 0
+        timeout = aiohttp.ClientTimeout(total=asked.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            response = await self._open_response(asked, timeout)
+            try:
+                code = response.status
+                text = await response.text(errors="replace")
+            finally:
+                response.release()
+            return code, response.headers, text
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
+        finally:
+            if self.listener is not None:
+                self.listener(asked.method, asked.resource, code, time.monotonic() - started)
+
+    async def _open_response(self, asked: _Asked, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    await self.open()
+        client = self._client
+        assert client is not None
+        headers = {"Accept": asked.accept, "User-Agent": USER_AGENT, "Content-Type": asked.content_type}
+        auth = await self._configuration.auth_settings()
+        for setting in auth.values():
+            headers[setting["key"]] = setting["value"]
+        url = f"{self._configuration.host}{asked.path}"
+        if asked.query:
+            url += "?" + urlencode(asked.query)
+        answer = await client.request(asked.method, url, headers=headers, body=asked.body, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _renew(self) -> bool:
+        """Load the credentials anew; False when that does not work either."""
+        async with self._opening:
+            try:
+                await self.open()
+            except ValueError as error:
+                log.warning("the API server does not know us, and there are no other credentials: %s", error)
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One request."""
+
+    method: str
+    path: str
+    resource: str
+    query: Mapping[str, str] | None
+    body: Any
+    content_type: str
+    accept: str
+    timeout_s: float
+
+    @property
+    def where(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def _transport(configuration: Any) -> tuple[Any, ...]:
+    """What a session depends on."""
+    names = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
+    return tuple(getattr(configuration, name) for name in names)
+
+
+async def _lines(content: aiohttp.StreamReader, where: str) -> AsyncIterator[bytes]:
+    """Whole lines; the reader's own limit on a line is far below an object's."""
+    rest = bytearray()
+    async for chunk in content.iter_any():
+        rest += chunk
+        *whole, tail = rest.split(b"\n")
+        rest = bytearray(tail)
+        for line in whole:
+            if line.strip():
+                yield bytes(line)
+        if len(rest) > MAX_LINE:
+            raise ClusterError(f"{where}: an event of more than {MAX_LINE} bytes")
+    if rest.strip():
+        raise ClusterError(f"{where}: the watch broke off inside an event")
+
+
+def _decoded(text: str | bytes, where: str) -> Object:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ClusterError(f"{where}: the answer is not JSON") from error
+    if not isinstance(body, dict):
+        raise ClusterError(f"{where}: the answer is not a JSON object")
+    return body

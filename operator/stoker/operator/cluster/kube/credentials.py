@@ -1,0 +1,58 @@
+"""Where the API server is and who we are there: a kubeconfig or the pod's service account, through `kubernetes.aio`.
+
+Tokens are read again when the client library finds them expired; a refused request makes the connection load everything anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+_loader: Any = config
+"""Untyped."""
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class NoCredentials(ValueError):
+    """The API server cannot be found; the message says which file is wrong."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which credentials to load."""
+
+    kubeconfig: str | None = None
+    """A file; None: the service account of this pod."""
+    context: str | None = None
+
+
+async def load_configuration(access: Access) -> Any:
+    """A `kubernetes.aio` Configuration.
+
+    Raises:
+        NoCredentials.
+    """
+    configuration = Configuration()
+    try:
+        if access.kubeconfig is None:
+            _loader.load_incluster_config(client_configuration=configuration)
+        else:
+            await _loader.load_kube_config(
+                config_file=access.kubeconfig, context=access.context, client_configuration=configuration
+            )
+    except (config.ConfigException, OSError, ValueError) as error:
+        source = access.kubeconfig or f"the service account in {SERVICE_ACCOUNT}"
+        raise NoCredentials(f"api.kubeconfig: {source}: {error}") from error
+    return configuration
+
+
+def own_namespace(access: Access) -> str | None:
+    """The namespace of this pod's service account; None where there is none."""
+    file = SERVICE_ACCOUNT / "namespace"
+    if access.kubeconfig is not None or not file.exists():
+        return None
+    return file.read_text(encoding="ascii").strip() or None

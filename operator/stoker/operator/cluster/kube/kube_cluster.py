@@ -1,0 +1,323 @@
+"""A real API server as a `Cluster`: pages, watches with bookmarks, server-side apply, preconditions by uid; pods by their addresses.
+
+Every write names the uid that it means. Objects are plain dicts from end to end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.operator.cluster.kinds import KINDS, Kind
+from stoker.operator.cluster.kube.connection import JSON, Connection
+from stoker.operator.cluster.kube.errors import error_of
+from stoker.operator.cluster.kube.paths import collection, selector, single
+from stoker.operator.cluster.pod_http import PodHttp, http_port
+from stoker.operator.cluster.seam import (
+    ClusterError,
+    Conflict,
+    Gone,
+    Invalid,
+    Keep,
+    Listing,
+    NotFound,
+    PodUnreachable,
+    WatchEvent,
+)
+from stoker.operator.plan import Call, Object, Ref
+
+MANAGER = "stoker-operator"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+METADATA_LIST = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+WATCH_S = 290
+"""After so long the server ends a watch, and it is begun anew."""
+SILENCE_S = 75.0
+"""Bookmarks come about once a minute; a connection that is silent for longer is dead."""
+MAX_ADDRESSES = 10_000
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class View:
+    """How much of the cluster lists and watches show. Reads of one object show all of it."""
+
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Kind -> labels that an object must carry."""
+    metadata_only: frozenset[str] = frozenset()
+    """Kinds whose content is not even sent to us."""
+
+
+class KubeCluster:
+    """Every call is one request, with few exceptions that say so."""
+
+    def __init__(self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 250) -> None:
+        self.connection = connection
+        self.pods = pods
+        self.view = view or View()
+        self.page_size = page_size
+        self._addresses: OrderedDict[str, str] = OrderedDict()
+
+    async def close(self) -> None:
+        await self.pods.close()
+        await self.connection.close()
+
+    # Reading
+
+    async def list(
+        self,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
+    ) -> Listing:
+        """In pages of one consistent view; where it is compacted away meanwhile, Gone.
+
+        The version to watch from is the first page's: no page shows anything newer.
+        """
+        found = _kind(kind)
+        query = {"limit": str(self.page_size), **self._selection(kind, labels)}
+        items: list[Object] = []
+        version = ""
+        while True:
+            page = await self.connection.request(
+                "GET", collection(found, namespace), resource=found.plural, query=query, accept=self._accept(kind, METADATA_LIST)
+            )  # fmt: skip
+            items.extend(_taken(page.get("items") or [], found, keep))
+            version = version or str(page["metadata"]["resourceVersion"])
+            following = page["metadata"].get("continue")
+            if not following:
+                return Listing(tuple(items), version)
+            query["continue"] = str(following)
+
+    async def watch(
+        self, kind: str, resource_version: str, *, namespace: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Ends after some minutes; whoever wants more begins again at the last version."""
+        found = _kind(kind)
+        query = {
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+            **self._selection(kind, None),
+        }
+        path = collection(found, namespace)
+        events = self.connection.stream(
+            path, resource=found.plural, query=query, silence_s=SILENCE_S, accept=self._accept(kind, METADATA)
+        )
+        async for event in events:
+            if event.get("type") == "ERROR":
+                raise _watch_error(event.get("object") or {}, f"watching {path}")
+            yield WatchEvent(event["type"], _named(event["object"], found))
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object:
+        found = _kind(kind)
+        return await self.connection.request("GET", single(found, namespace, name), resource=found.plural)
+
+    # Writing
+
+    async def create(self, body: Object) -> Object:
+        """Fields that the server does not know are refused."""
+        kind = _kind(body["kind"])
+        return await self.connection.request(
+            "POST",
+            collection(kind, _namespace(body)),
+            resource=kind.plural,
+            query={"fieldManager": MANAGER, "fieldValidation": "Strict"},
+            body=body,
+        )
+
+    async def apply(self, body: Object, *, manager: str) -> Object:
+        kind = _kind(body["kind"])
+        return await self.connection.request(
+            "PATCH",
+            single(kind, _namespace(body), body["metadata"]["name"]),
+            resource=kind.plural,
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content_type=APPLY_PATCH,
+        )
+
+    async def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
+        guarded = {**body, "metadata": {**(body.get("metadata") or {}), "uid": ref.uid}}
+        kind = _kind(ref.kind)
+        return await self.connection.request(
+            "PATCH",
+            single(kind, ref.namespace, ref.name),
+            resource=kind.plural,
+            query={"fieldManager": MANAGER},
+            body=guarded,
+            content_type=MERGE_PATCH,
+        )
+
+    async def update_status(self, ref: Ref, status: Object, *, resource_version: str | None = None) -> Object:
+        """Replaced as a whole. Without a version the newest is read first, and read again when it changes meanwhile."""
+        if resource_version is not None:
+            return await self._put_status(ref, status, resource_version)
+        for _ in range(TRIES):
+            newest = await self._own(ref)
+            try:
+                return await self._put_status(ref, status, newest["metadata"]["resourceVersion"])
+            except Conflict:
+                continue
+        raise Conflict(f"the status of {ref.kind} {ref.namespace}/{ref.name} changes all the time")
+
+    async def scale(self, ref: Ref, replicas: int) -> None:
+        """Read and written back: a write of `/scale` alone does not look at the uid."""
+        kind = _kind(ref.kind)
+        if not kind.scale:
+            raise Invalid(f"{ref.kind} has no /scale")
+        path = single(kind, ref.namespace, ref.name, "scale")
+        for _ in range(TRIES):
+            scale = await self.connection.request("GET", path, resource=kind.plural)
+            _check_uid(scale, ref)
+            wanted = {**scale, "spec": {"replicas": replicas}}
+            try:
+                await self.connection.request(
+                    "PUT", path, resource=kind.plural, query={"fieldManager": MANAGER}, body=wanted
+                )
+            except Conflict:  # its status changed meanwhile, as it often does
+                continue
+            return
+        raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} changes all the time")
+
+    async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+        kind = _kind(ref.kind)
+        options: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": ref.uid},
+            "propagationPolicy": "Background",
+        }
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        left = await self.connection.request(
+            "DELETE", single(kind, ref.namespace, ref.name), resource=kind.plural, body=options
+        )
+        return left if _ending(left) else None
+
+    # Pods
+
+    async def call(self, call: Call) -> Mapping[str, Any]:
+        url = await self._url(call.pod)
+        try:
+            return await self.pods.call(url, call)
+        except PodUnreachable:
+            self._addresses.pop(call.pod.uid, None)
+            raise
+
+    async def poll(self, pod: Ref) -> Mapping[str, Any]:
+        url = await self._url(pod)
+        try:
+            return await self.pods.poll(url)
+        except PodUnreachable:
+            self._addresses.pop(pod.uid, None)
+            raise
+
+    async def _url(self, ref: Ref) -> str:
+        """Where the pod listens; asked once in its life, and again when it does not answer there."""
+        known = self._addresses.get(ref.uid)
+        if known is not None:
+            self._addresses.move_to_end(ref.uid)
+            return known
+        try:
+            url = pod_url(await self._own(ref))
+        except (NotFound, Conflict) as error:
+            raise PodUnreachable(f"pod {ref.namespace}/{ref.name} is gone") from error
+        self._addresses[ref.uid] = url
+        while len(self._addresses) > MAX_ADDRESSES:
+            self._addresses.popitem(last=False)
+        return url
+
+    # Inside
+
+    async def _own(self, ref: Ref) -> Object:
+        """The object that `ref` means. Raises NotFound, Conflict."""
+        found = await self.get(ref.kind, ref.namespace, ref.name)
+        _check_uid(found, ref)
+        return found
+
+    async def _put_status(self, ref: Ref, status: Object, resource_version: str) -> Object:
+        kind = _kind(ref.kind)
+        metadata = {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid, "resourceVersion": resource_version}
+        body = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": status}
+        return await self.connection.request(
+            "PUT",
+            single(kind, ref.namespace, ref.name, "status"),
+            resource=kind.plural,
+            query={"fieldManager": MANAGER},
+            body=body,
+        )
+
+    def _selection(self, kind: str, labels: Mapping[str, str] | None) -> dict[str, str]:
+        wanted = {**self.view.labels.get(kind, {}), **(labels or {})}
+        return {"labelSelector": selector(wanted)} if wanted else {}
+
+    def _accept(self, kind: str, metadata: str) -> str:
+        return metadata if kind in self.view.metadata_only else JSON
+
+
+def pod_url(pod: Object) -> str:
+    """`http://IP:PORT` of the port that serves `/status`.
+
+    Raises:
+        PodUnreachable: it has no address yet, or names no port.
+    """
+    address = str((pod.get("status") or {}).get("podIP") or "")
+    if not address:
+        raise PodUnreachable(f"pod {pod['metadata']['name']} has no address yet")
+    port = http_port(pod)
+    if isinstance(port, str):
+        ports = pod["spec"]["containers"][0]["ports"]
+        port = next(int(found["containerPort"]) for found in ports if found.get("name") == port)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _kind(name: str) -> Kind:
+    kind = KINDS.get(name)
+    if kind is None:
+        raise NotFound(f"no kind {name!r}")
+    return kind
+
+
+def _check_uid(found: Object, ref: Ref) -> None:
+    if found["metadata"]["uid"] != ref.uid:
+        raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} is another object: uid {found['metadata']['uid']}")
+
+
+def _namespace(body: Object) -> str:
+    return str(body["metadata"].get("namespace") or "default")
+
+
+def _named(item: Object, kind: Kind) -> Object:
+    """Items of lists and metadata-only objects do not say what they are."""
+    item["apiVersion"] = kind.api_version
+    item["kind"] = kind.name
+    return item
+
+
+def _taken(items: list[Object], kind: Kind, keep: Keep | None) -> list[Object]:
+    named = (_named(item, kind) for item in items)
+    return [keep(item) for item in named] if keep else list(named)
+
+
+def _watch_error(status: Mapping[str, Any], where: str) -> ClusterError:
+    """An ERROR event carries a Status; a version that is too old comes as 410 with either of two reasons."""
+    code = int(status.get("code") or 500)
+    if code == 410 or status.get("reason") in ("Gone", "Expired"):
+        return Gone(f"{where}: {status.get('message')}")
+    return error_of(max(code, 400), status, {}, where)
+
+
+def _ending(left: Object) -> bool:
+    """Whether what a delete returns is an object that is still there: some servers return what they have just removed."""
+    if left.get("kind") == "Status":
+        return False
+    metadata = left["metadata"]
+    waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+    return bool(metadata.get("deletionTimestamp") and waits)

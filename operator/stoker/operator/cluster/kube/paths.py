@@ -1,0 +1,26 @@
+"""URL paths of kinds and objects in the API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from stoker.operator.cluster.kinds import Kind
+
+
+def collection(kind: Kind, namespace: str | None) -> str:
+    """All objects of a kind, of one namespace or of all."""
+    root = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
+    inside = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
+    return f"{root}{inside}/{kind.plural}"
+
+
+def single(kind: Kind, namespace: str, name: str, subresource: str = "") -> str:
+    """One object, or a subresource of it."""
+    path = f"{collection(kind, namespace)}/{quote(name, safe='')}"
+    return f"{path}/{subresource}" if subresource else path
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """Label selector for objects that carry all of `labels`."""
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))

@@ -1,0 +1,27 @@
+"""A token bucket: so many requests in the long run, a burst after a rest, in the order in which they asked."""
+
+from __future__ import annotations
+
+from stoker.operator.clock import Clock
+
+
+class RateLimit:
+    """Used from one event loop."""
+
+    def __init__(self, clock: Clock, *, per_second: float, burst: int) -> None:
+        self.clock = clock
+        self.per_second = per_second
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at = clock.monotonic()
+
+    async def take(self) -> float:
+        """Wait for a turn; the seconds that it took. Tokens may go below zero: who comes later waits behind who is waiting."""
+        now = self.clock.monotonic()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+        self._tokens -= 1
+        wait_s = max(0.0, -self._tokens / self.per_second)
+        if wait_s:
+            await self.clock.sleep(wait_s)
+        return wait_s

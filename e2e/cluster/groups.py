@@ -1,0 +1,82 @@
+"""The cgroups of one node: a subtree below this process's own group, in every hierarchy that the machine has (version 1, 2 or both)."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """One line of `/proc/self/cgroup`."""
+
+    controllers: str
+    """`memory`, `cpu,cpuacct`, `name=systemd`; empty for the unified hierarchy."""
+
+    path: str
+    """Our group in it, as this process sees it."""
+
+    @property
+    def mount(self) -> Path:
+        """Where it is mounted on this machine."""
+        name = self.controllers.removeprefix("name=")
+        if name:
+            return ROOT / name
+        return ROOT / "unified" if (ROOT / "unified").is_dir() else ROOT
+
+
+def hierarchies(text: str) -> list[Hierarchy]:
+    """The lines of `/proc/self/cgroup`."""
+    parts = (line.split(":", 2) for line in text.splitlines())
+    return [Hierarchy(controllers, path) for _, controllers, path in parts]
+
+
+def make(name: str) -> list[Path]:
+    """Makes the group `name` below ours in every mounted hierarchy and returns the folders."""
+    made = []
+    for hierarchy in hierarchies(Path("/proc/self/cgroup").read_text()):
+        if not (hierarchy.mount / "cgroup.procs").exists():
+            continue
+        parent = hierarchy.mount / hierarchy.path.strip("/")
+        group = parent / name
+        group.mkdir(exist_ok=True)
+        if hierarchy.controllers == "cpuset":
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (group / file).write_text((parent / file).read_text())
+        made.append(group)
+    return made
+
+
+def remove(groups: list[Path], *, timeout_s: float = 10) -> None:
+    """Removes the groups with everything below them.
+
+    Raises:
+        ClusterError: if a process is still in one of them.
+    """
+    deadline = time.monotonic() + timeout_s
+    while left := [group for group in groups if not _removed(group)]:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"cgroup {left[0]} cannot be removed, a process is still in it")
+        time.sleep(0.05)
+
+
+def find(name: str) -> list[Path]:
+    """Every group called `name` below this machine's hierarchies, for checks that nothing is left."""
+    return sorted(path for path in ROOT.rglob(name) if path.is_dir())
+
+
+def _removed(group: Path) -> bool:
+    if not group.is_dir():
+        return True
+    inside = sorted((path for path in group.rglob("*") if path.is_dir()), key=lambda path: len(path.parts), reverse=True)
+    try:
+        for path in (*inside, group):
+            path.rmdir()
+    except FileNotFoundError:
+        return not group.is_dir()
+    except OSError:
+        return False  # its last process is on the way out
+    return True

@@ -1,0 +1,73 @@
+"""What a cluster consists of, as data: its nodes with their capacities and labels."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSpec:
+    """One node."""
+
+    name: str
+    """Also its host name in the cluster."""
+
+    gpus: int = 0
+    """How many `nvidia.com/gpu` it advertises; there are no devices behind them."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels of its Node object, for example `topology.kubernetes.io/zone`."""
+
+    cpu: float | None = None
+    """Cores that pods may request; None: all of the machine's. Never more than the machine has."""
+
+    memory_gib: float | None = None
+    """Memory that pods may request; None: all of the machine's."""
+
+    resources: dict[str, int] = field(default_factory=dict)
+    """Further extended resources by name, for example `{"example.com/fpga": 2}`."""
+
+    taints: tuple[str, ...] = ()
+    """In kubectl's form, `key=value:NoSchedule`."""
+
+    def __post_init__(self) -> None:
+        check_name("nodes[].name", self.name)
+        if self.gpus < 0:
+            raise ValueError(f"nodes[{self.name}].gpus is {self.gpus}, it must be 0 or more")
+
+    @property
+    def extended_resources(self) -> dict[str, str]:
+        """What its Node object advertises beyond what the kubelet finds itself."""
+        gpus = {GPU: self.gpus} if self.gpus else {}
+        return {name: str(count) for name, count in {**gpus, **self.resources}.items()}
+
+
+def check_name(path: str, name: str) -> None:
+    """Refuses a name that could not be a host name, a folder and a cgroup at once."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{path} is {name!r}, it must be 1 to 32 lower-case letters, digits and dashes")
+
+
+def default_nodes(count: int = 2) -> tuple[NodeSpec, ...]:
+    """Nodes with eight GPUs each, one rack for every two of them."""
+    zone = "topology.kubernetes.io/zone"
+    rack = "topology.stoker.dev/rack"
+    return tuple(
+        NodeSpec(name=f"node-{chr(ord('a') + i)}", gpus=8, labels={zone: "here", rack: f"rack-{i // 2}"}) for i in range(count)
+    )
+
+
+def parse_nodes(document: Any) -> tuple[NodeSpec, ...]:
+    """Nodes out of a list of mappings with the fields of `NodeSpec` (the `nodes` of `--config`); unknown keys are refused."""
+    if not isinstance(document, list) or not document:
+        raise ValueError("nodes must be a list with at least one node")
+    known = NodeSpec.__dataclass_fields__
+    for i, entry in enumerate(document):
+        if not isinstance(entry, dict) or "name" not in entry:
+            raise ValueError(f"nodes[{i}] must be a mapping with a name")
+        if unknown := sorted(set(entry) - set(known)):
+            raise ValueError(f"nodes[{i}]: unknown {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(NodeSpec(**{**entry, "taints": tuple(entry.get("taints", ()))}) for entry in document)

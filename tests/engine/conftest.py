@@ -11,12 +11,12 @@ import transformers
 
 from stoker.engine.blocks import BlockManager
 from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import InProcess
+from stoker.engine.executor import Executor, InProcess
 from stoker.engine.runner import Runner
 from stoker.engine.scheduler import Scheduler
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
 
 VOCAB = 320
@@ -62,14 +62,22 @@ def decoder_of(
     return decoder.requires_grad_(False)
 
 
-def runner_of(decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int) -> Runner:
+def runner_of(
+    decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int, graphs: Any = True
+) -> Runner:
     weight = next(decoder.parameters())
     cache = KVCache(
         decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=weight.device
     )
     return Runner(
-        decoder, cache, num_seats=seats, max_model_len=MAX_LEN, max_batch_tokens=budget, attention="auto"
-    )  # fmt: skip
+        decoder,
+        cache,
+        num_seats=seats,
+        max_model_len=MAX_LEN,
+        max_batch_tokens=budget,
+        attention="auto",
+        graphs=graphs,
+    )
 
 
 MakeEngine = Callable[..., LLMEngine]
@@ -90,9 +98,16 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
         wrap: Callable[[Runner], Any] = lambda runner: runner,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        kernels: str = "reference",
+        graphs: Any = True,
+        overlap: bool = False,
+        execute: Callable[[Any], Executor] = InProcess,
     ) -> LLMEngine:
-        decoder = decoder_of(twins[architecture], Ops(deterministic=deterministic), dtype, device)
-        runner = runner_of(decoder, num_blocks=num_blocks, block_size=block_size, seats=seats, budget=budget)
+        ops = Ops(resolve_kernels(kernels, device), deterministic=deterministic)
+        decoder = decoder_of(twins[architecture], ops, dtype, device)
+        runner = runner_of(
+            decoder, num_blocks=num_blocks, block_size=block_size, seats=seats, budget=budget, graphs=graphs
+        )
         scheduler = Scheduler(
             BlockManager(num_blocks, block_size, prefix_cache),
             max_batch_tokens=budget,
@@ -100,6 +115,6 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
             max_queued_requests=1000,
             chunk_tokens=chunk,
         )
-        return LLMEngine(InProcess(wrap(runner)), scheduler, Limits(VOCAB, MAX_LEN, (2,)))
+        return LLMEngine(execute(wrap(runner)), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 
     return make

@@ -31,7 +31,10 @@ class World:
         chunk: int | None = None,
         prefix_cache: bool = True,
         queue: int = 100,
+        overlap: bool = False,
     ) -> None:
+        self.overlap = overlap
+        self.flights: list[Schedule] = []
         self.blocks = BlockManager(num_blocks, BLOCK, prefix_cache)
         self.scheduler = Scheduler(
             self.blocks, max_batch_tokens=budget, max_requests=seats, max_queued_requests=queue, chunk_tokens=chunk
@@ -55,14 +58,21 @@ class World:
         schedule = self.scheduler.schedule(float(self.steps))
         assert schedule.num_tokens <= self.scheduler.max_batch_tokens
         assert len({chunk.sequence for chunk in schedule.chunks}) == len(schedule.chunks)
-        assert bool(schedule.chunks) == self.scheduler.has_unfinished, "somebody advances while anybody waits"
+        if not self.flights:
+            assert bool(schedule.chunks) == self.scheduler.has_unfinished, "somebody advances while anybody waits"
         self._compute(schedule)
+        self.flights.append(schedule)
+        while len(self.flights) > (self.overlap and bool(schedule.chunks)):
+            self._take(self.flights.pop(0))
+        self.steps += 1
+        return schedule
+
+    def _take(self, schedule: Schedule) -> None:
         for chunk in schedule.chunks:
             self.scheduler.complete(chunk)
             for sequence in chunk.samples:
-                self._sample(sequence)
-        self.steps += 1
-        return schedule
+                if not sequence.state.finished:
+                    self._sample(sequence)
 
     def _compute(self, schedule: Schedule) -> None:
         read = [(target, i, self.cache.get((source, i))) for source, target in schedule.copies for i in range(BLOCK)]
@@ -70,10 +80,19 @@ class World:
         for chunk in schedule.chunks:
             assert chunk.length <= self.scheduler.chunk_tokens
             for position in range(chunk.start, chunk.start + chunk.length):
-                self.cache[self.slot(chunk.sequence, position)] = tuple(chunk.sequence.tokens[: position + 1])
+                self.cache[self.slot(chunk.sequence, position)] = tuple(self.known(chunk.sequence)[: position + 1])
         for chunk in schedule.chunks:
             for position in range(chunk.start + chunk.length):
-                assert self.cache[self.slot(chunk.sequence, position)] == tuple(chunk.sequence.tokens[: position + 1])
+                there = self.cache[self.slot(chunk.sequence, position)]
+                assert there == tuple(self.known(chunk.sequence)[: position + 1])
+                assert len(there) == position + 1
+
+    def known(self, sequence: Sequence) -> list[int]:
+        """Its tokens, those too that only the device knows yet."""
+        tokens = list(sequence.tokens)
+        for _ in range(sequence.num_pending):
+            tokens.append(next_token(tokens, sequence.choice))
+        return tokens
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return self.blocks.table(sequence)[position // BLOCK], position % BLOCK
@@ -223,6 +242,7 @@ def test_ending_twice_is_harmless() -> None:
     seats=st.integers(1, 5),
     chunk=st.none() | st.integers(1, 5),
     prefix_cache=st.booleans(),
+    overlap=st.booleans(),
     requests=st.lists(
         st.tuples(
             st.lists(st.integers(0, 1), min_size=1, max_size=10),
@@ -235,9 +255,9 @@ def test_ending_twice_is_harmless() -> None:
     ),
 )
 def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
-    num_blocks, budget, seats, chunk, prefix_cache, requests
+    num_blocks, budget, seats, chunk, prefix_cache, overlap, requests
 ) -> None:  # type: ignore[no-untyped-def]
-    world = World(num_blocks, budget, seats, chunk, prefix_cache)
+    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap)
     for prompt, max_tokens, n, priority in requests:
         world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority)
     world.finish_all()
@@ -246,9 +266,11 @@ def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
 class AnyOrder(RuleBasedStateMachine):
     """Requests come, end and are aborted between any steps."""
 
+    overlap = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3)
+        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3, overlap=self.overlap)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
@@ -280,8 +302,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.finish_all()
 
 
+class AnyOrderOverlapped(AnyOrder):
+    """While a step is under way, too."""
+
+    overlap = True
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrderOverlapped = AnyOrderOverlapped.TestCase
+TestAnyOrderOverlapped.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_blocks_scheduler_and_request_never_import_torch() -> None:

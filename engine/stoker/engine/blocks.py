@@ -132,6 +132,10 @@ class BlockManager:
             self._references[block] += 1
         self._tables[child] = _Table(list(table.blocks), list(table.contents))
 
+    def completes_block(self, start: int, end: int) -> bool:
+        """Whether computing the tokens [start, end) can make a block findable."""
+        return self.prefix_cache and start // self.block_size != end // self.block_size
+
     def commit(self, owner: Hashable, tokens: Sequence[int], num_computed: int) -> None:
         """Make full blocks findable whose `num_computed` leading tokens have been computed."""
         if not self.prefix_cache:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.executor import Executor
+from stoker.engine.executor import Executor, Result
 from stoker.engine.messages import Delta, FinishReason, Stats, TokenLogprobs
-from stoker.engine.request import Request, RequestKey, Sequence
+from stoker.engine.request import Request, RequestKey, Sequence, State
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Chunk, Scheduler
+from stoker.engine.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.step_input import StepInput, StepOutput, build_step_input
 
 Addressed = tuple[str, Delta]
@@ -41,6 +42,29 @@ class _Result:
     prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
     """One per chunk: why it could not be computed."""
+    dropped: set[int] = field(default_factory=set)
+    """Chunks that nobody waits for any more."""
+
+    def put(self, step: StepInput, chunks: list[int], output: StepOutput) -> None:
+        """What these chunks of the step, computed on their own, gave."""
+        chosen = set(chunks)
+        samples = [sample for sample, chunk in enumerate(step.sample_chunks) if chunk in chosen]
+        for place, sample in enumerate(samples):
+            self.tokens[sample] = output.tokens[place]
+            self.valid[sample] = output.valid[place]
+            self.logprobs[sample] = output.logprobs[place]
+        for place, chunk in enumerate(chunks):
+            self.prompt_logprobs[chunk] = output.prompt_logprobs[place]
+            self.errors[chunk] = None
+
+
+@dataclass
+class _Flight:
+    """A step that was given to the executor and whose result was not taken yet."""
+
+    schedule: Schedule
+    step: StepInput
+    result: Result
 
 
 class LLMEngine:
@@ -48,12 +72,22 @@ class LLMEngine:
 
     `add_request` queues, `step` computes once and returns what is new, `abort_request` and `finish_choice` take requests
     out at any time. `front` names whose request it is: ids of different fronts are different requests.
+
+    With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it takes
+    the result of the one before. What a sequence computes after its end, which only that result shows, is thrown away.
     """
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, limits: Limits, clock: Callable[[], float] = time.monotonic
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
+        self.overlap = overlap
         self.requests: dict[RequestKey, Request] = {}
         self.num_steps = 0
         self.progressed_s = clock()
@@ -62,6 +96,7 @@ class LLMEngine:
         self.num_finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.num_refused: Counter[str] = Counter()
         self._arrivals = 0
+        self._flights: deque[_Flight] = deque()
 
     def add_request(
         self,
@@ -119,26 +154,13 @@ class LLMEngine:
         return self.scheduler.has_unfinished
 
     def step(self) -> list[Addressed]:
-        """Schedule, compute, take the results: one token for every sequence whose known tokens are all computed."""
+        """Schedule, submit, take results: in the end one token for every sequence whose known tokens are all computed."""
         schedule = self.scheduler.schedule(self.clock())
-        if not schedule.chunks:
-            return []
-        step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
-        self.num_steps += 1
-        result = self._compute(step)
-        self.progressed_s = self.clock()
+        if schedule.chunks:
+            self._flights.append(self._submit(schedule))
         deltas: list[Addressed] = []
-        sample = 0
-        for index, chunk in enumerate(schedule.chunks):
-            error = result.errors[index]
-            if error is not None:
-                deltas += self._end_all(chunk.sequence.request, "error", error)
-            else:
-                if not chunk.samples or any(result.valid[sample : sample + len(chunk.samples)]):
-                    self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
-                for number, sequence in enumerate(chunk.samples, sample):
-                    deltas += self._take(sequence, result.tokens[number], result.valid[number], result.logprobs[number])
-            sample += len(chunk.samples)
+        while len(self._flights) > (self.overlap and bool(schedule.chunks)):
+            self._land(self._flights.popleft(), deltas)
         return deltas
 
     def stats(self) -> Stats:
@@ -197,18 +219,78 @@ class LLMEngine:
 
     # Computing.
 
-    def _compute(self, step: StepInput) -> _Result:
-        """The step's result. If it fails, its halves are tried again, so that only the chunk at fault has an error."""
+    def _submit(self, schedule: Schedule) -> _Flight:
+        step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
+        self.num_steps += 1
+        return _Flight(schedule, step, self.executor.submit(step))
+
+    def _land(self, flight: _Flight, deltas: list[Addressed]) -> None:
+        """Take one step's result."""
+        result = self._result(flight)
+        self.progressed_s = self.clock()
+        sample = 0
+        for index, chunk in enumerate(flight.schedule.chunks):
+            error = result.errors[index]
+            if index in result.dropped:
+                pass
+            elif error is not None:
+                deltas += self._end_all(chunk.sequence.request, "error", error)
+            else:
+                if not chunk.samples or any(result.valid[sample : sample + len(chunk.samples)]):
+                    self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
+                for number, sequence in enumerate(chunk.samples, sample):
+                    if not sequence.state.finished:
+                        deltas += self._take(
+                            sequence, result.tokens[number], result.valid[number], result.logprobs[number]
+                        )
+            sample += len(chunk.samples)
+
+    def _result(self, flight: _Flight) -> _Result:
+        """The step's result. If it fails, its halves are tried again, so that only the chunk at fault has an error.
+
+        Steps submitted after it have read what it failed to write: they are computed again, too.
+        """
         try:
-            return _whole(step, self.executor.submit(step).result())
+            return _whole(flight.step, flight.result.result())
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 - whatever one request does to a step must not reach the others
-            if len(step.seats) == 1:
-                return _failed(step, f"{type(error).__name__}: {error}")
-        middle = len(step.seats) // 2
-        first, second = self._compute(step.part(0, middle)), self._compute(step.part(middle, len(step.seats)))
-        return _joined(first, second)
+            for later in self._flights:
+                _wait(later.result)
+            result = self._retry(flight, error)
+            for later in self._flights:
+                later.result = self.executor.submit(later.step)
+            return result
+
+    def _retry(self, flight: _Flight, error: Exception) -> _Result:
+        """Only chunks whose sequence still runs: the seats and blocks of others may belong to somebody else by now."""
+        result = _failed(flight.step, _text(error))
+        alive = []
+        for index, chunk in enumerate(flight.schedule.chunks):
+            if chunk.sequence.state is State.RUNNING:
+                alive.append(index)
+            elif not any(sequence.state is State.RUNNING for sequence in chunk.samples):
+                result.dropped.add(index)
+                for sequence in chunk.samples:
+                    sequence.num_pending = 0  # one that was preempted meanwhile samples it again
+        self._halve(flight.step, alive, result, None if result.dropped else error)
+        return result
+
+    def _halve(self, step: StepInput, chunks: list[int], result: _Result, error: Exception | None) -> None:
+        """Compute these chunks again, all at once if they have not failed together yet, else in halves."""
+        if error is None and chunks:
+            try:
+                result.put(step, chunks, self.executor.submit(step.only(chunks)).result())
+                return
+            except ExecutorLost:
+                raise
+            except Exception as again:  # noqa: BLE001 - as in `_result`
+                error = again
+        if len(chunks) == 1:
+            result.errors[chunks[0]] = _text(error)
+        elif chunks:
+            self._halve(step, chunks[: len(chunks) // 2], result, None)
+            self._halve(step, chunks[len(chunks) // 2 :], result, None)
 
     # Taking results.
 
@@ -291,11 +373,11 @@ def _failed(step: StepInput, error: str) -> _Result:
     return _Result([0] * count, [False] * count, [None] * count, [()] * len(step.seats), [error] * len(step.seats))
 
 
-def _joined(first: _Result, second: _Result) -> _Result:
-    return _Result(
-        first.tokens + second.tokens,
-        first.valid + second.valid,
-        first.logprobs + second.logprobs,
-        first.prompt_logprobs + second.prompt_logprobs,
-        first.errors + second.errors,
-    )
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _wait(result: Result) -> None:
+    """Whatever comes of it."""
+    with suppress(Exception):
+        result.result()

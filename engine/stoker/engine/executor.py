@@ -8,17 +8,36 @@ from typing import Protocol
 from stoker.engine.step_input import StepInput, StepOutput
 
 
+class Result(Protocol):
+    """A step's output, sooner or later: a `Future`, or a runner's own."""
+
+    def result(self) -> StepOutput:
+        """Waits; raises what the step raised, `ExecutorLost` if nothing can be computed any more."""
+        ...
+
+
 class StepRunner(Protocol):
     """One rank: `Runner`, or a test's own."""
 
     def run(self, step: StepInput) -> StepOutput: ...
 
 
+class StepLauncher(Protocol):
+    """One rank on a device that works by itself."""
+
+    def launch(self, step: StepInput) -> Result: ...
+    def warm(self) -> bool: ...
+
+
 class Executor(Protocol):
     """Takes steps in order. A later step may be submitted before an earlier one's result is read."""
 
-    def submit(self, step: StepInput) -> Future[StepOutput]:
-        """The future raises what the step raised; `ExecutorLost` if nothing can be computed any more."""
+    def submit(self, step: StepInput) -> Result:
+        """What went wrong is raised by the result, never here."""
+        ...
+
+    def warm(self) -> bool:
+        """Use idle time to make ready what will speed up later steps, a fraction of a second of it. False: nothing is left to do."""
         ...
 
     def close(self) -> None:
@@ -40,5 +59,33 @@ class InProcess:
             future.set_exception(error)
         return future
 
+    def warm(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
+
+
+class OnDevice:
+    """One rank in this process whose device computes while the host goes on."""
+
+    def __init__(self, runner: StepLauncher) -> None:
+        self.runner = runner
+
+    def submit(self, step: StepInput) -> Result:
+        try:
+            return self.runner.launch(step)
+        except Exception as error:  # noqa: BLE001 - the result carries it to who waits
+            return failed(error)
+
+    def warm(self) -> bool:
+        return self.runner.warm()
+
+    def close(self) -> None:
+        pass
+
+
+def failed(error: Exception) -> Future[StepOutput]:
+    future: Future[StepOutput] = Future()
+    future.set_exception(error)
+    return future

@@ -69,6 +69,9 @@ class Ranks:
             future.set_exception(lost)
         return future
 
+    def warm(self) -> bool:
+        return False
+
     def close(self) -> None:
         for pipe in self._pipes:
             pipe.close()  # a worker ends when its pipe does

@@ -83,8 +83,12 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.tokens = list(request.prompt)
+        self.num_pending = 0
+        """Tokens that steps under way will sample: their places are taken, their ids not known yet."""
         self.num_computed = 0
-        """Tokens whose keys and values are in this sequence's blocks."""
+        """Tokens whose keys and values are in this sequence's blocks, or will be when the steps under way are done."""
+        self.capacity = 0
+        """Tokens up to which its blocks are known to be there and its own; 0: look again."""
         self.state = State.WAITING
         self.seat: int | None = None
         """Row of the runner's per-sequence tensors, while RUNNING."""
@@ -106,6 +110,13 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def missing(self) -> int:
+        """Tokens that a next step can compute; none while its last token is under way."""
+        if self.num_pending and self.num_output + self.num_pending >= self.request.max_tokens:
+            return 0
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
     def num_seats(self) -> int:
         """Seats it needs when it starts: room for the choices that will fork off it."""
         return self.request.params.n if len(self.request.sequences) < self.request.params.n else 1
@@ -118,6 +129,7 @@ class Sequence:
     def append(self, token: int, now_s: float) -> FinishReason | None:
         """Take one sampled token; the reason if it ends the sequence."""
         self.tokens.append(token)
+        self.num_pending = max(self.num_pending - 1, 0)
         self.first_token_s = self.first_token_s if self.first_token_s is not None else now_s
         self.last_token_s = now_s
         if token in self.request.stop_tokens:

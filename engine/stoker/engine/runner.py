@@ -2,27 +2,35 @@
 
 The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations; the
 tokens themselves stay on the device: what a step samples is written into the seat's row, where the next step reads it.
-A step copies its numbers to the device once, and waits for it once, for the result.
+`launch` starts a step and returns at once on a device that works by itself; its result waits for the device once. With
+fused kernels a step in which every sequence decodes runs as one graph on buffers of a fixed size (`decode_graphs`).
 Shape legend: T tokens of the step, S chunks, B samples, D hidden, V vocabulary, L longest sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs, Kind, decode_sizes
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.messages import TokenLogprobs
-from stoker.engine.sampler import Logprobs, Rows, Sampled, SeatValues, sample, score
+from stoker.engine.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
+from stoker.engine.seats import DeviceSeatTables, SeatTables
+from stoker.engine.staging import Fetched, Staging
 from stoker.engine.step_input import StepInput, StepOutput
 from stoker.model.decoder import Decoder
+from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
 _SCORED_ROWS = 256
 """Prompt positions whose logits are held at once."""
+FIRST_SIZES = 4
+"""Decode sizes whose graphs are there before the first request; the others come in idle time."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,28 @@ class _Inputs:
     """[B] row of hidden states that gives each sample."""
     targets: Tensor
     """[B] where each sampled token goes in the flat token table."""
+    sample_seats: Tensor
+    sample_places: Tensor
+    """[B] position of each sampled token."""
     sample_positions: np.ndarray
-    """[B]"""
+    """[B], the same."""
+
+
+class Launched:
+    """A step on its way. `result` waits for the device."""
+
+    def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
+        self.number, self.fetched, self.unpack = number, fetched, unpack
+        self.output: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        """Raises ExecutorLost where the device failed: nothing after it can be right."""
+        if self.output is None:
+            try:
+                self.output = self.unpack(self.fetched.wait())
+            except torch.AcceleratorError as error:
+                raise ExecutorLost(f"the device failed in step {self.number}: {error}") from error
+        return self.output
 
 
 class Runner:
@@ -55,30 +83,47 @@ class Runner:
         max_model_len: int,
         max_batch_tokens: int,
         attention: str,
+        graphs: bool | Capture = True,
     ) -> None:
+        """`graphs`: whether decode steps are captured, with fused kernels on one rank; or who captures them."""
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
+        self.staging = Staging(self.device)
         max_blocks = -(-max_model_len // cache.block_size)
         size = PagedSize(max_tokens=max_batch_tokens, max_sequences=num_seats, max_blocks=max_blocks)
         self.attend = PagedAttend(model.ops, attention, cache, size)
-        self.tokens_SL = torch.zeros(num_seats, max_model_len + 1, dtype=torch.int64, device=self.device)
-        self.tables = np.zeros((num_seats, max_blocks), dtype=np.int32)
-        self.values = SeatValues(num_seats)
-        pinned = self.device.type == "cuda"
-        self.host = torch.zeros(2 * max_batch_tokens + 2 * num_seats, dtype=torch.int64, pin_memory=pinned)
-        self.staged = torch.zeros_like(self.host, device=self.device, pin_memory=False)
-        self.slots = torch.zeros(max_batch_tokens, dtype=torch.int32, pin_memory=pinned)
+        self.decode: DecodeGraphs | None = None
+        self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
+        if model.ops.kernels == "fused":
+            self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
+            capture = self._capture(graphs)
+            sizes = decode_sizes(num_seats)
+            self.decode = DecodeGraphs(model, cache, attention, seats, self.staging, sizes, capture)
+        self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
-    @torch.inference_mode()
+    def _capture(self, graphs: bool | Capture) -> Capture | None:
+        if not isinstance(graphs, bool):
+            return graphs
+        alone = self.model.group is None  # what ranks do together is not captured
+        return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
+
     def run(self, step: StepInput) -> StepOutput:
-        """Compute one step.
+        """Compute one step, to the end.
 
         Raises:
             ExecutorLost: seats could not be brought up to date or the device failed; later steps would be wrong.
         """
-        self._apply(step)
+        return self.launch(step).result()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput) -> Launched:
+        """Start one step; on the host it is done when this returns. Raises as `run`."""
+        kind = self._decode_kind(step)
+        self._apply(step, tables_follow=kind is not None)
         try:
+            if self.decode is not None and kind is not None:
+                return self._launch_decode(self.decode, kind, step)
             inputs = self._prepare(step)
             hidden_TD = self.model(inputs.tokens, inputs.positions, self.attend)
             scores = self._score(step, inputs, hidden_TD)
@@ -87,22 +132,63 @@ class Runner:
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
-    def _apply(self, step: StepInput) -> None:
-        """Bring seats, tables and blocks up to date."""
+    @torch.inference_mode()
+    def warm(self) -> bool:
+        """Capture one more decode size. False: all are there."""
+        if self.decode is None:
+            return False
+        sizes = self.decode.sizes
+        kinds = [Kind(size, samples=True, filtered=False) for size in (*sizes[:FIRST_SIZES], *reversed(sizes))]
+        return self.decode.warm(kinds)
+
+    def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
+        """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
         try:
-            for opening in step.openings:
-                self.values.open(opening)
-                self.tokens_SL[opening.seat, : len(opening.tokens)] = torch.tensor(opening.tokens)
-            if step.table:
-                seats, columns, blocks = np.array(step.table, dtype=np.int32).T
-                self.tables[seats, columns] = blocks
+            self.seats.open(step.openings)
+            if tables_follow:
+                SeatTables.enter(self.seats, step.table)
+            else:
+                self.seats.enter(step.table)
             if step.cleared:
-                self.cache.data[list(step.cleared)] = 0
+                (blocks,) = self.staging.send(np.array(step.cleared, dtype=np.int64))
+                self.cache.data.index_fill_(0, blocks, 0)
             if step.copies:
-                sources, targets = zip(*step.copies, strict=True)
-                self.cache.copy_blocks(sources, targets)
+                sources, targets = self.staging.send(*np.array(step.copies, dtype=np.int64).T.copy())
+                self.cache.data.index_copy_(0, targets, self.cache.data.index_select(0, sources))
         except Exception as error:
             raise ExecutorLost(f"step {step.number} cannot be set up: {error}") from error
+
+    # Decode steps of a fixed size.
+
+    def _decode_kind(self, step: StepInput) -> Kind | None:
+        """None: not a step of one token per sequence in which each samples for itself."""
+        if self.decode is None or step.openings or step.sample_seats != step.seats or set(step.lengths) != {1}:
+            return None
+        size = self.decode.size_for(len(step.seats))
+        if size is None or any(step.scored):
+            return None
+        seats, values = list(step.seats), self.values
+        next_positions = np.array(step.starts, dtype=np.int64) + 1
+        plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= next_positions).all()
+        return Kind(size, samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
+
+    def _launch_decode(self, decode: DecodeGraphs, kind: Kind, step: StepInput) -> Launched:
+        seats_B, positions_B = np.array(step.seats), np.array(step.starts)
+        blocks_B = self.seats.tables[seats_B, positions_B // self.cache.block_size]
+        result = decode.run(kind, seats_B, positions_B, blocks_B)
+        count = len(seats_B)
+        if not kind.samples:
+            sent = self.staging.send(seats_B.astype(np.int32), (positions_B + 1).astype(np.int32))
+            sampled = self._draw(result[:count], seats_B, positions_B + 1, *sent)
+            return self._fetch(step, sampled, [[]] * count)
+
+        def unpack(arrays: list[np.ndarray]) -> StepOutput:
+            tokens, valid = arrays[0][:, :count].tolist()
+            return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), (None,) * count, ((),) * count)
+
+        return Launched(step.number, self.staging.fetch([result]), unpack)
+
+    # Any other step.
 
     def _prepare(self, step: StepInput) -> _Inputs:
         """Positions, slots and tables of all tokens at once."""
@@ -115,14 +201,18 @@ class Runner:
         chunks_B, seats_B = np.array(step.sample_chunks, dtype=np.int64), np.array(step.sample_seats, dtype=np.int64)
         sample_positions = (starts + lengths)[chunks_B]
         row_length = self.tokens_SL.shape[1]
-        token_places_T, positions, last_rows_B, target_B = self._stage(
+        token_places_T, positions, last_rows_B, target_B, seats_on_device, places_B = self.staging.send(
             seats[chunk_T] * row_length + positions_T,
             positions_T,
             query_start[chunks_B + 1] - 1,
             seats_B * row_length + sample_positions,
+            seats_B.astype(np.int32),
+            sample_positions.astype(np.int32),
         )
         tokens_T = self.tokens_SL.view(-1).index_select(0, token_places_T)
-        return _Inputs(tokens_T, positions, query_start, last_rows_B, target_B, sample_positions)
+        return _Inputs(
+            tokens_T, positions, query_start, last_rows_B, target_B, seats_on_device, places_B, sample_positions
+        )
 
     def _prepare_attention(
         self,
@@ -133,25 +223,16 @@ class Runner:
         positions_T: np.ndarray,
     ) -> None:
         block_size, num_tokens = self.cache.block_size, len(positions_T)
-        tables = self.tables[seats, : -(-int(seq_lens.max()) // block_size)]
+        tables = self.seats.tables[seats, : -(-int(seq_lens.max()) // block_size)]
         slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
-        self.slots[:num_tokens].numpy()[:] = slots
         batch = PagedBatch(
             query_start=torch.from_numpy(query_start.astype(np.int32)),
             seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
             block_tables=torch.from_numpy(tables),
-            slot_mapping=self.slots[:num_tokens],
+            slot_mapping=torch.from_numpy(slots.astype(np.int32)),
             num_tokens=num_tokens,
         )
         self.attend.prepare(batch)
-
-    def _stage(self, *arrays: np.ndarray) -> list[Tensor]:
-        """Several int64 arrays to the device in one copy, into a fixed buffer."""
-        sizes = [len(array) for array in arrays]
-        total = sum(sizes)
-        np.concatenate(arrays, out=self.host[:total].numpy())
-        self.staged[:total].copy_(self.host[:total], non_blocking=True)
-        return list(torch.split(self.staged[:total], sizes))
 
     def _sample(self, step: StepInput, inputs: _Inputs, hidden_TD: Tensor) -> Sampled | None:
         """Next tokens, written to their seats."""
@@ -160,10 +241,45 @@ class Runner:
         if len(hidden_TD) > len(step.seats) or step.sample_chunks != tuple(range(len(step.seats))):
             hidden_TD = hidden_TD.index_select(0, inputs.last_rows)
         logits_BV = self.model.logits(hidden_TD)
+        if self.decode is not None:
+            seats_B = np.array(step.sample_seats)
+            return self._draw(logits_BV, seats_B, inputs.sample_positions, inputs.sample_seats, inputs.sample_places)
         rows = Rows(self.values, step.sample_seats, inputs.sample_positions, self.device)
         sampled = sample(logits_BV, rows, self.tokens_SL, self.model.ops)
-        self.tokens_SL.view(-1).index_copy_(0, inputs.targets, sampled.tokens)
+        self.tokens_SL.view(-1).index_copy_(0, inputs.targets, sampled.tokens.to(self.tokens_SL.dtype))
         return sampled
+
+    def _draw(
+        self, logits_BV: Tensor, seats: np.ndarray, positions: np.ndarray, seats_B: Tensor, places_B: Tensor
+    ) -> Sampled:
+        """With the fused sampler; adjustments and log-probabilities only where a row asks for them."""
+        assert isinstance(self.seats, DeviceSeatTables)
+        rows = Rows(self.values, seats, positions, self.device)
+        logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
+        adjusts = bool((self.values.adjusted_until[seats] > positions).any())
+        sampled = self.model.ops.sample(
+            logits_BV,
+            SampleRows(seats_B, places_B, bool(self.values.filtered[seats].any())),
+            self.seats.sampling,
+            self._adjustments(rows, self.seats) if adjusts else None,
+            self.tokens_SL,
+        )
+        return Sampled(sampled.tokens, sampled.valid, logprobs_of(sampled.tokens) if logprobs_of else None)
+
+    def _adjustments(self, rows: Rows, seats: DeviceSeatTables) -> Adjustments:
+        entries = sorted([*((row, token, -np.inf) for row, token in set(banned(rows))), *biased(rows)])
+        counts = np.bincount([row for row, _, _ in entries], minlength=len(rows.seats)) if entries else np.zeros(1)
+        starts = np.zeros(len(rows.seats) + 1, dtype=np.int32)
+        starts[1:] = counts.cumsum() if entries else 0
+        start, tokens, biases = self.staging.send(
+            starts,
+            np.array([token for _, token, _ in entries], dtype=np.int32),
+            np.array([bias for _, _, bias in entries], dtype=np.float32),
+        )
+        penalised = any(rows.values.params[seat].penalised for seat in rows.seats)
+        return Adjustments(self.tokens_SL, seats.num_prompt_S, start, tokens, biases, penalised)
+
+    # Results.
 
     def _score(self, step: StepInput, inputs: _Inputs, hidden_TD: Tensor) -> list[list[Logprobs]]:
         """Per chunk: log-probabilities of prompt tokens, a bounded number of rows of logits at a time."""
@@ -183,53 +299,40 @@ class Runner:
         followers_T = self.tokens_SL[seat, start + first + 1 : start + end + 1]
         return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)
 
-    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> StepOutput:
-        """Everything to the host, waiting for the device once."""
-        host = _HostCopies(self.device)
+    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> Launched:
+        """Everything on its way to the host."""
+        tensors: list[Tensor] = []
         if sampled is not None:
-            host.add(sampled.tokens, sampled.valid, *(sampled.logprobs or ()))
-        for part in (part for parts in scores for part in parts):
-            host.add(*part)
-        arrays = iter(host.wait())
-        tokens: tuple[int, ...] = ()
-        valid: tuple[bool, ...] = ()
-        logprobs: tuple[TokenLogprobs | None, ...] = ()
-        if sampled is not None:
-            tokens, valid = tuple(next(arrays).tolist()), tuple(next(arrays).tolist())
-            logprobs = self._sample_logprobs(step, [next(arrays) for _ in sampled.logprobs or ()])
-        prompts = tuple(
-            tuple(entry for _ in parts for entry in _entries([next(arrays) for _ in range(3)], None))
-            for parts in scores
-        )
-        return StepOutput(step.number, tokens, valid, logprobs, prompts)
-
-    def _sample_logprobs(self, step: StepInput, arrays: list[np.ndarray]) -> tuple[TokenLogprobs | None, ...]:
+            tensors += (sampled.tokens, sampled.valid, *(sampled.logprobs or ()))
+        tensors += [tensor for parts in scores for part in parts for tensor in part]
+        has_logprobs = sampled is not None and sampled.logprobs is not None
         wanted = self.values.top_logprobs[list(step.sample_seats)].tolist()
-        if not arrays:
-            return (None,) * len(wanted)
-        entries = iter(_entries(arrays, [count for count in wanted if count >= 0]))
-        return tuple(next(entries) if count >= 0 else None for count in wanted)
+        num_parts = [len(parts) for parts in scores]
+
+        def unpack(arrays: list[np.ndarray]) -> StepOutput:
+            return _unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
+
+        return Launched(step.number, self.staging.fetch(tensors), unpack)
 
 
-class _HostCopies:
-    """Tensors on their way to the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.copies: list[Tensor] = []
-
-    def add(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            if self.device.type == "cpu":
-                self.copies.append(tensor)
-            else:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                self.copies.append(copy.copy_(tensor, non_blocking=True))
-
-    def wait(self) -> list[np.ndarray]:
-        if self.device.type != "cpu":
-            torch.cuda.current_stream(self.device).synchronize()
-        return [copy.numpy() for copy in self.copies]
+def _unpacked(
+    step: StepInput, arrays: list[np.ndarray], wanted: Sequence[int] | None, num_parts: list[int]
+) -> StepOutput:
+    """`wanted`: per sample how many top log-probabilities it asks for, -1 for none at all; None where nobody asks."""
+    rest = iter(arrays)
+    tokens: tuple[int, ...] = ()
+    valid: tuple[bool, ...] = ()
+    if step.sample_seats:
+        tokens, valid = tuple(next(rest).tolist()), tuple(next(rest).tolist())
+    logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(tokens)
+    if wanted is not None:
+        entries = iter(_entries([next(rest) for _ in range(3)], [count for count in wanted if count >= 0]))
+        logprobs = tuple(next(entries) if count >= 0 else None for count in wanted)
+    prompts = tuple(
+        tuple(entry for _ in range(count) for entry in _entries([next(rest) for _ in range(3)], None))
+        for count in num_parts
+    )
+    return StepOutput(step.number, tokens, valid, logprobs, prompts)
 
 
 def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:

@@ -55,6 +55,10 @@ class SeatValues:
         self.numbers = np.zeros((num_seats, len(_NUMBERS)), dtype=np.float64)
         self.keys = np.zeros((num_seats, 2), dtype=np.int64)
         """Seed and choice."""
+        self.filtered = np.zeros(num_seats, dtype=bool)
+        """Some tokens cannot be drawn."""
+        self.adjusted_until = np.zeros(num_seats, dtype=np.int64)
+        """Before this position something changes the logits."""
 
     def open(self, opening: Opening) -> None:
         seat, params = opening.seat, opening.params
@@ -65,8 +69,12 @@ class SeatValues:
         self.top_logprobs[seat] = -1 if params.logprobs is None else params.logprobs
         self.numbers[seat] = [getattr(params, name) for name in _NUMBERS]
         self.keys[seat] = (params.seed or 0, opening.choice)
+        self.filtered[seat] = not params.greedy and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
+        always = params.penalised or params.logit_bias or params.bad_token_ids
+        self.adjusted_until[seat] = _ALWAYS if always else opening.num_prompt + params.min_tokens
 
 
+_ALWAYS = 2**62
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -108,7 +116,7 @@ def sample(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor, ops: Ops) -> Sample
     """Choose one token per row. `tokens_SL` holds every seat's tokens; only penalties read it."""
     if rows.plain_greedy:
         return _greedy(logits_BV)
-    logprobs_of = _raw_logprobs(logits_BV, rows, ops)
+    logprobs_of = raw_logprobs(logits_BV, rows, ops)
     logits_BV = _adjust(logits_BV.float(), rows, tokens_SL)
     chosen = _greedy(logits_BV)
     if rows.any("temperature", 0.0):
@@ -142,7 +150,7 @@ class _RawLogprobs:
         return score(self.logprobs, tokens_B.index_select(0, self.index), self.num_top)
 
 
-def _raw_logprobs(logits_BV: Tensor, rows: Rows, ops: Ops) -> _RawLogprobs | None:
+def raw_logprobs(logits_BV: Tensor, rows: Rows, ops: Ops) -> _RawLogprobs | None:
     asked = rows.values.top_logprobs[rows.seats]
     wanted = np.flatnonzero(asked >= 0)
     return _RawLogprobs(logits_BV, wanted, int(asked.max()), ops) if len(wanted) else None
@@ -152,23 +160,23 @@ def _raw_logprobs(logits_BV: Tensor, rows: Rows, ops: Ops) -> _RawLogprobs | Non
 
 
 def _adjust(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor) -> Tensor:
-    banned, biased = _banned(rows), _biased(rows)
-    if banned or biased:
+    bans, biases = banned(rows), biased(rows)
+    if bans or biases:
         logits_BV = logits_BV.clone()
-    if banned:
-        row, token = (rows.to_device(np.asarray(column, dtype=np.int64)) for column in zip(*banned, strict=True))
+    if bans:
+        row, token = (rows.to_device(np.asarray(column, dtype=np.int64)) for column in zip(*bans, strict=True))
         logits_BV.index_put_(
             (row, token), logits_BV.new_full((), -math.inf)
         )  # a Python number would be copied with a wait
-    if biased:
-        places, biases = [entry[:2] for entry in biased], [entry[2] for entry in biased]
+    if biases:
+        places, added = [entry[:2] for entry in biases], [entry[2] for entry in biases]
         index = tuple(rows.to_device(np.asarray(column, dtype=np.int64)) for column in zip(*places, strict=True))
-        logits_BV.index_put_(index, rows.to_device(np.asarray(biases, dtype=np.float32)), accumulate=True)
+        logits_BV.index_put_(index, rows.to_device(np.asarray(added, dtype=np.float32)), accumulate=True)
     penalised = np.flatnonzero((rows.numbers[:, 4:] != (0.0, 0.0, 1.0)).any(1))
     return _penalise(logits_BV, rows, penalised, tokens_SL) if len(penalised) else logits_BV
 
 
-def _banned(rows: Rows) -> list[tuple[int, int]]:
+def banned(rows: Rows) -> list[tuple[int, int]]:
     """(row, token): bad tokens, and what would end a row before its `min_tokens`."""
     pairs: list[tuple[int, int]] = []
     for row, (seat, position) in enumerate(zip(rows.seats, rows.positions, strict=True)):
@@ -179,7 +187,7 @@ def _banned(rows: Rows) -> list[tuple[int, int]]:
     return pairs
 
 
-def _biased(rows: Rows) -> list[tuple[int, int, float]]:
+def biased(rows: Rows) -> list[tuple[int, int, float]]:
     return [
         (row, token, bias)
         for row, seat in enumerate(rows.seats)

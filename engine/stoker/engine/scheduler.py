@@ -7,6 +7,10 @@ are preempted and computed again later with their output kept; if there is no lo
 blocks. The first in rank can always grow, so somebody always finishes. Nothing is admitted in a step in which anybody
 paused or gave its blocks to another, and admission needs room for the whole prompt and one more block per running sequence: that
 keeps sequences from evicting each other in turn.
+
+A step may be scheduled while the one before is still under way: what that one samples counts as a pending token, whose id
+only the device knows. A sequence preempted or ended meanwhile gives its blocks and its seat back at once, because steps
+run on the device in the order in which they were scheduled; it is admitted again only when no token of it is pending.
 """
 
 from __future__ import annotations
@@ -20,6 +24,14 @@ from stoker.engine.blocks import BlockManager, Copy
 from stoker.engine.errors import RequestRefused
 from stoker.engine.messages import FinishReason
 from stoker.engine.request import Request, Sequence, State
+
+
+class TableChange(NamedTuple):
+    """Columns [first, end) of a running sequence's block table are new."""
+
+    sequence: Sequence
+    first: int
+    end: int
 
 
 class Chunk(NamedTuple):
@@ -42,6 +54,8 @@ class Schedule:
     copies: list[Copy] = field(default_factory=list)
     opened: list[Sequence] = field(default_factory=list)
     """Sequences that took a seat in this step."""
+    grown: list[TableChange] = field(default_factory=list)
+    """Of the others, what is new in their tables."""
     preempted: list[Sequence] = field(default_factory=list)
 
     @property
@@ -125,11 +139,13 @@ class Scheduler:
         return step
 
     def complete(self, chunk: Chunk) -> None:
-        """The chunk has been computed: its full blocks can be found from now on."""
+        """The chunk has been computed, and its tokens are all known: its full blocks can be found from now on."""
+        end = chunk.start + chunk.length
+        if not self.blocks.completes_block(chunk.start, end):
+            return
         for sequence in {chunk.sequence, *chunk.samples}:
             if sequence.state is State.RUNNING:
-                sequence.num_computed = chunk.start + chunk.length
-                self.blocks.commit(sequence, sequence.tokens, sequence.num_computed)
+                self.blocks.commit(sequence, sequence.tokens, end)
 
     def audit(self) -> None:
         """Prove that blocks and seats add up. Raises AssertionError."""
@@ -147,25 +163,31 @@ class Scheduler:
         budget = self.max_batch_tokens
         calm = True
         done: set[Sequence] = set()
-        for sequence in self._in_order_of_service():
+        for sequence, missing in self._in_order_of_service():
             if sequence.state is not State.RUNNING:
                 calm = False  # preempted by one before it
                 continue
-            length = min(len(sequence.tokens) - sequence.num_computed, budget, self.chunk_tokens)
+            length = min(missing, budget, self.chunk_tokens)
             if length == 0:
                 break
-            if not self._secure(sequence, length, step, done):
+            if sequence.num_computed + length > sequence.capacity and not self._secure(sequence, length, step, done):
                 calm = False
                 continue
             done.add(sequence)
-            self._take_part(sequence, length, step)
+            self._take_part(sequence, length, length == missing, step)
             budget -= length
         return calm
 
-    def _in_order_of_service(self) -> Iterable[Sequence]:
-        decoding = [sequence for sequence in self.running if sequence.num_computed + 1 == len(sequence.tokens)]
-        prefilling = [sequence for sequence in self.running if sequence.num_computed + 1 < len(sequence.tokens)]
-        return [*decoding, *prefilling]
+    def _in_order_of_service(self) -> list[tuple[Sequence, int]]:
+        """Who can advance, and by how many tokens at most."""
+        decoding, prefilling = [], []
+        for sequence in self.running:
+            missing = sequence.missing
+            if missing == 1:
+                decoding.append((sequence, 1))
+            elif missing:
+                prefilling.append((sequence, missing))
+        return decoding + prefilling
 
     def _secure(self, sequence: Sequence, length: int, step: Schedule, done: set[Sequence]) -> bool:
         """Own, unshared blocks for the chunk; lower-ranked sequences give theirs up. False: it must pause."""
@@ -181,21 +203,35 @@ class Scheduler:
             self._preempt(victim, step)
         if shared:
             step.copies.append(self.blocks.make_writable(sequence, sequence.num_computed))
-        return self.blocks.grow(sequence, end)
+            written = self.blocks.blocks_for(sequence.num_computed + 1) - 1
+            step.grown.append(TableChange(sequence, written, written + 1))
+        known = len(self.blocks.table(sequence))
+        grown = self.blocks.grow(sequence, end)
+        assert grown, "there was room"
+        held = len(self.blocks.table(sequence))
+        if held > known:
+            step.grown.append(TableChange(sequence, known, held))
+        sequence.capacity = held * self.blocks.block_size
+        return True
 
-    def _take_part(self, sequence: Sequence, length: int, step: Schedule) -> None:
+    def _take_part(self, sequence: Sequence, length: int, is_last: bool, step: Schedule) -> None:
+        """`is_last`: the chunk ends with the last token, known or pending, so a next one is sampled."""
         start = sequence.num_computed
-        complete = start + length == len(sequence.tokens)
-        samples = (sequence, *self._fork(sequence, step)) if complete else ()
+        sequence.num_computed = start + length
+        samples: tuple[Sequence, ...] = ()
+        if is_last:
+            samples = (sequence, *self._fork(sequence, step)) if sequence.num_seats > 1 else (sequence,)
+            for sampled in samples:
+                sampled.num_pending += 1
         step.chunks.append(Chunk(sequence, start, length, samples))
 
     def _fork(self, sequence: Sequence, step: Schedule) -> list[Sequence]:
         """The other choices of a prompt that this step completes: same blocks, seats that were kept for them."""
-        if sequence.num_seats == 1:
-            return []
         self._reserved_seats -= sequence.num_seats - 1
         forks = sequence.request.fork()
+        sequence.capacity = 0
         for fork in forks:
+            fork.num_computed = sequence.num_computed
             self.blocks.fork(sequence, fork)
             self._sit(fork, step)
         return forks
@@ -213,7 +249,7 @@ class Scheduler:
 
     def _make_room_for_priority(self, step: Schedule) -> None:
         """A waiting sequence of a higher priority takes seats and blocks of lower ones, the last in rank first."""
-        if not self.waiting:
+        if not self.waiting or self.waiting[0].num_pending:
             return
         first = self.waiting[0]
         while self.running and self.running[-1].request.priority > first.request.priority and not self._fits(first):
@@ -226,7 +262,7 @@ class Scheduler:
         budget = self.max_batch_tokens - step.num_tokens
         while self.waiting and budget > 0 and self._has_seats(self.waiting[0]):
             sequence = self.waiting[0]
-            if sequence in step.preempted:
+            if sequence in step.preempted or sequence.num_pending:
                 return
             request = sequence.request
             reads = request.params.prompt_logprobs is None
@@ -238,8 +274,9 @@ class Scheduler:
             sequence.num_computed = cached
             self._reserved_seats += sequence.num_seats - 1
             self._sit(sequence, step)
-            length = min(len(sequence.tokens) - cached, budget, self.chunk_tokens)
-            self._take_part(sequence, length, step)
+            missing = len(sequence.tokens) - cached
+            length = min(missing, budget, self.chunk_tokens)
+            self._take_part(sequence, length, length == missing, step)
             budget -= length
 
     def _fits(self, sequence: Sequence) -> bool:
@@ -269,6 +306,7 @@ class Scheduler:
 
     def _sit(self, sequence: Sequence, step: Schedule) -> None:
         sequence.seat = self._free_seats.pop()
+        sequence.capacity = 0
         sequence.state = State.RUNNING
         insort(self.running, sequence, key=_rank)
         step.opened.append(sequence)

@@ -7,15 +7,15 @@ is already in the seat's row when the next step starts, so the host need not hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stoker.engine.blocks import BlockManager
 from stoker.engine.messages import TokenLogprobs
-from stoker.engine.request import Sequence
+from stoker.engine.request import Sequence as Running
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Chunk, Schedule
+from stoker.engine.scheduler import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +68,22 @@ class StepInput:
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
-    def part(self, start: int, end: int) -> StepInput:
-        """Only the chunks [start, end), for a second attempt: all that comes before them has been applied."""
-        samples = [i for i, chunk in enumerate(self.sample_chunks) if start <= chunk < end]
+    def only(self, chunks: Sequence[int]) -> StepInput:
+        """Some chunks, in order, for a second attempt: all that comes before them has been applied."""
+        place = {chunk: new for new, chunk in enumerate(chunks)}
+        samples = [sample for sample, chunk in enumerate(self.sample_chunks) if chunk in place]
         return replace(
             self,
             openings=(),
             table=(),
             cleared=(),
             copies=(),
-            seats=self.seats[start:end],
-            starts=self.starts[start:end],
-            lengths=self.lengths[start:end],
-            scored=self.scored[start:end],
-            sample_chunks=tuple(self.sample_chunks[i] - start for i in samples),
-            sample_seats=tuple(self.sample_seats[i] for i in samples),
+            seats=tuple(self.seats[chunk] for chunk in chunks),
+            starts=tuple(self.starts[chunk] for chunk in chunks),
+            lengths=tuple(self.lengths[chunk] for chunk in chunks),
+            scored=tuple(self.scored[chunk] for chunk in chunks),
+            sample_chunks=tuple(place[self.sample_chunks[sample]] for sample in samples),
+            sample_seats=tuple(self.sample_seats[sample] for sample in samples),
         )
 
 
@@ -103,33 +104,41 @@ class StepOutput:
 
 def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
     """The schedule as plain numbers."""
-    samples = [(index, seat_of(s)) for index, chunk in enumerate(schedule.chunks) for s in chunk.samples]
+    seats, starts, lengths, scored, sample_chunks, sample_seats = [], [], [], [], [], []
+    for index, (sequence, start, length, samples) in enumerate(schedule.chunks):
+        seats.append(seat_of(sequence))
+        starts.append(start)
+        lengths.append(length)
+        scored.append(0 if sequence.request.params.prompt_logprobs is None else _num_scored(sequence, start, length))
+        for sampled in samples:
+            sample_chunks.append(index)
+            sample_seats.append(seat_of(sampled))
     return StepInput(
         number=number,
         openings=tuple(_opening(sequence) for sequence in schedule.opened),
         table=tuple(_table_entries(schedule, blocks)),
         cleared=tuple(schedule.cleared),
         copies=tuple((copy.source, copy.target) for copy in schedule.copies),
-        seats=tuple(seat_of(chunk.sequence) for chunk in schedule.chunks),
-        starts=tuple(chunk.start for chunk in schedule.chunks),
-        lengths=tuple(chunk.length for chunk in schedule.chunks),
-        scored=tuple(_num_scored(chunk) for chunk in schedule.chunks),
-        sample_chunks=tuple(index for index, _ in samples),
-        sample_seats=tuple(seat for _, seat in samples),
+        seats=tuple(seats),
+        starts=tuple(starts),
+        lengths=tuple(lengths),
+        scored=tuple(scored),
+        sample_chunks=tuple(sample_chunks),
+        sample_seats=tuple(sample_seats),
     )
 
 
-def seat_of(sequence: Sequence) -> int:
+def seat_of(sequence: Running) -> int:
     assert sequence.seat is not None, "only a running sequence takes part in a step"
     return sequence.seat
 
 
-def _num_scored(chunk: Chunk) -> int:
+def _num_scored(sequence: Running, start: int, length: int) -> int:
     """What follows the prompt's last token is not a prompt token."""
-    return min(chunk.length, chunk.sequence.num_prompt - 1 - chunk.start) if chunk.sequence.scores_prompt else 0
+    return max(min(length, sequence.num_prompt - 1 - start), 0) if sequence.scores_prompt else 0
 
 
-def _opening(sequence: Sequence) -> Opening:
+def _opening(sequence: Running) -> Opening:
     request = sequence.request
     return Opening(
         seat=seat_of(sequence),
@@ -142,17 +151,14 @@ def _opening(sequence: Sequence) -> Opening:
 
 
 def _table_entries(schedule: Schedule, blocks: BlockManager) -> Iterator[TableEntry]:
-    """The whole table of a seat that opens; of others the blocks that this step writes, which may be new or copies."""
-    opened = set(schedule.opened)
+    """The whole table of a seat that opens; of others what is new."""
     for sequence in schedule.opened:
         yield from _entries(sequence, blocks, 0, len(blocks.table(sequence)))
-    for chunk in schedule.chunks:
-        if chunk.sequence not in opened:
-            first, last = chunk.start // blocks.block_size, (chunk.start + chunk.length - 1) // blocks.block_size
-            yield from _entries(chunk.sequence, blocks, first, last + 1)
+    for sequence, first, end in schedule.grown:
+        yield from _entries(sequence, blocks, first, end)
 
 
-def _entries(sequence: Sequence, blocks: BlockManager, first: int, end: int) -> Iterator[TableEntry]:
+def _entries(sequence: Running, blocks: BlockManager, first: int, end: int) -> Iterator[TableEntry]:
     seat, table = seat_of(sequence), blocks.table(sequence)
     for column in range(first, end):
         yield TableEntry(seat, column, table[column])

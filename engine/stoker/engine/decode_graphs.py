@@ -1,0 +1,207 @@
+"""Decode steps at fixed sizes: one pass of the model over one token per sequence, as a CUDA graph where one was captured.
+
+A step of B sequences runs at the smallest size that holds them. Its only input from the host is three numbers per row;
+tokens, slots, tables and the sampled token stay on the device. A size is captured at the first idle moment, the largest
+first so that they share one pool of memory, or after its first step, which ran without a graph. What a graph's kernels
+read lies in fixed buffers; what they compute is overwritten by the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.engine.seats import DeviceSeatTables
+from stoker.engine.staging import Staging
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.sampling import SampleRows
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
+
+Replay = Callable[[], None]
+
+
+class Kind(NamedTuple):
+    """What a graph holds."""
+
+    size: int
+    """Rows."""
+    samples: bool
+    """The sampler, too; else it ends with logits, because some row wants more than the sampler does."""
+    filtered: bool
+    """The sampler's part for top-k, top-p and min-p."""
+
+
+class Capture(Protocol):
+    """Makes a graph of what `body` launches."""
+
+    def __call__(self, body: Callable[[], None]) -> Replay: ...
+
+
+class CudaCapture:
+    """CUDA graphs in one pool of memory, on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, body: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return graph.replay
+
+
+@dataclass
+class _Rows:
+    """One size's buffers. All int32 on the device."""
+
+    attend: PagedAttend
+    inputs_3B: Tensor
+    """Seats, positions and blocks; what the host writes."""
+    tokens_B: Tensor
+    positions_B: Tensor
+    next_B: Tensor
+    """Where the sampled tokens will stand."""
+    out_2B: Tensor
+    """Sampled tokens, and whether they are valid; what the host reads."""
+
+
+class DecodeGraphs:
+    """All sizes. `run` computes one step."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        attention: str,
+        seats: DeviceSeatTables,
+        staging: Staging,
+        sizes: Sequence[int],
+        capture: Capture | None,
+    ) -> None:
+        """`sizes`: rising; `capture` None: every step runs without graphs."""
+        self.model, self.cache, self.attention = model, cache, attention
+        self.seats, self.staging, self.sizes, self.capture = seats, staging, tuple(sizes), capture
+        self.graphs: dict[Kind, Replay] = {}
+        self.logits: dict[Kind, Tensor] = {}
+        """Where a graph without sampler leaves its logits."""
+        self.rows: dict[int, _Rows] = {}
+        longest = self.sizes[-1]
+        device = staging.device
+        self.inputs = torch.full((3 * longest,), -1, dtype=torch.int32, device=device)
+        self.outputs = torch.zeros(5 * longest, dtype=torch.int32, device=device)
+        self.warmed = 0
+
+    def size_for(self, num_rows: int) -> int | None:
+        """The smallest size that holds so many rows."""
+        return next((size for size in self.sizes if size >= num_rows), None)
+
+    def run(self, kind: Kind, seats_B: np.ndarray, positions_B: np.ndarray, blocks_B: np.ndarray) -> Tensor:
+        """Sampled tokens and validity [2, size], or the logits [size, V]: valid until the next step."""
+        rows = self._rows(kind.size)
+        inputs = np.zeros((3, kind.size), dtype=np.int32)
+        inputs[0, len(seats_B) :] = -1
+        inputs[:, : len(seats_B)] = seats_B, positions_B, blocks_B
+        self.staging.fill(rows.inputs_3B, inputs)
+        if kind in self.graphs:
+            self.graphs[kind]()
+            return rows.out_2B if kind.samples else self.logits[kind]
+        result = self._compute(kind, rows)
+        if self.capture is not None:
+            self._make(kind, rows)
+        return result
+
+    def warm(self, kinds: Sequence[Kind]) -> bool:
+        """Capture the first of `kinds` that is missing. False: there is none."""
+        missing = next((kind for kind in kinds if kind not in self.graphs), None)
+        if missing is None or self.capture is None:
+            return False
+        rows = self._rows(missing.size)
+        rows.inputs_3B.view(3, -1)[0].fill_(-1)
+        self._compute(missing, rows)  # whatever is compiled or allocated at a first call must not be captured
+        self._make(missing, rows)
+        return True
+
+    def _make(self, kind: Kind, rows: _Rows) -> None:
+        assert self.capture is not None
+
+        def body() -> None:
+            result = self._compute(kind, rows)
+            if not kind.samples:
+                self.logits[kind] = result
+
+        self.graphs[kind] = self.capture(body)
+
+    def _compute(self, kind: Kind, rows: _Rows) -> Tensor:
+        """Launch everything; nothing here depends on numbers that only the host knows."""
+        self._enter(rows)
+        hidden_BD = self.model(rows.tokens_B, rows.positions_B, rows.attend)
+        logits_BV = self.model.logits(hidden_BD)
+        if not kind.samples:
+            return logits_BV
+        from stoker.engine import step_kernels  # imports triton, which a machine without a GPU may lack
+
+        seats_B = rows.inputs_3B[0]
+        sampled = self.model.ops.sample(
+            logits_BV,
+            SampleRows(seats_B, rows.next_B, kind.filtered),
+            self.seats.sampling,
+            None,
+            self.seats.tokens_SL,
+        )
+        step_kernels.finish_rows(
+            seats_B, rows.next_B, sampled.tokens, sampled.valid, self.seats.stops_SE, self.seats.ended_S, rows.out_2B
+        )
+        return rows.out_2B
+
+    def _enter(self, rows: _Rows) -> None:
+        from stoker.engine import step_kernels  # as above
+
+        attend, size = rows.attend, len(rows.tokens_B)
+        step_kernels.decode_inputs(
+            rows.inputs_3B,
+            self.seats.tokens_SL,
+            self.seats.tables_SC,
+            self.seats.ended_S,
+            tokens_B=rows.tokens_B,
+            positions_B=rows.positions_B,
+            next_B=rows.next_B,
+            slots_B=attend.slots,
+            seq_lens_B=attend.seq_lens,
+            block_tables_BC=attend.block_tables,
+            block_size=self.cache.block_size,
+        )
+        attend.adopt(
+            num_tokens=size,
+            num_sequences=size,
+            max_query_len=1,
+            max_seq_len=attend.size.max_blocks * self.cache.block_size,
+        )
+
+    def _rows(self, size: int) -> _Rows:
+        """Made at a size's first use. Different sizes share one piece of memory for inputs and outputs."""
+        if size not in self.rows:
+            limits = PagedSize(max_tokens=size, max_sequences=size, max_blocks=self.seats.tables_SC.shape[1])
+            attend = PagedAttend(self.model.ops, self.attention, self.cache, limits)
+            attend.query_start.copy_(torch.arange(size + 1))
+            tokens_B, positions_B, next_B, out_2B = torch.split(self.outputs[: 5 * size], (size, size, size, 2 * size))
+            inputs_3B = self.inputs[: 3 * size].view(3, size)
+            self.rows[size] = _Rows(attend, inputs_3B, tokens_B, positions_B, next_B, out_2B.view(2, size))
+        return self.rows[size]
+
+
+def decode_sizes(num_seats: int) -> tuple[int, ...]:
+    """1, 2, 4, then every 8 rows up to 256, then every 32, and the number of seats itself."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, num_seats, 32)]
+    return (*(size for size in sizes if size < num_seats), num_seats)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.api.access import read_kubeconfig
-from e2e.api.api_client import ApiClient
 from e2e.api.plane import Plane
+from e2e.api.world import NewWorld, Story, world
 from e2e.cluster.control_plane import ControlPlane
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -33,15 +32,17 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 
 @pytest.fixture
-def namespace(plane: Plane) -> str:
-    """A new namespace in which pods may be made."""
-    name = f"test-{next(_numbers)}"
-    asyncio.run(_make_namespace(plane, name))
-    return name
+def new_world(plane: Plane, tmp_path: Path) -> NewWorld:
+    """Makes surroundings with a namespace of their own: `async with new_world() as world`."""
+    return lambda: world(plane, f"test-{next(_numbers)}", tmp_path)
 
 
-async def _make_namespace(plane: Plane, name: str) -> None:
-    async with ApiClient(read_kubeconfig(plane.kubeconfig)) as api:
-        await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}}
-        await api.create(account)
+@pytest.fixture
+def run(new_world: NewWorld) -> Callable[[Story], None]:
+    """Tells a story in new surroundings."""
+
+    async def whole(story: Story) -> None:
+        async with new_world() as found:
+            await story(found)
+
+    return lambda story: asyncio.run(whole(story))

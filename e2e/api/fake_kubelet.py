@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import aiohttp
+
 from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.fake_agents import FakeAgents
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -72,7 +74,7 @@ class FakeKubelet:
                         await self._handle(pod)
                     elif kind == "ERROR":
                         break
-            except OSError:
+            except aiohttp.ClientError:
                 pass
             listed = await self._list_again()
 
@@ -80,7 +82,7 @@ class FakeKubelet:
         while True:
             try:
                 return await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")
-            except (OSError, ApiRefused):
+            except (aiohttp.ClientError, ApiRefused):
                 await asyncio.sleep(0.05)
 
     async def _handle(self, pod: Object) -> None:
@@ -94,7 +96,7 @@ class FakeKubelet:
         except ApiRefused as refused:
             if refused.code not in (404, 409):
                 raise
-        except OSError:
+        except aiohttp.ClientError:
             return
 
     async def _start(self, pod: Object) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,11 @@ class Running:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    async def rest(self, quiet_s: float = 0.4, within_s: float = 20) -> None:
+    async def rest(self, quiet_s: float = 0.3, within_s: float = 20) -> None:
         """Until it has asked nothing for a while and has nothing to do."""
         async with asyncio.timeout(within_s):
+            for informer in self.operator.informers:
+                await informer.synced.wait()
             calls, quiet = -1, 0.0
             while quiet < quiet_s or not self.operator.queue.idle:
                 await asyncio.sleep(0.05)
@@ -103,7 +105,7 @@ class World:
         """An operator for the test's namespace, behind a proxy of its own."""
         clock = clock or SystemClock()
         async with FaultProxy(self.plane.access, plan) as proxy:
-            file = write_kubeconfig(self.folder / f"proxy-{next(self._numbers)}.yaml", proxy.url)
+            file = write_kubeconfig(self.folder / f"{self.namespace}-{next(self._numbers)}.yaml", proxy.url)
             connection = Connection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
             cluster = KubeCluster(connection, PodHttp(new_private_key(), clock, lambda: str(random.random())))
             operator = Operator(
@@ -124,11 +126,17 @@ class World:
         )
 
 
+Story = Callable[[World], Awaitable[None]]
+NewWorld = Callable[[], AbstractAsyncContextManager[World]]
+
+
 @asynccontextmanager
 async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[World]:
-    """Kubelet and programs are at work while it is open."""
-    async with ApiClient(plane.access) as api, FakeAgents() as agents, FakeKubelet(api, namespace, agents) as kubelet:
-        yield World(plane, api, namespace, folder, agents, kubelet)
+    """A new namespace; kubelet and programs are at work while it is open."""
+    async with ApiClient(plane.access) as api, FakeAgents() as agents:
+        await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        async with FakeKubelet(api, namespace, agents) as kubelet:
+            yield World(plane, api, namespace, folder, agents, kubelet)
 
 
 async def eventually(reached: Reached, within_s: float = 20, what: str = "") -> None:
@@ -151,3 +159,34 @@ def job(name: str = "run", **spec: Any) -> Object:
     return changed(
         JOB, {"metadata.name": name, "spec.workers": {"replicas": 2}, "spec.training.totalSteps": 100, **changes}
     )
+
+
+async def all_of(one: Callable[[int], Awaitable[None]], numbers: Iterable[int], at_once: int = 6) -> None:
+    """The same story with every number, some at the same time.
+
+    Raises:
+        AssertionError: naming the numbers that failed, from the first failure.
+    """
+    slots = asyncio.Semaphore(at_once)
+    failures: dict[int, Exception] = {}
+
+    async def guarded(number: int) -> None:
+        async with slots:
+            try:
+                await one(number)
+            except Exception as failure:  # noqa: BLE001 - told together below
+                failures[number] = failure
+
+    await asyncio.gather(*(guarded(number) for number in numbers))
+    if failures:
+        raise AssertionError(f"failed with {failures}") from next(iter(failures.values()))
+
+
+class ScaledClock(SystemClock):
+    """Sleeps pass `factor` times faster; the time that is told is the machine's."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self.factor)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
 from stoker.operator.observe import interested, observe, only_progress
 from stoker.operator.plan import Key, Object
@@ -103,16 +105,26 @@ def test_whoever_sees_an_object_looks_again_when_it_changes() -> None:
                 assert key in interested(store, found), (key, key_of(found))
 
 
-def test_a_checkpoint_that_waits_for_its_save_follows_the_trainer() -> None:
+@pytest.mark.parametrize(
+    ("status", "follows"),
+    [
+        ({}, True),
+        ({"phase": "Saving"}, True),
+        ({"phase": "Complete"}, True),
+        ({"phase": "Complete", "verifiedAt": "2026-01-01T00:00:00Z"}, False),
+        ({"phase": "Corrupt"}, False),
+    ],
+)
+def test_a_checkpoint_follows_the_trainer_until_its_save_is_read_back(status: dict[str, str], follows: bool) -> None:
     store = world()
     pod = store.get(Key("Pod", NAMESPACE, "trainer-0"))
     assert pod is not None
-    assert Key("Checkpoint", NAMESPACE, "save") in interested(store, pod)
     saved = thing("Checkpoint", "save", job_uid="uid-job")
     saved["metadata"]["resourceVersion"] = "2"
-    saved["status"] = {"phase": "Complete"}
+    saved["status"] = status
     store.put(saved)
-    assert interested(store, pod) == {Key("TrainingJob", NAMESPACE, "job")}
+    save = {Key("Checkpoint", NAMESPACE, "save")} if follows else set()
+    assert interested(store, pod) == {Key("TrainingJob", NAMESPACE, "job")} | save
 
 
 def test_moving_figures_concern_the_job_alone() -> None:

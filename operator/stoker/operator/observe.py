@@ -29,11 +29,15 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
     for found in _around(store, resource, keys_config_map):
         around[key_of(found)] = found
     around.pop(key, None)
+    for pod in [found for found in around.values() if found["kind"] == "Pod"]:
+        around.update((node, found) for node in store.references_of(key_of(pod)) if (found := store.get(node)))
     return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s))
 
 
 def interested(store: Store, changed: Object) -> set[Key]:
     """The resources whose reconcile looks at `changed`."""
+    if changed["kind"] == "Node":
+        return {key for pod in store.referring_to(key_of(changed)) for key in interested(store, pod)}
     keys = {*_owners(changed), *_labelled(changed), *_both_ways(store, changed)}
     if changed["kind"] in OURS:
         keys.add(key_of(changed))
@@ -44,6 +48,11 @@ def interested(store: Store, changed: Object) -> set[Key]:
         uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
         keys |= _keys(found for found in store.labelled(DEPLOYMENT_UID, uid) if found["kind"] == "EnginePool")
     return keys
+
+
+def only_heartbeat(old: Object, new: Object) -> bool:
+    """Whether a node says that it is as it was."""
+    return new["kind"] == "Node" and old.get("status") == new.get("status")
 
 
 def only_progress(old: Object, new: Object) -> bool:
@@ -67,8 +76,9 @@ def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Ob
 
 
 def _around_job(store: Store, job: Object) -> Iterator[Object]:
-    """Its pods, tasks and Checkpoints by label, adopted or not."""
-    return iter(store.labelled(JOB_UID, job["metadata"]["uid"]))
+    """Its pods, tasks and Checkpoints by label, adopted or not; pods that were evicted leave their last word."""
+    yield from store.gone(JOB_UID, job["metadata"]["uid"])
+    yield from store.labelled(JOB_UID, job["metadata"]["uid"])
 
 
 def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
@@ -144,14 +154,15 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
     if _role(changed) == "trainer":
         job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
         saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID)), *store.referring_to(job)]
-        yield from _keys(found for found in saves if _waits_for_save(found))
+        yield from _keys(found for found in saves if _waits_for_word(found))
 
 
-def _waits_for_save(found: Object) -> bool:
-    return found["kind"] == "Checkpoint" and (found.get("status") or {}).get("phase", "Pending") in (
-        "Pending",
-        "Saving",
-    )
+def _waits_for_word(found: Object) -> bool:
+    """A Checkpoint that the trainer may say something new about: its save is wanted, or not read back yet."""
+    status = found.get("status") or {}
+    phase = status.get("phase", "Pending")
+    unverified = phase == "Complete" and not status.get("verifiedAt")
+    return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or unverified)
 
 
 def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:

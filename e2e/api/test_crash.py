@@ -1,0 +1,65 @@
+"""The operator dies between any two writes: its successor carries on, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from e2e.api.faults import AtWrite, Hang, NoFaults
+from e2e.api.training_story import assert_at_rest, assert_once, begin, to_the_end
+from e2e.api.world import NewWorld, Running, Story, World, all_of
+
+WRITES = 24
+"""A job of two pods takes about 21 writes from its first status to its last event; what lies behind the last is no crash."""
+
+
+async def with_a_crash(world: World, write: int) -> bool:
+    """The whole life of a job, in which the first operator dies once its n-th write is done, before it hears of it. Whether it came to that."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(world.operator(AtWrite(write, Hang())))
+        await begin(world)
+        life = asyncio.create_task(to_the_end(world))
+        crash = asyncio.create_task(first.proxy.hung.wait())
+        await asyncio.wait((life, crash), return_when=asyncio.FIRST_COMPLETED)
+        crashed = crash.done()
+        crash.cancel()
+        last = await _successor(world, first, stack) if crashed else first
+        await life
+        await assert_once(world)
+        await assert_at_rest(last)
+        return crashed
+
+
+async def _successor(world: World, first: Running, stack: AsyncExitStack) -> Running:
+    await first.crash()
+    return await stack.enter_async_context(world.operator())
+
+
+def test_a_leader_may_die_after_any_write(new_world: NewWorld) -> None:
+    crashes: list[int] = []
+
+    async def one(write: int) -> None:
+        async with new_world() as world:
+            if await with_a_crash(world, write):
+                crashes.append(write)
+
+    asyncio.run(all_of(one, range(1, WRITES + 1)))
+    assert set(range(1, 18)) <= set(crashes)
+
+
+def test_a_successor_starts_before_the_dead_leaders_last_write_is_done(run: Callable[[Story], None]) -> None:
+    """The last request of the old leader is still on its way when the new one has done the same already."""
+
+    async def story(world: World) -> None:
+        async with world.operator(AtWrite(6, Hang(after=False))) as first:
+            await begin(world)
+            life = asyncio.create_task(to_the_end(world))
+            await first.proxy.hung.wait()
+            async with world.operator() as second:
+                await life
+                first.proxy.plan = NoFaults()
+                await assert_once(world)
+                await assert_at_rest(second)
+
+    run(story)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
@@ -64,10 +65,19 @@ class RotaryRows:
 class PackedAttend:
     """The trainer's attention: whole sequences packed one after another, no cache, differentiable. Built once per micro-batch."""
 
-    def __init__(self, ops: Ops, attention: str, cu_seqlens: Tensor, max_seqlen: int | None = None) -> None:
-        """`attention`: auto | stoker | sdpa. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing."""
-        self.ops, self.attention = ops, ops.attention(attention)
-        self.sequences = pack_sequences(cu_seqlens, max_seqlen)
+    def __init__(
+        self,
+        ops: Ops,
+        attention: str,
+        cu_seqlens: Tensor,
+        max_seqlen: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """`attention`: auto, or what `ops.attention` allows. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing; on the host, with the tokens' `device`, it costs no wait."""
+        self.ops = ops
+        self.attention = None if attention == "auto" else ops.attention(attention)
+        """None: by dtype, at the call."""
+        self.sequences = pack_sequences(cu_seqlens, max_seqlen, device)
         self.rotary = RotaryRows()
 
     def __call__(

@@ -7,6 +7,7 @@ T tokens, D input size, E output size, N heads, K kv heads, H head_dim, F ffn, V
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, cast
 
@@ -16,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
-from stoker.model.kernels.sequences import PackedSequences, PagedSequences
+from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
 
 KernelsName = Literal["reference", "fused"]
 AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
@@ -25,10 +26,18 @@ AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
 ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
     ("reference", False): ("sdpa",),
     ("reference", True): ("stoker",),
-    ("fused", False): ("cudnn", "flash", "stoker"),
+    ("fused", False): ("flash", "cudnn", "stoker"),
     ("fused", True): ("stoker",),
 }
-"""What packed attention may be, by kernels and deterministic; `auto` is the first. Attention over the cache is always our own."""
+"""What packed attention may be, by kernels and deterministic. `auto` is the first that is installed and takes the dtype: `flash` needs flash-attn-4, and neither it nor `cudnn` takes float32."""
+
+PAGED_ATTENTION: dict[tuple[KernelsName, bool], AttentionName] = {
+    ("reference", False): "sdpa",
+    ("reference", True): "stoker",
+    ("fused", False): "stoker",
+    ("fused", True): "stoker",
+}
+"""Attention over the cache: with fused kernels always our own."""
 
 
 class MissingKernel(ValueError):
@@ -79,7 +88,7 @@ class Kernels(Protocol):
         eps: float,
         cache: Tensor,
         layer: int,
-        sequences: PagedSequences,
+        sequences: PagedSequences | DeviceSequences,
     ) -> Tensor: ...
     def packed_attention(
         self,
@@ -96,7 +105,7 @@ class Kernels(Protocol):
         q_TNH: Tensor,
         cache: Tensor,
         layer: int,
-        sequences: PagedSequences,
+        sequences: PagedSequences | DeviceSequences,
         scale: float,
         window: int | None,
     ) -> Tensor: ...
@@ -144,16 +153,25 @@ class Ops:
     def __post_init__(self) -> None:
         object.__setattr__(self, "impl", choose_kernels(self.kernels, self.deterministic))
 
-    def attention(self, name: str) -> AttentionName:
-        """Check the choice of attention; `auto` takes the first of what this set of kernels allows."""
-        allowed = ATTENTION[self.kernels, self.deterministic]
+    def attention(
+        self, name: str, dtype: torch.dtype | None = None, program: Literal["packed", "paged"] = "packed"
+    ) -> AttentionName:
+        """Check the choice of attention over packed sequences (the trainer's) or over the cache (`paged`, the engine's), and resolve `auto` for the compute dtype (None: two bytes wide)."""
+        key = self.kernels, self.deterministic
+        allowed = (PAGED_ATTENTION[key],) if program == "paged" else ATTENTION[key]
         if name == "auto":
-            return allowed[0]
+            return next(choice for choice in allowed if is_built(choice, dtype))
         if name not in allowed:
             raise MissingKernel(
                 f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = {self.deterministic}; allowed: auto, {', '.join(allowed)}"
             )
-        return cast("AttentionName", name)
+        if name == "flash" and not is_built("flash", None):
+            raise MissingKernel(
+                "attention: 'flash' needs flash-attn-4, which is not installed; install stoker[trainer,flash] or choose cudnn or stoker"
+            )
+        if not is_built(name, dtype):
+            raise MissingKernel(f"attention: {name!r} does not take {dtype}; allowed: auto, stoker")
+        return name
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
         """y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights."""
@@ -220,7 +238,7 @@ class Ops:
         eps: float,
         cache: Tensor,
         layer: int,
-        sequences: PagedSequences,
+        sequences: PagedSequences | DeviceSequences,
     ) -> Tensor:
         """`rotate`, then k and v go to the sequences' slots of the cache [blocks, layers, 2, block_size, K, H]: the rotated q_TNH. No gradient.
 
@@ -251,7 +269,7 @@ class Ops:
             raise ValueError(
                 f"packed_attention: cu_seqlens ends at {sequences.bounds[-1]}, but there are {q_TNH.shape[0]} tokens"
             )
-        attention = attention or self.attention("auto")
+        attention = attention or self.attention("auto", q_TNH.dtype)
         return self.impl.packed_attention(q_TNH, k_TKH, v_TKH, sequences, scale, window, attention)
 
     def paged_attention(
@@ -259,14 +277,14 @@ class Ops:
         q_TNH: Tensor,
         cache: Tensor,
         layer: int,
-        sequences: PagedSequences,
+        sequences: PagedSequences | DeviceSequences,
         scale: float,
         window: int | None = None,
     ) -> Tensor:
         """Attend through the block tables over what is in the cache [blocks, layers, 2, block_size, K, H], the pass's own keys included: out_TNH. No gradient."""
         if cache.shape[-1] != q_TNH.shape[-1] or q_TNH.shape[1] % cache.shape[-2]:
             raise ValueError(f"paged_attention: q {tuple(q_TNH.shape)} does not fit cache {tuple(cache.shape)}")
-        if sequences.num_tokens != q_TNH.shape[0]:
+        if not sequences.fit(q_TNH.shape[0]):
             raise ValueError(
                 f"paged_attention: {sequences.num_tokens} tokens were prepared, q has {tuple(q_TNH.shape)}"
             )
@@ -375,6 +393,15 @@ def resolve_kernels(name: str, device_type: str = "cpu") -> KernelsName:
     if name == "auto":
         return "fused" if device_type == "cuda" else "reference"
     return cast("KernelsName", name)
+
+
+def is_built(attention: str, dtype: torch.dtype | None) -> bool:
+    """The package is there and takes the dtype. Nothing is imported: that takes seconds."""
+    if attention == "flash" and not (
+        importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
+    ):
+        return False
+    return attention not in ("flash", "cudnn") or dtype in (None, torch.bfloat16, torch.float16)
 
 
 def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:

@@ -83,14 +83,15 @@ def packed_attention(
     window: int | None,
     _attention: str = "sdpa",
 ) -> Tensor:
-    if sequences.places is None:
-        return attend_packed_group(q_TNH, k_TKH, v_TKH, sequences.groups[0], scale, window)
+    padded = sequences.padded
+    if padded.places is None:
+        return attend_packed_group(q_TNH, k_TKH, v_TKH, padded.groups[0], scale, window)
     outputs = []
-    for group in sequences.groups:
+    for group in padded.groups:
         assert group.token_rows is not None
         q, k, v = (x.index_select(0, group.token_rows) for x in (q_TNH, k_TKH, v_TKH))
         outputs.append(attend_packed_group(q, k, v, group, scale, window))
-    return torch.cat(outputs).index_select(0, sequences.places)
+    return torch.cat(outputs).index_select(0, padded.places)
 
 
 def attend_packed_group(

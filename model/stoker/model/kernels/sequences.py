@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from stoker.model.kernels.fused.attention.splits import DecodeScratch
 
 PADDING_LIMIT = 2
 """A sequence joins a group whose longest one is at most so many times longer."""
@@ -28,6 +31,15 @@ class PackedGroup:
 
 
 @dataclass(frozen=True)
+class PackedGroups:
+    """All sequences of a pass, for kernels that know no packing."""
+
+    groups: tuple[PackedGroup, ...]
+    places: Tensor | None
+    """int64 [T]: where each token stands among the groups' places, end to end; None: one group without padding."""
+
+
+@dataclass(frozen=True)
 class PackedSequences:
     """Whole sequences one after another."""
 
@@ -36,9 +48,15 @@ class PackedSequences:
     max_seqlen: int
     bounds: tuple[int, ...]
     """The same numbers as in cu_seqlens, on the host."""
-    groups: tuple[PackedGroup, ...]
-    places: Tensor | None
-    """int64 [T]: where each token stands among the groups' places, end to end; None: one group without padding."""
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        return [end - begin for begin, end in itertools.pairwise(self.bounds)]
+
+    @cached_property
+    def padded(self) -> PackedGroups:
+        """Made at first use: kernels that read cu_seqlens do without."""
+        return pad_sequences(self.bounds, self.lengths, self.cu_seqlens.device)
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PagedSequences:
-    """One engine step."""
+    """One engine step, planned on the host for kernels that gather whole sequences."""
 
     num_tokens: int
     slot_rows: Tensor
@@ -82,18 +100,63 @@ class PagedSequences:
     prefill: tuple[CachedSequence, ...]
     """The other sequences; in deterministic mode all of them, so that every token takes the same path."""
 
+    def fit(self, num_rows: int) -> bool:
+        """So many rows of q are this step's."""
+        return num_rows == self.num_tokens
 
-def pack_sequences(cu_seqlens: Tensor, max_seqlen: int | None = None) -> PackedSequences:
-    """Read the bounds and group the sequences by length. Raises ValueError where the bounds do not rise from 0."""
+
+@dataclass(frozen=True)
+class DeviceSequences:
+    """One engine step in buffers on the device, which kernels read by themselves. Launches follow from the host's numbers here, never from what is in the tensors."""
+
+    num_tokens: int
+    num_sequences: int
+    num_decodes: int
+    """The first so many sequences have one new token each, which are the first rows."""
+    query_start: Tensor
+    """int32 [S + 1]"""
+    seq_lens: Tensor
+    """int32 [S]; 0: padding."""
+    slots: Tensor
+    """int32 [T]: block id * block_size + offset; -1: padding, not written."""
+    block_tables: Tensor
+    """int32 [S, B]"""
+    scratch: DecodeScratch
+
+    @property
+    def is_decode(self) -> bool:
+        """One row per sequence: the step may be padded to more rows."""
+        return self.num_decodes == self.num_sequences
+
+    def fit(self, num_rows: int) -> bool:
+        """So many rows of q are this step's, padding included."""
+        most = min(len(self.seq_lens), len(self.slots)) if self.is_decode else self.num_tokens
+        return self.num_tokens <= num_rows <= most
+
+
+def pack_sequences(
+    cu_seqlens: Tensor, max_seqlen: int | None = None, device: torch.device | str | None = None
+) -> PackedSequences:
+    """Read the bounds; those on the host cost no wait. Raises ValueError where they do not rise from 0. `device`: the tokens', if not that of `cu_seqlens`."""
     bounds = tuple(int(bound) for bound in cu_seqlens.tolist())
     lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
     if not lengths or bounds[0] != 0 or min(lengths) < 1:
         raise ValueError(f"cu_seqlens must rise from 0, not {list(bounds[:8])}")
+    return PackedSequences(upload(cu_seqlens.to(torch.int32), device), max_seqlen or max(lengths), bounds)
+
+
+def upload(numbers: Tensor, device: torch.device | str | None) -> Tensor:
+    """To the device without waiting; torch keeps the pinned memory until the copy is done."""
+    device = numbers.device if device is None else torch.device(device)
+    if numbers.device.type == device.type:
+        return numbers
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
+def pad_sequences(bounds: tuple[int, ...], lengths: list[int], device: torch.device) -> PackedGroups:
     longest = max(lengths)
     if min(lengths) == longest:
-        return PackedSequences(
-            cu_seqlens, max_seqlen or longest, bounds, (PackedGroup(None, len(lengths), longest, {}),), None
-        )
+        return PackedGroups((PackedGroup(None, len(lengths), longest, {}),), None)
     groups, places = [], torch.empty(bounds[-1], dtype=torch.int64)
     used = 0
     for members in group_by_length(list(range(len(lengths))), lengths):
@@ -103,10 +166,8 @@ def pack_sequences(cu_seqlens: Tensor, max_seqlen: int | None = None) -> PackedS
             begin = used + number * group.padded_len
             places[bounds[i] : bounds[i + 1]] = torch.arange(begin, begin + lengths[i])
         used += len(group.token_rows)
-        groups.append(
-            PackedGroup(group.token_rows.to(cu_seqlens.device), group.num_sequences, group.padded_len, group.masks)
-        )
-    return PackedSequences(cu_seqlens, max_seqlen or longest, bounds, tuple(groups), places.to(cu_seqlens.device))
+        groups.append(PackedGroup(upload(group.token_rows, device), group.num_sequences, group.padded_len, group.masks))
+    return PackedGroups(tuple(groups), upload(places, device))
 
 
 def packed_group(members: list[int], bounds: tuple[int, ...], lengths: list[int]) -> PackedGroup:

@@ -4,7 +4,7 @@ The number of splits follows from the number of rows alone, so a launch can be c
 result repeats bitwise. S sequences, N heads, K kv heads, G = N / K, H head_dim.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,12 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
+from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits
 from stoker.model.kernels.fused.attention.tile import key_offsets, load_rows, softmax_step
-
-MAX_SPLITS = 32
-MIN_SPLITS = 4
-"""Also where there are programs enough: long sequences must not be the last to finish."""
-WANTED_PROGRAMS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +37,6 @@ def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
     return DecodeConfig(keys=64, split_keys=128, num_warps=4, num_stages=3)
 
 
-def num_splits(num_rows: int, num_kv_heads: int) -> int:
-    """Splits of each sequence in a launch over so many rows: a power of two."""
-    wanted = WANTED_PROGRAMS // max(1, num_rows * num_kv_heads)
-    return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
-
-
-class DecodeScratch:
-    """Where splits leave their parts: made once for a size, so that graphs keep the addresses."""
-
-    def __init__(self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
-        parts = max(rows * num_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1))
-        self.out = torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device)
-        self.sums = torch.empty(2 * parts * num_heads, dtype=torch.float32, device=device)
-        """Running maximum, then sum, of each part's heads."""
-        self.arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
-        """Splits that are done, per sequence and kv head; 0 between launches."""
-
-
 def attend_decode(
     q_TNH: Tensor,
     k: Tensor,
@@ -70,14 +48,10 @@ def attend_decode(
     num_sequences: int,
     scale: float,
     window: int | None,
-    query_start: Tensor | None = None,
     out_TNH: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
-    """out_TNH. k and v are [blocks, block_size, K, H] views of one layer.
-
-    Row i is sequence i; a sequence of length 0 gives zeros. With `query_start` [S + 1] (a mixed step) row query_start[i] is sequence i's, and sequences of several queries are left alone.
-    """
+    """out_TNH, whose row i is sequence i's query; further rows are not touched. k and v are [blocks, block_size, K, H] views of one layer. A sequence of length 0 gives zeros."""
     check_scale(scale)
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device) if out_TNH is None else out_TNH
     if num_sequences == 0:
@@ -94,7 +68,6 @@ def attend_decode(
         scratch.out,
         scratch.sums,
         scratch.arrived,
-        query_start,
         seq_lens,
         block_tables,
         scale * LOG2_E,
@@ -113,7 +86,6 @@ def attend_decode(
         HEAD_DIM=head_dim,
         H=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=k.shape[1],
-        IS_MIXED=query_start is not None,
         HAS_WINDOW=window is not None,
         PRECISION=precision(q_TNH.dtype),
         BLOCK_M=max(16, triton.next_power_of_2(group)),
@@ -128,7 +100,7 @@ def attend_decode(
     return out_TNH
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["seq_lens_ptr", "tables_ptr"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -137,7 +109,6 @@ def decode_kernel(
     part_out_ptr,
     part_sums_ptr,
     arrived_ptr,
-    query_start_ptr,
     seq_lens_ptr,
     tables_ptr,
     scale_log2,
@@ -156,7 +127,6 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    IS_MIXED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -171,16 +141,9 @@ def decode_kernel(
     split = tl.program_id(1)
     sequence = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + sequence)
-    if IS_MIXED:
-        token = tl.load(query_start_ptr + sequence)
-        if (tl.load(query_start_ptr + sequence + 1) - token != 1) | (seq_len == 0):
-            return
-    else:
-        token = sequence
+    begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
-    else:
-        begin = 0
     wanted = tl.minimum(tl.cdiv(seq_len - begin, MIN_KEYS), SPLITS)
     split_keys = tl.cdiv(tl.cdiv(seq_len - begin, tl.maximum(wanted, 1)), BLOCK_N) * BLOCK_N
     active = tl.cdiv(seq_len - begin, tl.maximum(split_keys, 1))  # rounding up may leave splits without keys
@@ -191,7 +154,7 @@ def decode_kernel(
     columns = tl.arange(0, H)
     is_row = rows < G
     head_rows = kv_head * G + rows
-    q_offsets = token.to(tl.int64) * stride_qt + head_rows.to(tl.int64) * stride_qh
+    q_offsets = sequence.to(tl.int64) * stride_qt + head_rows.to(tl.int64) * stride_qh
     q = load_rows(q_ptr, q_offsets, is_row, HEAD_DIM, H, True)
     first = begin + split * split_keys
     end = tl.minimum(first + split_keys, seq_len)
@@ -210,7 +173,7 @@ def decode_kernel(
             visible = visible & (keys >= seq_len - window)[None, :]
         out, biggest, total = softmax_step(q, k, v, out, biggest, total, visible, scale_log2, True, PRECISION)
 
-    out_rows = (token.to(tl.int64) * NUM_HEADS + head_rows) * HEAD_DIM
+    out_rows = (sequence.to(tl.int64) * NUM_HEADS + head_rows) * HEAD_DIM
     is_element = is_row[:, None] & (columns[None, :] < HEAD_DIM)
     if active <= 1:  # also a padded sequence, whose sum is 0
         out = out / tl.where(total > 0, total, 1.0)[:, None]
@@ -232,7 +195,7 @@ def decode_kernel(
                 task * SPLITS,
                 active,
                 out_ptr,
-                token.to(tl.int64) * NUM_HEADS + kv_head * G,
+                sequence.to(tl.int64) * NUM_HEADS + kv_head * G,
                 G,
                 HEAD_DIM,
                 H,

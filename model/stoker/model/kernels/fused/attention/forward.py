@@ -4,7 +4,7 @@ A query's result depends on its sequence alone: keys are taken in tiles of a fix
 So the bits are the same packed or paged, whole or in chunks, in whatever batch. T tokens, S sequences, N heads, K kv heads, G = N / K, H head_dim.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -60,15 +60,14 @@ def attend_forward(
     window: int | None,
     seq_lens: Tensor | None = None,
     block_tables: Tensor | None = None,
-    skips_single: bool = False,
     out_TNH: Tensor | None = None,
     lse_TN: Tensor | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
     """out_TNH, and into `lse_TN` (float32) the log2 of each row's sum where it is given.
 
-    Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B].
-    `skips_single` leaves sequences of one query to the decode kernel. Rows that belong to no sequence are not written.
+    Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B]; `query_start` may begin behind 0.
+    Rows that belong to no sequence are not written.
     """
     check_scale(scale)
     num_tokens, num_heads, head_dim = q_TNH.shape
@@ -109,7 +108,6 @@ def attend_forward(
         HEAD_DIM=head_dim,
         H=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=k.shape[1] if is_paged else 0,
-        SKIPS_SINGLE=skips_single,
         HAS_WINDOW=window is not None,
         PRECISION=precision(q_TNH.dtype),
         BLOCK_M=config.rows,
@@ -120,7 +118,10 @@ def attend_forward(
     return out_TNH
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_sequences", "window"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "tables_ptr"],
+)
 def forward_kernel(
     q_ptr,
     k_ptr,
@@ -147,7 +148,6 @@ def forward_kernel(
     HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SKIPS_SINGLE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -161,15 +161,11 @@ def forward_kernel(
     query_begin = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - query_begin
     first = (tile - query_begin // TILE_QUERIES - sequence) * TILE_QUERIES
-    if BLOCK_SIZE == 0:
-        seq_len = num_queries
-    else:
+    seq_len = num_queries
+    if BLOCK_SIZE > 0:
         seq_len = tl.load(seq_lens_ptr + sequence)
-    if (first >= num_queries) | (seq_len == 0):
+    if (first < 0) | (first >= num_queries) | (seq_len == 0):
         return
-    if SKIPS_SINGLE:
-        if num_queries == 1:
-            return
 
     rows = tl.arange(0, BLOCK_M)
     queries = first + rows // G

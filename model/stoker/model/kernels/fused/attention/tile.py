@@ -4,7 +4,7 @@ Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by s
 Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import triton

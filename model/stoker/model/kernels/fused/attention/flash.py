@@ -1,0 +1,32 @@
+"""Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled for each new kind of call."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from stoker.model.kernels.sequences import PackedSequences
+
+
+def attend_flash(
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
+) -> Tensor:
+    """Its backward adds gradients of q in any order, unless torch is asked for deterministic algorithms."""
+    flash = importlib.import_module("flash_attn.cute.interface")
+    out = flash.flash_attn_varlen_func(
+        q_TNH,
+        k_TKH,
+        v_TKH,
+        cu_seqlens_q=sequences.cu_seqlens,
+        cu_seqlens_k=sequences.cu_seqlens,
+        max_seqlen_q=sequences.max_seqlen,
+        max_seqlen_k=sequences.max_seqlen,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(None, None) if window is None else (window - 1, 0),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return cast("Tensor", out[0] if isinstance(out, tuple) else out)

@@ -1,0 +1,31 @@
+"""Into how many splits the keys of a decode step are cut, and where the splits leave their parts. Free of Triton, so that buffers can be planned anywhere."""
+
+from __future__ import annotations
+
+import torch
+
+MAX_SPLITS = 32
+MIN_SPLITS = 4
+"""Also where there are programs enough: the longest sequences must not be the last to finish."""
+WANTED_PROGRAMS = 4096
+
+
+def num_splits(num_rows: int, num_kv_heads: int) -> int:
+    """Splits of each sequence in a launch over so many rows: a power of two."""
+    wanted = WANTED_PROGRAMS // max(1, num_rows * num_kv_heads)
+    return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
+
+
+class DecodeScratch:
+    """Made once for a size, so that graphs keep the addresses; launches that follow one another on a stream may share it."""
+
+    def __init__(
+        self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device | str
+    ) -> None:
+        parts = max((rows * num_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1)), default=0)
+        self.out = torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device)
+        """[rows, K, splits, G, H]: weighted values of each split."""
+        self.sums = torch.empty(2 * parts * num_heads, dtype=torch.float32, device=device)
+        """[2, rows, K, splits, G]: running maximum, then sum."""
+        self.arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
+        """Splits that are done, per sequence and kv head; 0 between launches."""

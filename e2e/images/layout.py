@@ -45,7 +45,7 @@ class Layout:
         """An archive that `ctr images import` takes: the image under `name`, and of its blobs only `digests`."""
         entry = {**descriptor, "annotations": {IMAGE_NAME: name, REF_NAME: name.rpartition(":")[2]}}
         index = {"schemaVersion": 2, "manifests": [entry]}
-        with tarfile.open(fileobj=stream, mode="w|", copybufsize=COPY_BYTES, bufsize=COPY_BYTES) as archive:
+        with tarfile.open(fileobj=stream, mode="w|", bufsize=COPY_BYTES) as archive:
             _add(archive, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
             for digest in digests:
                 archive.add(self.blob(digest), f"blobs/{digest.replace(':', '/')}")

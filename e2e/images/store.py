@@ -107,7 +107,18 @@ class ImageStore:
         start = time.monotonic()
         layout = Layout(self.folder / "layout")
         ref = name.rpartition("/")[2].replace(":", "-")
-        run(["buildah", "push", "--quiet", "--disable-compression", name, f"oci:{layout.folder}:{ref}"], what=name)
+        # Layers stay uncompressed: packing and unpacking them took most of the time, and only so are they recognised in the layout.
+        run(
+            [
+                "skopeo",
+                "copy",
+                "--quiet",
+                "--dest-oci-accept-uncompressed-layers",
+                f"containers-storage:{name}",
+                f"oci:{layout.folder}:{ref}",
+            ],
+            what=name,
+        )
         descriptor = layout.manifest(ref)
         digests = layout.digests(descriptor)
         missing = [digest for digest in digests if not blob_path(self.root / CONTENT, digest).exists()]

@@ -1,0 +1,113 @@
+{{- define "stoker.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "stoker.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "stoker.name" .) .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "stoker.name" .) | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Names of what is not in a namespace: two releases of the same name in two namespaces do not meet. */}}
+{{- define "stoker.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "stoker.fullname" .) }}
+{{- end }}
+
+{{- define "stoker.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "stoker.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "stoker.labels" -}}
+{{ include "stoker.selectorLabels" . }}
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "stoker.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "stoker.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is needed with serviceAccount.create=false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* {image, chart} -> reference; a digest wins over a tag, no tag means the version of the chart's program. */}}
+{{- define "stoker.image" -}}
+{{- if .image.digest }}
+{{- printf "%s@%s" .image.repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" .image.repository (default .chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* The operator's configuration file; `.Values.config` has the last word. */}}
+{{- define "stoker.config" -}}
+{{- $controlKey := dict "secret" .Values.controlKey.secret "rotate_days" .Values.controlKey.rotateDays }}
+{{- if .Values.controlKey.existingSecret }}
+{{- $controlKey = dict "folder" "/etc/stoker-control-key" }}
+{{- end }}
+{{- $config := dict
+  "namespace" .Release.Namespace
+  "namespaces" .Values.watch.namespaces
+  "api" (dict "qps" .Values.api.qps "burst" .Values.api.burst)
+  "listen" (dict "host" "0.0.0.0" "port" 8080)
+  "lease" (dict "name" (include "stoker.fullname" .) "duration_s" .Values.leaderElection.durationSeconds "renew_deadline_s" .Values.leaderElection.renewDeadlineSeconds "retry_s" .Values.leaderElection.retrySeconds)
+  "control_key" $controlKey
+  "images" (dict
+    "runtime" (include "stoker.image" (dict "image" .Values.images.runtime "chart" .Chart))
+    "control" (include "stoker.image" (dict "image" .Values.images.control "chart" .Chart))
+    "pull_policy" .Values.images.pullPolicy
+    "pull_secrets" .Values.workloads.imagePullSecrets)
+  "routers" (dict "replicas" .Values.workloads.routers.replicas "resources" .Values.workloads.routers.resources)
+  "tasks" (dict "resources" .Values.workloads.tasks.resources "deadline_s" .Values.workloads.tasks.deadlineSeconds)
+  "pods" (dict "grace_period_s" .Values.workloads.gracePeriodSeconds "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds)
+  "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes)
+  "log_level" .Values.log.level
+  "log_format" .Values.log.format
+}}
+{{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson }}
+{{- end }}
+
+{{/* What the operator may do in each namespace that it looks after. */}}
+{{- define "stoker.workloadRules" -}}
+- apiGroups: [stoker.dev]
+  resources: [trainingjobs, checkpoints, inferencedeployments, enginepools]
+  verbs: [get, list, watch, patch]
+- apiGroups: [stoker.dev]
+  resources: [checkpoints, enginepools]
+  verbs: [create, delete]
+- apiGroups: [stoker.dev]  # ttlSecondsAfterFinished
+  resources: [trainingjobs]
+  verbs: [delete]
+- apiGroups: [stoker.dev]
+  resources: [trainingjobs/status, checkpoints/status, inferencedeployments/status, enginepools/status, enginepools/scale]
+  verbs: [get, update, patch]
+- apiGroups: [stoker.dev]  # owner references that block deletion
+  resources: [trainingjobs/finalizers, checkpoints/finalizers, inferencedeployments/finalizers, enginepools/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods, services, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]  # to say that a claim is missing
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
+{{- if .Values.watch.secrets }}
+- apiGroups: [""]  # to say that a Secret is missing; only metadata is asked for
+  resources: [secrets]
+  verbs: [list, watch]
+{{- end }}
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}

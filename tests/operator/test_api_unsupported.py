@@ -39,13 +39,14 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, ["not supported yet: spec.router.policy cacheAware"]),
     (
         "InferenceDeployment",
-        {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3}}]},
+        {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "slo"}}]},
         [
             "not supported yet: spec.pools[a].role prefill",
             "not supported yet: spec.pools[b].role decode",
-            "not supported yet: spec.pools[b].autoscaling",
+            "not supported yet: spec.pools[b].autoscaling.mode slo",
         ],
     ),
+    ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["not supported yet: spec.revisions[r].template.podsPerReplica 2"]),
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -381,3 +382,21 @@ def test_any_order_and_any_crash_point_converge(events: list[tuple[str, int]]) -
     assert serving.status["rollout"]["phase"] == "Completed"
     assert serving.cluster.plan(CHAT).empty
     assert serving.cluster.plan(POOL).empty
+
+
+@pytest.mark.parametrize(("autoscaling", "replicas"), [(None, 1), ({"max": 4, "mode": "external"}, 3)])
+def test_only_an_external_scaler_may_change_the_number_of_replicas(
+    autoscaling: dict[str, Any] | None, replicas: int
+) -> None:
+    pool = {"name": "main", "replicas": 1, **({"autoscaling": autoscaling} if autoscaling else {})}
+    serving = Serving(pools=[pool])
+    serving.checkpoint(10)
+    serving.rest()
+
+    def scale(spec: dict[str, Any]) -> None:
+        spec["replicas"] = 3
+
+    serving.cluster.change_spec(POOL, scale)
+    serving.rest()
+    assert serving.cluster.objects[POOL]["spec"]["replicas"] == len(serving.engines()) == replicas
+    assert (serving.status["phase"], serving.status["ready"]) == ("Serving", f"{replicas}/{replicas}")

@@ -62,7 +62,7 @@ SUPPORTED: Mapping[str, Mapping[str, Fits]] = {
         "pools[].role": _only("colocated"),
         "pools[].podsPerReplica": _only(1),
         **{f"pools[].parallelism.{axis}": _only(1) for axis in _SPREAD},
-        "pools[].autoscaling": _absent,
+        "pools[].autoscaling.mode": _only("external"),
         "router.policy": _only("leastPending", "roundRobin"),
         "rollout.type": _only("rolling"),
     },

@@ -45,7 +45,7 @@ def _report(view: DeploymentView, choice: ModelChoice | NoModel, rollout: Rollou
     serving = next((found for found in rollout.revisions if found.name == rollout.current), None)
     pools = tuple(_pool_summary(view, pool) for pool in view.deployment.spec.pools)
     health, phase, message = _judge(view, choice, rollout, router.ready, pools)
-    total = sum(pool.replicas for pool in view.deployment.spec.pools)
+    total = sum(pool.replicas for pool in pools)
     changes = {
         "phase": phase,
         "message": message,

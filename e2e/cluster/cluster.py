@@ -154,11 +154,15 @@ class Cluster:
                 raise ClusterError(f"node {spec.name} is there already")
             self.remove_node(spec.name)
         node = self._enlist(spec)
-        node.prepare(ImageStore.default())
-        node.open(self._plane(), binaries.bin_folder(), [busybox_archive(binaries.cache())], detached=self._detached)
-        node.join()
-        with self.api() as api:
-            self._welcome(api, node)
+        try:
+            node.prepare(ImageStore.default())
+            node.open(self._plane(), binaries.bin_folder(), [busybox_archive(binaries.cache())], detached=self._detached)
+            node.join()
+            with self.api() as api:
+                self._welcome(api, node)
+        except BaseException:
+            self.remove_node(spec.name)
+            raise
         self._route_services()
         return node
 

@@ -1,0 +1,192 @@
+"""Output layer and cross entropy: large products by cuBLAS (or the deterministic product), the softmax and its gradient by one kernel in place.
+
+Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's gradient where that is not one.
+T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from stoker.model.kernels.fused.log_softmax import row_statistics
+
+CHUNK_BYTES = 1100 * 2**20
+"""Logits of one chunk: 4,096 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
+ROW_MULTIPLE = 128
+BLOCK = 4096
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def chunked_cross_entropy(
+    product: Product,
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    weights_T: Tensor,
+    first_token: int,
+    group: ProcessGroup | None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T.
+
+    Tokens of weight 0 are left out. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
+    """
+    device = hidden_TD.device
+    wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
+    counted = weights_T.nonzero().squeeze(1).to(device, non_blocking=True)
+    targets, weights = targets_T.to(device, non_blocking=True), weights_T.to(device, non_blocking=True).float()
+    is_whole = len(counted) == len(weights)
+    chosen = (hidden_TD, targets, weights) if is_whole else tuple(x.index_select(0, counted) for x in (hidden_TD, targets, weights))
+    loss_sum, logprobs = ChunkedCrossEntropy.apply(
+        *chosen[:1], weight_VD, *chosen[1:], product, first_token, group, wants_grad, chunk_bytes
+    )
+    return loss_sum, weights.sum(), logprobs if is_whole else torch.zeros_like(weights).index_copy(0, counted, logprobs)
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Forward makes the gradients of loss_sum; backward only scales them, in place, and so can run once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        targets_T: Tensor,
+        weights_T: Tensor,
+        product: Product,
+        first_token: int,
+        group: ProcessGroup | None,
+        wants_grad: bool,
+        chunk_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        hidden_TD = hidden_TD.contiguous()
+        logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
+        grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
+        grad_weight: Tensor | None = None
+        chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
+        for chunk in chunks:
+            logits = product(hidden_TD[chunk], weight_VD)
+            softmax_in_place(logits, targets_T[chunk], weights_T[chunk], logprobs_T[chunk], first_token, group, wants_grad)
+            if grad_hidden is not None:  # the logits are their gradient now
+                torch.mm(logits, weight_VD, out=grad_hidden[chunk])
+                grad_weight = add_product(grad_weight, logits, hidden_TD[chunk], is_only=len(chunks) == 1)
+        if grad_hidden is not None:
+            if group is not None:
+                dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
+            grad_weight = torch.zeros_like(weight_VD) if grad_weight is None else grad_weight.to(weight_VD.dtype)
+            ctx.gradients = (grad_hidden, grad_weight)
+        ctx.mark_non_differentiable(logprobs_T)
+        return -(logprobs_T.double() * weights_T).sum().float(), logprobs_T
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _grad_logprobs: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("cross_entropy: backward ran before; its gradients were scaled in place and are gone")
+        gradients, ctx.gradients = ctx.gradients, None
+        wanted = [scale_(gradient, grad_loss) if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)]
+        return (*wanted, *(None,) * 7)
+
+
+def add_product(total: Tensor | None, grad_nV: Tensor, hidden_nD: Tensor, is_only: bool) -> Tensor:
+    """total + grad^T @ hidden. The sum over several chunks is float32."""
+    if is_only:
+        return grad_nV.t() @ hidden_nD
+    if grad_nV.dtype is torch.float32:
+        return grad_nV.t() @ hidden_nD if total is None else total.addmm_(grad_nV.t(), hidden_nD)
+    if total is None:
+        return torch.mm(grad_nV.t(), hidden_nD, out_dtype=torch.float32)
+    return torch.addmm(total, grad_nV.t(), hidden_nD, out_dtype=torch.float32)
+
+
+def slices(total: int, rows: int) -> list[slice]:
+    """Runs of about equal length, a multiple of ROW_MULTIPLE, of at most `rows` where that is more than one multiple."""
+    rows = max(ROW_MULTIPLE, rows // ROW_MULTIPLE * ROW_MULTIPLE)
+    count = triton.cdiv(total, rows)
+    each = triton.cdiv(triton.cdiv(total, max(count, 1)), ROW_MULTIPLE) * ROW_MULTIPLE
+    return [slice(begin, min(begin + each, total)) for begin in range(0, total, max(each, 1))]
+
+
+def softmax_in_place(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    weights_n: Tensor,
+    logprobs_n: Tensor,
+    first_token: int,
+    group: ProcessGroup | None,
+    wants_grad: bool,
+) -> None:
+    """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob)."""
+    statistics_3n = torch.empty(3, logits_nV.shape[0], dtype=torch.float32, device=logits_nV.device)
+    arguments = (logits_nV, targets_n, weights_n, statistics_3n, logprobs_n, logits_nV.shape[0], logits_nV.shape[1], first_token)
+    if group is None:
+        softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=True, WRITES=wants_grad, WHOLE=True, BLOCK=BLOCK, num_warps=8)
+        return
+    softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=True, WRITES=False, WHOLE=False, BLOCK=BLOCK, num_warps=8)
+    biggest_n, total_n, target_n = statistics_3n
+    own_n = biggest_n.clone()
+    dist.all_reduce(biggest_n, dist.ReduceOp.MAX, group=group)  # over tp
+    total_n.mul_(torch.exp(own_n - biggest_n))
+    dist.all_reduce(statistics_3n[1:], group=group)  # over tp: the target's logit is 0 on all ranks but one
+    logprobs_n.copy_(target_n - (biggest_n + total_n.log()))
+    if wants_grad:
+        softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, num_warps=8)
+
+
+def scale_(x: Tensor, factor: Tensor) -> Tensor:
+    """x *= factor, a scalar on the device; where it is one, nothing is read or written."""
+    if x.numel():
+        scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, factor.float(), x.numel(), BLOCK=BLOCK, num_warps=8)
+    return x
+
+
+@triton.jit(do_not_specialize=["num_rows", "first_token"])
+def softmax_kernel(
+    logits, targets, weights, statistics, logprobs, num_rows, columns, first_token,
+    READS: tl.constexpr, WRITES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: READS its maximum, sum and target logit (WHOLE: they are final), then WRITES the gradient from them."""
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * columns
+    target = (tl.load(targets + row) - first_token).to(tl.int32)
+    is_here = (target >= 0) & (target < columns)
+    if READS:
+        biggest, total = row_statistics(start, columns, BLOCK)
+        target_logit = tl.load(start + tl.where(is_here, target, 0)).to(tl.float32)
+        if WHOLE:
+            tl.store(logprobs + row, target_logit - (biggest + tl.log(total)))  # as log_softmax adds, to the bit
+        else:
+            tl.store(statistics + row, biggest)
+            tl.store(statistics + num_rows + row, total)
+            tl.store(statistics + 2 * num_rows + row, tl.where(is_here, target_logit, 0.0))
+    else:
+        biggest = tl.load(statistics + row)
+        total = tl.load(statistics + num_rows + row)
+    if WRITES:
+        weight = tl.load(weights + row)
+        factor = weight / total
+        tl.debug_barrier()  # the target's logit is read by all before one writes it
+        for begin in range(0, columns, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            inside = column < columns
+            values = tl.load(start + column, mask=inside, other=float("-inf")).to(tl.float32)
+            gradient = tl.exp(values - biggest) * factor - tl.where(column == target, weight, 0.0)
+            tl.store(start + column, gradient.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_kernel(x, factor, size, BLOCK: tl.constexpr):
+    scale = tl.load(factor)
+    if scale != 1.0:
+        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < size
+        values = tl.load(x + place, mask=inside).to(tl.float32) * scale
+        tl.store(x + place, values.to(x.dtype.element_ty), mask=inside)

@@ -1,0 +1,53 @@
+"""The fused kernels, one per operation: what `Ops("fused")` calls. Products are cuBLAS's where it is fast."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from stoker.model.kernels.fused.adam import adam_
+from stoker.model.kernels.fused.attention.packed import packed_attention
+from stoker.model.kernels.fused.attention.paged import paged_attention
+from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.fused.embedding import embedding
+from stoker.model.kernels.fused.linear import linear, pack
+from stoker.model.kernels.fused.log_softmax import log_softmax
+from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
+from stoker.model.kernels.fused.rotation import rotate, rotate_and_write
+from stoker.model.kernels.fused.sampler import sample
+from stoker.model.kernels.fused.squares import line_squares, sum_of_squares
+from stoker.model.kernels.fused.swiglu import swiglu
+
+__all__ = [
+    "adam_",
+    "add_rms_norm",
+    "cross_entropy",
+    "embedding",
+    "line_squares",
+    "linear",
+    "log_softmax",
+    "pack",
+    "packed_attention",
+    "paged_attention",
+    "rms_norm",
+    "rotate",
+    "rotate_and_write",
+    "sample",
+    "sum_of_squares",
+    "swiglu",
+]
+
+
+def cross_entropy(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    weights_T: Tensor,
+    first_token: int,
+    group: ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return chunked_cross_entropy(plain_product, hidden_TD, weight_VD, targets_T, weights_T, first_token, group)
+
+
+def plain_product(a_nd: Tensor, b_ed: Tensor) -> Tensor:
+    return a_nd @ b_ed.t()

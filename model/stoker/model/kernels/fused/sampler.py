@@ -1,0 +1,378 @@
+"""Choosing the next tokens without a sort and without a word to the host.
+
+A row is cut into splits of a fixed size, so its token does not depend on its batch. Plain sampling reads the logits once: `scan` gives each split's maximum and its sum of weights,
+`draw` finds the split and then the token where the cumulative sum passes the random number, in the order of the vocabulary. With top-k, top-p or min-p a search for the row's threshold
+and a second sum stand between. B rows, S seats, V vocabulary, L longest sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, SampleRows, SamplingTable
+
+SPLIT = 4096
+"""Logits of one split."""
+SEARCH_BLOCK = 4096
+"""Logits that the search for a threshold takes at once."""
+COUNT_TOKENS = 1024
+"""Tokens of the history that one program counts."""
+KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}
+"""Leading bits of a float32 that a logit can fill: the search ends when it knows them."""
+IN_PROMPT = tl.constexpr(1 << 30)
+"""Flag in a token's count: it stands in the prompt. The count itself is of the output."""
+
+
+def sample(
+    logits_BV: Tensor,
+    rows: SampleRows,
+    table: SamplingTable,
+    adjustments: Adjustments | None,
+    into_SL: Tensor | None,
+) -> SampledTokens:
+    num_rows, vocab_size = logits_BV.shape
+    device = logits_BV.device
+    tokens_B = torch.empty(num_rows, dtype=torch.int64, device=device)
+    valid_B = torch.empty(num_rows, dtype=torch.bool, device=device)
+    if not num_rows:
+        return SampledTokens(tokens_B, valid_B)
+    logits = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
+    if adjustments is not None:
+        logits = adjust(logits, rows, table, adjustments)
+    splits = triton.cdiv(vocab_size, SPLIT)
+    biggest, totals = (torch.empty(num_rows, splits, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64))
+    best_tokens = torch.empty(num_rows, splits, dtype=torch.int32, device=device)
+    thresholds = torch.empty(num_rows if rows.filtered else 0, dtype=torch.float32, device=device)
+    common = (logits, rows.seats, table.numbers, biggest, best_tokens, totals, thresholds, logits.stride(0), vocab_size, splits)
+    scan_kernel[(num_rows, splits)](*common, FILTERED=False, SPLIT=SPLIT, num_warps=4)
+    all_splits = triton.next_power_of_2(splits)
+    if rows.filtered:
+        threshold_kernel[(num_rows,)](*common, BITS=KEY_BITS[logits.dtype], SPLITS=all_splits, BLOCK=SEARCH_BLOCK, num_warps=16)
+        scan_kernel[(num_rows, splits)](*common, FILTERED=True, SPLIT=SPLIT, num_warps=4)
+    draw_kernel[(num_rows,)](
+        *common,
+        table.keys,
+        rows.positions,
+        tokens_B,
+        valid_B,
+        into_SL,
+        0 if into_SL is None else into_SL.stride(0),
+        FILTERED=rows.filtered,
+        WRITES=into_SL is not None,
+        SPLITS=all_splits,
+        SPLIT=SPLIT,
+        num_warps=4,
+    )
+    return SampledTokens(tokens_B, valid_B)
+
+
+def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustments: Adjustments) -> Tensor:
+    """The logits in float32 with what is added to some and the penalties of those that were seen."""
+    num_rows, vocab_size = logits_BV.shape
+    adjusted = logits_BV.float() if logits_BV.dtype is not torch.float32 else logits_BV.clone()
+    add_kernel[(num_rows,)](
+        adjusted,
+        adjustments.entry_start,
+        adjustments.entry_tokens,
+        adjustments.entry_biases,
+        vocab_size,
+        BLOCK=128,
+        num_warps=4,
+    )
+    if adjustments.penalised:
+        counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits_BV.device)
+        history = adjustments.history
+        count_kernel[(num_rows, triton.cdiv(history.shape[1], COUNT_TOKENS))](
+            counts,
+            rows.seats,
+            rows.positions,
+            table.numbers,
+            history,
+            adjustments.num_prompt,
+            history.stride(0),
+            vocab_size,
+            BLOCK=COUNT_TOKENS,
+            num_warps=4,
+        )
+        penalise_kernel[(num_rows, triton.cdiv(vocab_size, SPLIT))](
+            adjusted, counts, rows.seats, table.numbers, vocab_size, BLOCK=SPLIT, num_warps=4
+        )
+    return adjusted
+
+
+NUM_NUMBERS = tl.constexpr(len(NUMBERS))
+TEMPERATURE = tl.constexpr(NUMBERS.index("temperature"))
+TOP_P = tl.constexpr(NUMBERS.index("top_p"))
+TOP_K = tl.constexpr(NUMBERS.index("top_k"))
+MIN_P = tl.constexpr(NUMBERS.index("min_p"))
+PRESENCE = tl.constexpr(NUMBERS.index("presence_penalty"))
+FREQUENCY = tl.constexpr(NUMBERS.index("frequency_penalty"))
+REPETITION = tl.constexpr(NUMBERS.index("repetition_penalty"))
+
+
+@triton.jit
+def row_numbers(numbers, seat):
+    """Where the numbers of a seat begin; those of seat 0 for padding."""
+    return numbers + tl.maximum(seat, 0).to(tl.int64) * NUM_NUMBERS
+
+
+@triton.jit
+def row_temperature(numbers, seat):
+    """What divides the logits: 1 for greedy rows, whose draw is not used."""
+    temperature = tl.load(row_numbers(numbers, seat) + TEMPERATURE)
+    return tl.where(temperature == 0.0, 1.0, temperature)
+
+
+@triton.jit
+def larger(value, token, other_value, other_token):
+    """Of two logits the larger, of equal ones the earlier token; a nan is larger than any number."""
+    is_nan, other_is_nan = value != value, other_value != other_value
+    wins = (is_nan & ~other_is_nan) | (value > other_value)
+    ties = (value == other_value) | (is_nan & other_is_nan)
+    takes = wins | (ties & (token < other_token))
+    return tl.where(takes, value, other_value), tl.where(takes, token, other_token)
+
+
+@triton.jit
+def scan_kernel(
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
+    FILTERED: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the threshold, against the row's largest."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = split * SPLIT + tl.arange(0, SPLIT)
+    inside = token < vocab_size
+    values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+    temperature = row_temperature(numbers, tl.load(seats + row))
+    if FILTERED:
+        base = tl.load(biggest + row * splits)  # of the whole row: the search left it there
+        inside = inside & (values >= tl.load(thresholds + row))
+    else:
+        base, best_token = tl.reduce((values, token), 0, larger)
+        tl.store(biggest + row * splits + split, base)
+        tl.store(best_tokens + row * splits + split, best_token)
+    scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
+    weights = tl.where(inside & (base > float("-inf")), tl.exp(scaled), 0.0)
+    tl.store(totals + row * splits + split, tl.sum(weights.to(tl.float64), 0))
+
+
+@triton.jit
+def ordered(values):
+    """int32 that are ordered as the float32 are."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def logit_of(key, step: tl.constexpr):
+    """The logit whose ordered bits begin with `key`; those of a negative one end in ones."""
+    keys = key << step
+    keys |= (keys >> 31) & ((1 << step) - 1)
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def above(row, vocab_size, key, base, temperature, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many logits of a row have at least this key, or the sum of their weights."""
+    sums = tl.zeros([BLOCK], dtype=tl.int32 if COUNTS else tl.float64)
+    for begin in range(0, vocab_size, BLOCK):
+        token = begin + tl.arange(0, BLOCK)
+        values = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
+        taken = (ordered(values) >= key) & (token < vocab_size)
+        if COUNTS:
+            sums += taken.to(tl.int32)
+        else:
+            weights = tl.exp(tl.div_rn(values, temperature) - tl.div_rn(base, temperature))
+            sums += tl.where(taken, weights, 0.0).to(tl.float64)
+    return tl.sum(sums, 0)
+
+
+@triton.jit
+def threshold_kernel(
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
+    BITS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: the smallest logit that min-p, top-k and top-p leave, by halving the range of the ordered keys. A key of 16-bit logits has 16 bits that count."""
+    row = tl.program_id(0).to(tl.int64)
+    seat = tl.load(seats + row)
+    own = row_numbers(numbers, seat)
+    temperature = row_temperature(numbers, seat)
+    top_p, min_p = tl.load(own + TOP_P), tl.load(own + MIN_P)
+    limit = tl.load(own + TOP_K).to(tl.int32)
+    limit = tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
+    split = tl.arange(0, SPLITS)
+    maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
+    base = tl.max(maxima, 0)
+    is_greedy = tl.load(own + TEMPERATURE) == 0.0
+    start = logits + row * stride
+    step: tl.constexpr = 32 - BITS
+    top = ordered(base) >> step
+    found = tl.full([], -2147483648, dtype=tl.int32) >> step  # keys from here on are taken; all of them at first
+    limited = (limit < vocab_size) & (seat >= 0) & (is_greedy == 0)
+    if limited:  # the largest key that still leaves `limit` logits
+        beyond = top + 1
+        while beyond - found > 1:
+            middle = ((found.to(tl.int64) + beyond.to(tl.int64)) >> 1).to(tl.int32)
+            if above(start, vocab_size, middle << step, base, temperature, True, BLOCK) >= limit:
+                found = middle
+            else:
+                beyond = middle
+    if (top_p < 1.0) & (seat >= 0) & (is_greedy == 0):
+        if limited:  # equal logits at the limit: only as many of them count as it leaves
+            next_key = (found + 1) << step
+            has_next = found < top
+            more = tl.full([], 0.0, dtype=tl.float64)
+            count = tl.full([], 0, dtype=tl.int32)
+            if has_next:
+                more = above(start, vocab_size, next_key, base, temperature, False, BLOCK)
+                count = above(start, vocab_size, next_key, base, temperature, True, BLOCK)
+            at_limit = tl.exp(tl.div_rn(logit_of(found, step), temperature) - tl.div_rn(base, temperature))
+            total = more + (limit - count).to(tl.float64) * at_limit
+        else:
+            scale = tl.exp(tl.div_rn(maxima, temperature) - tl.div_rn(base, temperature))
+            sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
+            total = tl.sum(tl.where(maxima > float("-inf"), sums * scale, 0.0), 0)
+        wanted = top_p.to(tl.float64) * total
+        beyond = top + 1
+        while beyond - found > 1:
+            middle = ((found.to(tl.int64) + beyond.to(tl.int64)) >> 1).to(tl.int32)
+            if above(start, vocab_size, middle << step, base, temperature, False, BLOCK) >= wanted:
+                found = middle
+            else:
+                beyond = middle
+    is_free = (found << step) == -2147483648
+    threshold = tl.where(is_free, float("-inf"), logit_of(found, step))
+    lowest = tl.where(min_p > 0.0, base + temperature * tl.log(min_p), float("-inf"))
+    tl.debug_barrier()  # the maxima are read before the first is replaced
+    tl.store(thresholds + row, tl.maximum(threshold, lowest))
+    best_token = tl.load(best_tokens + row * splits + tl.argmax(maxima, 0))
+    tl.debug_barrier()
+    tl.store(best_tokens + row * splits, best_token)
+    tl.store(biggest + row * splits, base)
+
+
+@triton.jit
+def mixed(x):
+    """splitmix64's finaliser on uint64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def uniform(seed, choice, position):
+    """float64 in [0, 1), multiples of 2^-32, from the three keys alone."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, dtype=tl.uint64)
+    state = mixed(seed.to(tl.uint64) + golden)
+    state = mixed(state ^ mixed(choice.to(tl.uint64) + 2 * golden))
+    state = mixed(state ^ mixed(position.to(tl.uint64) + 3 * golden))
+    return (state >> 32).to(tl.int64).to(tl.float64) * (1.0 / 4294967296.0)
+
+
+@triton.jit
+def draw_kernel(
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
+    keys, positions, tokens, valid, into, into_stride,
+    FILTERED: tl.constexpr, WRITES: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One row: the split in which the cumulative sum passes the random number, then the token."""
+    row = tl.program_id(0).to(tl.int64)
+    seat = tl.load(seats + row)
+    temperature = row_temperature(numbers, seat)
+    split = tl.arange(0, SPLITS)
+    has_split = split < splits
+    if FILTERED:
+        base, best_token = tl.load(biggest + row * splits), tl.load(best_tokens + row * splits)
+        sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
+    else:
+        maxima = tl.load(biggest + row * splits + split, mask=has_split, other=float("-inf"))
+        firsts = tl.load(best_tokens + row * splits + split, mask=has_split, other=2147483647)
+        base, best_token = tl.reduce((maxima, firsts), 0, larger)
+        scale = tl.exp(tl.div_rn(maxima, temperature) - tl.div_rn(base, temperature))
+        sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
+        sums = tl.where(maxima > float("-inf"), sums * scale, 0.0)
+    cumulative = tl.cumsum(sums, 0)
+    place = tl.maximum(seat, 0).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    random = uniform(tl.load(keys + place * 2), tl.load(keys + place * 2 + 1), position)
+    target = random * tl.sum(sums, 0)
+    passed = (cumulative <= target) & has_split
+    chosen = tl.sum(passed.to(tl.int32), 0)
+    last = tl.max(tl.where(sums > 0.0, split, 0), 0)  # rounding may put the target beyond the end
+    is_beyond = chosen > last
+    chosen = tl.minimum(chosen, last)
+    before = tl.sum(tl.where(split < chosen, sums, 0.0), 0)
+    token = chosen * SPLIT + tl.arange(0, SPLIT)
+    inside = token < vocab_size
+    values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+    if FILTERED:
+        inside = inside & (values >= tl.load(thresholds + row))
+    scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
+    weights = tl.where(inside, tl.exp(scaled), 0.0).to(tl.float64)
+    has_weight = weights > 0.0
+    passed_here = (tl.cumsum(weights, 0) + before <= target) | is_beyond
+    first = tl.min(tl.where(has_weight & ~passed_here, token, 2147483647), 0)
+    final = tl.max(tl.where(has_weight, token, 0), 0)
+    drawn = tl.where(first == 2147483647, final, first)
+    is_greedy = tl.load(row_numbers(numbers, seat) + TEMPERATURE) == 0.0
+    result = tl.where(seat < 0, 0, tl.where(is_greedy, best_token, drawn)).to(tl.int64)
+    tl.store(tokens + row, result)
+    tl.store(valid + row, tl.abs(base) < float("inf"))
+    if WRITES:
+        tl.store(into + place * into_stride + position, result.to(into.dtype.element_ty), mask=seat >= 0)
+
+
+@triton.jit
+def add_kernel(adjusted, entry_start, entry_tokens, entry_biases, vocab_size, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    end = tl.load(entry_start + row + 1)
+    for begin in range(tl.load(entry_start + row), end, BLOCK):
+        entry = begin + tl.arange(0, BLOCK)
+        inside = entry < end
+        token = tl.load(entry_tokens + entry, mask=inside, other=0)
+        bias = tl.load(entry_biases + entry, mask=inside, other=0.0)
+        tl.atomic_add(adjusted + row.to(tl.int64) * vocab_size + token, bias, mask=inside)
+
+
+@triton.jit
+def is_penalised(own):
+    repeats = tl.load(own + REPETITION) != 1.0
+    return repeats | (tl.load(own + PRESENCE) != 0.0) | (tl.load(own + FREQUENCY) != 0.0)
+
+
+@triton.jit
+def count_kernel(
+    counts, seats, positions, numbers, history, num_prompt, history_stride, vocab_size, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    seat = tl.load(seats + row)
+    length = tl.load(positions + row)
+    if (seat >= 0) & (tl.program_id(1) * BLOCK < length) & is_penalised(row_numbers(numbers, seat)):
+        place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < length
+        token = tl.load(history + seat.to(tl.int64) * history_stride + place, mask=inside, other=0)
+        is_output = place >= tl.load(num_prompt + seat)
+        target = counts + row * vocab_size + token
+        tl.atomic_add(target, 1, mask=inside & is_output)
+        tl.atomic_or(target, IN_PROMPT, mask=inside & ~is_output)
+
+
+@triton.jit
+def penalise_kernel(adjusted, counts, seats, numbers, vocab_size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    seat = tl.load(seats + row)
+    own = row_numbers(numbers, seat)
+    if (seat >= 0) & is_penalised(own):
+        token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        count = tl.load(counts + row * vocab_size + token, mask=token < vocab_size, other=0)
+        seen = count != 0
+        values = tl.load(adjusted + row * vocab_size + token, mask=seen, other=0.0)
+        repetition = tl.load(own + REPETITION)
+        values = tl.where(values > 0.0, tl.div_rn(values, repetition), values * repetition)
+        output = (count & (IN_PROMPT - 1)).to(tl.float32)
+        values -= tl.load(own + FREQUENCY) * output
+        values -= tl.where(output > 0.0, tl.load(own + PRESENCE), 0.0)
+        tl.store(adjusted + row * vocab_size + token, values, mask=seen)

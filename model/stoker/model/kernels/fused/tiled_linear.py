@@ -1,0 +1,111 @@
+"""The product whose rows do not depend on how many there are or where they stand: every output element is one chain of tensor-core steps over the columns in order.
+
+Never split over the columns, never padded into another instruction: a row's bits are the same in a batch of 1 and of 8,192. Gradients are plain products.
+T rows, D input size, E output size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 8
+"""Row tiles that share the weight's tiles in the cache."""
+
+
+class Tile(NamedTuple):
+    rows: int
+    outputs: int
+    columns: int
+    warps: int
+    stages: int
+
+
+FEW = Tile(64, 64, 128, 4, 4)
+"""Up to 64 rows: the weight's bytes count, so many small programs."""
+MANY = Tile(128, 256, 64, 8, 3)
+WIDE = Tile(64, 64, 32, 4, 3)
+"""float32, whose products are not for tensor cores."""
+
+
+def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
+    needs_grad = torch.is_grad_enabled() and (x_TD.requires_grad or weight_ED.requires_grad)
+    y_TE: Tensor = RowTiledLinear.apply(x_TD, weight_ED) if needs_grad else product(x_TD, weight_ED)
+    return y_TE if bias_E is None else y_TE + bias_E
+
+
+class RowTiledLinear(torch.autograd.Function):
+    """Forward: x @ W^T in tiles. Backward: plain products."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TD, weight_ED)
+        return product(x_TD, weight_ED)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_TD, weight_ED = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad
+        return grad_TE @ weight_ED if needs_x else None, grad_TE.t() @ x_TD if needs_weight else None
+
+
+def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    """x @ weight^T, rounded once to x's dtype."""
+    x, weight = x_TD.contiguous(), weight_ED.contiguous()
+    num_rows, depth, num_outputs = x.shape[0], x.shape[1], weight.shape[0]
+    y_TE = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
+    if not y_TE.numel():
+        return y_TE
+    tile = WIDE if x.dtype is torch.float32 else FEW if num_rows <= FEW.rows else MANY
+    grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs),)
+    product_kernel[grid](
+        x,
+        weight,
+        y_TE,
+        num_rows,
+        num_outputs,
+        depth,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        COLUMNS=tile.columns,
+        WHOLE=depth % tile.columns == 0,
+        GROUP=GROUP,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return y_TE
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def product_kernel(
+    x, weight, y, num_rows, num_outputs, depth,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    row_tiles, output_tiles = tl.cdiv(num_rows, ROWS), tl.cdiv(num_outputs, OUTPUTS)
+    in_group = GROUP * output_tiles
+    first_tile = program // in_group * GROUP
+    group_rows = min(row_tiles - first_tile, GROUP)
+    row = (first_tile + program % in_group % group_rows) * ROWS + tl.arange(0, ROWS)
+    output = program % in_group // group_rows * OUTPUTS + tl.arange(0, OUTPUTS)
+    column = tl.arange(0, COLUMNS)
+    # Rows and outputs beyond the end repeat the last one instead of a mask: their results are dropped.
+    inputs = x + tl.minimum(row, num_rows - 1).to(tl.int64)[:, None] * depth + column[None, :]
+    weights = weight + tl.minimum(output, num_outputs - 1).to(tl.int64)[:, None] * depth + column[None, :]
+    sums = tl.zeros([ROWS, OUTPUTS], dtype=tl.float32)
+    for begin in range(0, depth, COLUMNS):
+        if WHOLE:
+            inputs_TC = tl.load(inputs + begin)
+            weights_EC = tl.load(weights + begin)
+        else:
+            inside = (begin + column < depth)[None, :]
+            inputs_TC = tl.load(inputs + begin, mask=inside, other=0.0)
+            weights_EC = tl.load(weights + begin, mask=inside, other=0.0)
+        sums = tl.dot(inputs_TC, tl.trans(weights_EC), sums, input_precision="ieee")
+    place = row.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    inside = (row < num_rows)[:, None] & (output < num_outputs)[None, :]
+    tl.store(y + place, sums.to(y.dtype.element_ty), mask=inside)

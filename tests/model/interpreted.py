@@ -1,0 +1,65 @@
+"""Runs checks of Triton kernels in a child process that interprets them on CPU tensors: Triton decides at import whether to interpret.
+
+A check is a function at the top of its file that raises where a kernel is wrong; its arguments can be pickled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:
+    """Make every call `(check, arguments)` in one child. Raises AssertionError with the traces of those that failed."""
+    named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__))],
+        input=pickle.dumps(named),
+        capture_output=True,
+        env=environment,
+        timeout=timeout_s,
+        cwd=ROOT,
+        check=False,
+    )
+    assert child.returncode == 0, child.stdout.decode()[-8000:] + child.stderr.decode()[-8000:]
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    """Exit code 1 where a check failed."""
+    named = pickle.loads(sys.stdin.buffer.read())
+    modules = {path: load(path) for path in {path for path, _, _ in named}}
+    failed = 0
+    for path, name, arguments in named:
+        try:
+            getattr(modules[path], name)(*arguments)
+        except Exception:
+            failed += 1
+            print(f"{name}{arguments}", traceback.format_exc(), sep="\n")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -233,9 +233,9 @@ def test_sequences_of_similar_length_are_padded_together() -> None:
     lengths = [100, 30, 60, 5, 90, 3]
     assert group_by_length([0, 1, 2, 4, 5], lengths) == [[0, 2, 4], [1], [5]]
     packed = pack_sequences(torch.tensor([0, 3, 8, 9]))
-    assert [(group.num_sequences, group.padded_len) for group in packed.groups] == [(2, 5), (1, 1)]
-    assert packed.groups[0].token_rows is not None
-    assert packed.groups[0].token_rows.tolist() == [0, 1, 2, 2, 2, 3, 4, 5, 6, 7]
-    assert packed.places is not None
-    assert packed.places.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10]
-    assert pack_sequences(torch.tensor([0, 4, 8])).places is None
+    assert [(group.num_sequences, group.padded_len) for group in packed.padded.groups] == [(2, 5), (1, 1)]
+    assert packed.padded.groups[0].token_rows is not None
+    assert packed.padded.groups[0].token_rows.tolist() == [0, 1, 2, 2, 2, 3, 4, 5, 6, 7]
+    assert packed.padded.places is not None
+    assert packed.padded.places.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10]
+    assert pack_sequences(torch.tensor([0, 4, 8])).padded.places is None

@@ -1,0 +1,225 @@
+"""Attention on one GPU: decode against the memory's speed, prefill and training against the matrix units'.
+
+    python bench/attention_gpu.py [--parts decode,prefill,training] [--json FILE]
+
+Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the
+causal half only. `--site DIR` adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import site
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker.model.kernels.fused.attention.packed import packed_attention
+from stoker.model.kernels.fused.attention.paged import paged_attention, paged_attention_deterministic
+from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
+from stoker.model.paged_batch import PagedBatch, PagedSize
+from stoker.model.paged_buffers import PagedBuffers
+
+BYTES_PER_S = 4.4e12
+FLOP_PER_S = 780e12
+LAYERS = 4
+Row = dict[str, object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="decode,prefill,training")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--site", type=Path)
+    arguments = parser.parse_args()
+    if arguments.site is not None:
+        site.addsitedir(str(arguments.site))
+    rows: list[Row] = []
+    for part in arguments.parts.split(","):
+        for row in PARTS[part]():
+            rows.append(row)
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps(rows, indent=1))
+        torch.cuda.empty_cache()
+
+
+def decode_rows() -> Iterator[Row]:
+    generator = torch.Generator().manual_seed(0)
+    many = torch.randint(100, 2049, (256,), generator=generator).tolist()
+    for heads in (32, 16):
+        for block_size in (16, 64, 128, 256):
+            yield decode_row("256 of 100-2048", many, heads, block_size)
+    yield decode_row("256 of 100-2048, each layer alone", many, 32, 16, is_strided=False)
+    yield decode_row("256 of 100-2048, each layer alone", many, 32, 128, is_strided=False)
+    yield decode_row("256 of 100-2048, deterministic", many, 32, 16, is_deterministic=True)
+    for lengths in ([128], [640], [8192], [640] * 8, [1024] * 32, [1024] * 64, [32768]):
+        for block_size in (16, 64):
+            yield decode_row(f"{len(lengths)} of {lengths[0]}", lengths, 32, block_size)
+    yield decode_row("1 of 640", [640], 16, 16)
+    for length in (640, 8192):
+        yield decode_row(f"1 of {length}, deterministic", [length], 32, 16, is_deterministic=True)
+
+
+def decode_row(
+    name: str,
+    lengths: list[int],
+    heads: int,
+    block_size: int,
+    *,
+    is_strided: bool = True,
+    is_deterministic: bool = False,
+) -> Row:
+    caches, sequences = make_step([(length - 1, 1) for length in lengths], heads, block_size, is_strided)
+    q = torch.randn(len(lengths), heads, 128, dtype=torch.bfloat16, device="cuda")
+    function = paged_attention_deterministic if is_deterministic else paged_attention
+    seconds = time_graph([lambda cache=cache, layer=layer: function(q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches])  # type: ignore[misc]  # fmt: skip
+    num_bytes = 2 * 2 * sum(lengths) * 8 * 128
+    return {
+        "decode": name,
+        "heads": f"{heads}/8",
+        "block_size": block_size,
+        "us": round(seconds * 1e6, 1),
+        "TB/s": round(num_bytes / seconds / 1e12, 2),
+        "limit_us": round(num_bytes / BYTES_PER_S * 1e6, 1),
+    }
+
+
+def prefill_rows() -> Iterator[Row]:
+    for name, chunks in (
+        ("8192 whole", [(0, 8192)]),
+        ("2048 at 8192", [(8192, 2048)]),
+        ("2048 whole", [(0, 2048)]),
+        ("16 of 512", [(0, 512)] * 16),
+        ("64 decodes of 1024 and 2048 whole", [(1024, 1)] * 64 + [(0, 2048)]),
+    ):
+        for block_size in (16, 64, 128):
+            yield prefill_row(name, chunks, 32, block_size)
+
+
+def prefill_row(name: str, chunks: list[tuple[int, int]], heads: int, block_size: int) -> Row:
+    caches, sequences = make_step(chunks, heads, block_size, True)
+    q = torch.randn(sum(new for _, new in chunks), heads, 128, dtype=torch.bfloat16, device="cuda")
+    seconds = time_graph([lambda cache=cache, layer=layer: paged_attention(q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches])  # type: ignore[misc]  # fmt: skip
+    flop = sum(4 * heads * 128 * (old * new + new * (new + 1) / 2) for old, new in chunks)
+    return {
+        "prefill": name,
+        "heads": f"{heads}/8",
+        "block_size": block_size,
+        "us": round(seconds * 1e6, 1),
+        "TFLOP/s": round(flop / seconds / 1e12),
+        "limit_us": round(flop / FLOP_PER_S * 1e6, 1),
+    }
+
+
+def make_step(
+    chunks: list[tuple[int, int]], heads: int, block_size: int, is_strided: bool
+) -> tuple[list[tuple[Tensor, int]], DeviceSequences]:
+    """Layers of one cache in the engine's order, or each layer in a cache of its own; blocks in random order."""
+    lengths = [old + new for old, new in chunks]
+    needs = [-(-length // block_size) for length in lengths]
+    shape = (sum(needs), LAYERS if is_strided else 1, 2, block_size, 8, 128)
+    tensors = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(1 if is_strided else LAYERS)]
+    tables = torch.zeros(len(chunks), max(needs), dtype=torch.int32)
+    blocks = torch.randperm(sum(needs), dtype=torch.int32)
+    for row, (end, need) in enumerate(zip(itertools.accumulate(needs), needs, strict=True)):
+        tables[row, :need] = blocks[end - need : end]
+    news = [new for _, new in chunks]
+    size = PagedSize(max_tokens=sum(news), max_sequences=len(chunks), max_blocks=max(needs))
+    sequences = PagedBuffers(tensors[0], heads, size).take(
+        PagedBatch(
+            query_start=torch.tensor([0, *itertools.accumulate(news)], dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.full((sum(news),), -1, dtype=torch.int32),
+            num_tokens=sum(news),
+        )
+    )
+    return [(tensor, layer) for tensor in tensors for layer in range(tensor.shape[1])], sequences
+
+
+def training_rows() -> Iterator[Row]:
+    names = ["cudnn", "stoker"]
+    if importlib.util.find_spec("flash_attn") is not None:
+        names += ["flash", "flash deterministic"]
+    for lengths, heads, kv_heads, head_dim in (
+        ([8192], 32, 8, 128),
+        ([2048] * 8, 32, 8, 64),
+        ([2048] * 4, 32, 8, 128),
+        ([3000, 500, 1700, 100, 2892], 32, 8, 128),
+    ):
+        for name in names:
+            yield training_row(name, lengths, heads, kv_heads, head_dim)
+
+
+def training_row(name: str, lengths: list[int], heads: int, kv_heads: int, head_dim: int) -> Row:
+    attention, _, flag = name.partition(" ")
+    torch.use_deterministic_algorithms(bool(flag))
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    sequences = pack_sequences(torch.tensor([0, *itertools.accumulate(lengths)]), device="cuda")
+    tokens = sum(lengths)
+    q, k, v = (
+        torch.randn(tokens, n, head_dim, dtype=torch.bfloat16, device="cuda").requires_grad_()
+        for n in (heads, kv_heads, kv_heads)
+    )
+    grad = torch.randn_like(q)
+    scale = head_dim**-0.5
+    forward_s = time_calls(lambda: packed_attention(q, k, v, sequences, scale, None, attention))
+    out = packed_attention(q, k, v, sequences, scale, None, attention)
+    backward_s = time_calls(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    torch.use_deterministic_algorithms(False)
+    flop = sum(4 * heads * head_dim * length * length / 2 for length in lengths)
+    return {
+        "training": f"{lengths if len(set(lengths)) > 1 else f'{len(lengths)} x {lengths[0]}'}",
+        "heads": f"{heads}/{kv_heads} x {head_dim}",
+        "attention": name,
+        "forward_us": round(forward_s * 1e6),
+        "backward_us": round(backward_s * 1e6),
+        "TFLOP/s forward": round(flop / forward_s / 1e12),
+        "backward": round(2.5 * flop / backward_s / 1e12),
+        "both": round(3.5 * flop / (forward_s + backward_s) / 1e12),
+    }
+
+
+def time_graph(calls: list[Callable[[], object]], repeats: int = 20) -> float:
+    """Median seconds of one call, all captured in one graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return time_calls(graph.replay, repeats) / len(calls)
+
+
+def time_calls(call: Callable[[], object], repeats: int = 20) -> float:
+    """Median seconds between events around a call."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
+
+
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "decode": decode_rows,
+    "prefill": prefill_rows,
+    "training": training_rows,
+}
+
+if __name__ == "__main__":
+    main()

@@ -49,7 +49,7 @@ class Running:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    async def rest(self, quiet_s: float = 0.3, within_s: float = 20) -> None:
+    async def rest(self, quiet_s: float = 0.3, within_s: float = 40) -> None:
         """Until it has asked nothing for a while and has nothing to do."""
         async with asyncio.timeout(within_s):
             for informer in self.operator.informers:
@@ -109,7 +109,7 @@ class World:
             connection = Connection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
             cluster = KubeCluster(connection, PodHttp(new_private_key(), clock, lambda: str(random.random())))
             operator = Operator(
-                cluster, settings or self.settings(), RECONCILERS, clock=clock, namespace=self.namespace
+                cluster, settings or self.settings(), RECONCILERS, clock=clock, namespaces=(self.namespace,)
             )
             running = Running(operator, proxy, asyncio.create_task(operator.run()))
             try:
@@ -139,7 +139,7 @@ async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[Wor
             yield World(plane, api, namespace, folder, agents, kubelet)
 
 
-async def eventually(reached: Reached, within_s: float = 20, what: str = "") -> None:
+async def eventually(reached: Reached, within_s: float = 40, what: str = "") -> None:
     """Wait until it is so.
 
     Raises:

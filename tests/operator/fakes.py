@@ -20,7 +20,7 @@ from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
 from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.process import Command, Exit, Process
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.cluster.seam import Cluster, PodUnreachable, ServerError, WatchEvent
+from stoker.operator.cluster.seam import Cluster, Keep, PodUnreachable, ServerError, WatchEvent
 from stoker.operator.plan import Call, Object, Ref
 from stoker.pod.control_key import new_private_key
 
@@ -189,8 +189,15 @@ class Flaky:
         self.after = after
         self.writes = 0
 
-    def list(self, kind: str, *, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> Any:
-        return self.inner.list(kind, namespace=namespace, labels=labels)
+    def list(
+        self,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
+    ) -> Any:
+        return self.inner.list(kind, namespace=namespace, labels=labels, keep=keep)
 
     def watch(self, kind: str, resource_version: str, *, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
         return self.inner.watch(kind, resource_version, namespace=namespace)
@@ -213,8 +220,8 @@ class Flaky:
     async def scale(self, ref: Ref, replicas: int) -> None:
         await self._write(self.inner.scale, ref, replicas)
 
-    async def delete(self, ref: Ref) -> Object | None:
-        return await self._write(self.inner.delete, ref)
+    async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+        return await self._write(lambda: self.inner.delete(ref, grace_s=grace_s))
 
     async def call(self, call: Call) -> Mapping[str, Any]:
         return await self._write(self.inner.call, call)

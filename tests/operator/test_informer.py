@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.cluster.local.objects import ObjectStore
-from stoker.operator.cluster.seam import Gone, Listing, ServerError, WatchEvent
+from stoker.operator.cluster.seam import Gone, Keep, Listing, ServerError, WatchEvent
 from stoker.operator.informer import MAX_SILENCE_S, Informer
 from stoker.operator.kept import kept
 from stoker.operator.plan import Object
@@ -34,7 +34,12 @@ class Watched:
         self.objects.listeners.append(lambda _: self._changed.set())
 
     async def list(
-        self, kind: str, *, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
     ) -> Listing:
         self.lists += 1
         return Listing(tuple(self.objects.of_kind(kind, namespace)), str(self.objects.version))

@@ -203,9 +203,9 @@ def test_a_refused_object_is_told_as_an_event(tmp_path: Path) -> None:
 def test_liveness_is_the_age_of_the_oldest_news(tmp_path: Path) -> None:
     async def story(world: Embedded, operator: Operator) -> None:
         await world.clock.advance(10)
-        assert operator.silent_s() == 10
+        assert operator.stuck_s() == 10
         await world.clock.advance(10)
-        assert operator.silent_s() <= 15  # bookmarks come every 15 s
+        assert operator.stuck_s() <= 15  # bookmarks come every 15 s
 
     run(tmp_path, story)
 

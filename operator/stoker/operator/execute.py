@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
 from stoker.operator.applied_hash import is_applied, with_applied_hash
 from stoker.operator.clock import Clock, timestamp
-from stoker.operator.cluster.seam import AlreadyExists, Cluster, ClusterError, Conflict, NotFound
+from stoker.operator.cluster.seam import (
+    AlreadyExists,
+    Cluster,
+    ClusterError,
+    Conflict,
+    NamespaceTerminating,
+    NotFound,
+)
 from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
 from stoker.operator.plan import Event, Key, Object, Plan, Ref
 from stoker.operator.store import Store, key_of
@@ -26,6 +33,9 @@ MANAGER = "stoker-operator"
 EVENT_WINDOW_S = 600
 """The same event about the same object appears once in this time."""
 MAX_EVENT_MESSAGE = 1024
+
+LARGEST_BATCH = 64
+"""Objects made side by side. Batches begin with one and double: what the cluster refuses costs one request, not a thousand."""
 
 T = TypeVar("T")
 
@@ -47,16 +57,15 @@ class Executor:
         """
         resource = await self._add_finalizers(resource, plan)
         resource = await self._status(resource, plan)
-        for body in plan.create:
-            await self._create(body)
+        await self._in_batches(self._create, plan.create)
         for body in plan.apply:
-            await self._apply(body)
+            await self.apply(body)
         for patch in plan.patch:
             self.store.put(await self._limited(self.cluster.patch(patch.ref, patch.body)))
         for scale in plan.scale:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
-        for ref in plan.delete:
-            await self._delete(ref)
+        await self._in_batches(self._delete, plan.delete)
+        await self._in_batches(self._remove, plan.force)
         for call in plan.calls:
             await self._limited(self.cluster.call(call))
         for event in plan.events:
@@ -99,9 +108,25 @@ class Executor:
         self.store.put(written)
         return written
 
+    async def _in_batches(self, act: Callable[[T], Awaitable[None]], given: Sequence[T]) -> None:
+        """Act on all, more and more of them side by side; the first failure of a batch is raised when the batch is over."""
+        begin, size = 0, 1
+        while begin < len(given):
+            batch = given[begin : begin + size]
+            if len(batch) == 1:
+                await act(batch[0])
+            else:
+                await _all(map(act, batch))
+            begin, size = begin + size, min(2 * size, LARGEST_BATCH)
+
     async def _create(self, body: Object) -> None:
+        namespace = body["metadata"].get("namespace", "")
         try:
             created = await self._limited(self.cluster.create(body))
+            self.store.set_terminating(namespace, None)
+        except NamespaceTerminating:
+            self.store.set_terminating(namespace, self.clock.monotonic())
+            raise
         except AlreadyExists:
             created = await self._limited(self.cluster.get(*_key(body)))
             if not is_ours(created, body):
@@ -110,13 +135,17 @@ class Executor:
                 ) from None
         self.store.put(created)
 
-    async def _apply(self, body: Object) -> None:
+    async def apply(self, body: Object) -> None:
+        """Server-side apply, skipped when the wanted hash is there."""
         if not is_applied(body, self.store.get(_key(body))):
             self.store.put(await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER)))
 
-    async def _delete(self, ref: Ref) -> None:
+    async def _remove(self, ref: Ref) -> None:
+        await self._delete(ref, grace_s=0)
+
+    async def _delete(self, ref: Ref, grace_s: int | None = None) -> None:
         try:
-            left = await self._limited(self.cluster.delete(ref))
+            left = await self._limited(self.cluster.delete(ref, grace_s=grace_s))
         except (NotFound, Conflict):  # gone already, or a namesake took its place
             left = None
         if left is None:
@@ -127,6 +156,13 @@ class Executor:
     async def _limited(self, request: Awaitable[T]) -> T:
         async with self._slots:
             return await request
+
+
+async def _all(acts: Iterable[Awaitable[None]]) -> None:
+    """All side by side to their end, then the first failure."""
+    for result in await asyncio.gather(*acts, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def ref_of(resource: Object) -> Ref:

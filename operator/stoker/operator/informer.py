@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 from stoker.operator.backoff import Jitter, delay_s
 from stoker.operator.clock import Clock
-from stoker.operator.cluster.seam import Cluster, ClusterError, Gone, WatchEvent
+from stoker.operator.cluster.seam import Cluster, ClusterError, Gone, TooManyRequests, WatchEvent
+from stoker.operator.kept import kept
 from stoker.operator.store import Store, key_of, version_of
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,15 @@ class Informer:
         self.namespace = namespace
         self.synced = asyncio.Event()
         self._heard_at = clock.monotonic()
+        self._failed_at = self._heard_at
 
     def silent_s(self) -> float:
-        """Seconds since the last list, event or bookmark: the operator's liveness."""
+        """Seconds since the last list, event or bookmark."""
         return self.clock.monotonic() - self._heard_at
+
+    def stuck_s(self) -> float:
+        """Seconds without a sign of life, a failure that was noticed and will be tried again included: the operator's liveness."""
+        return self.clock.monotonic() - max(self._heard_at, self._failed_at)
 
     async def run(self) -> None:
         """Follow the cluster for ever; failures are waited out."""
@@ -43,6 +49,7 @@ class Informer:
         failures = 0
         while True:
             heard = self._heard_at
+            wait_s = 0.0
             try:
                 if version is None:
                     version = await self._list()
@@ -54,11 +61,14 @@ class Informer:
                 log.warning("watching %s failed, listing again: %s", self.kind, error)
                 version = None
                 failures = 1 if self._heard_at > heard else failures + 1
+                wait_s = (error.retry_after_s or 0.0) if isinstance(error, TooManyRequests) else 0.0
             if version is None:
-                await self.clock.sleep(delay_s(failures, self.jitter, longest_s=LONGEST_BACKOFF_S))
+                self._failed_at = self.clock.monotonic()
+                delay = delay_s(failures, self.jitter, longest_s=LONGEST_BACKOFF_S)
+                await self.clock.sleep(max(delay, min(wait_s, LONGEST_BACKOFF_S)))
 
     async def _list(self) -> str:
-        listing = await self.cluster.list(self.kind, namespace=self.namespace)
+        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=kept)
         version = int(listing.resource_version)
         self.store.replace(self.kind, listing.items, version, self.namespace)
         self._hear()
@@ -99,7 +109,7 @@ class Informer:
             return
         if event.type == "DELETED":
             metadata = event.object["metadata"]
-            self.store.remove(key_of(event.object), metadata["uid"], version_of(event.object))
+            self.store.remove(key_of(event.object), metadata["uid"], version_of(event.object), last=event.object)
             return
         self.store.put(event.object)
 

@@ -14,6 +14,9 @@ from stoker.operator.plan import Object
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
 """Of ConfigMaps and Secrets: whether they exist and what was applied last (a label) is enough; secrets have no business here."""
 _POD_SPEC = ("nodeName", "schedulingGates", "subdomain")
+_POD_STATUS = ("phase", "reason", "message", "podIP")
+_POD_CONDITION = ("type", "status", "reason", "message")
+_NODE_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _METADATA = ("managedFields", "selfLink")
 _ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 LONGEST_SHARED = 64
@@ -27,8 +30,10 @@ def kept(resource: Object, old: Object | None = None) -> Object:
     if resource["kind"] in ("ConfigMap", "Secret"):
         for name in _CONTENT:
             parts.pop(name, None)
-    if resource["kind"] == "Pod" and "spec" in parts:
-        parts["spec"] = {name: parts["spec"][name] for name in _POD_SPEC if name in parts["spec"]}
+    if resource["kind"] == "Pod":
+        parts |= _pod(parts)
+    if resource["kind"] == "Node":
+        parts = _node(parts)
     shared: Object = share(parts, old)
     return shared
 
@@ -47,6 +52,38 @@ def share(value: Any, old: Any = None) -> Any:
     if isinstance(value, str) and len(value) <= LONGEST_SHARED:
         return sys.intern(value)
     return value
+
+
+def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Place, gates, phase, conditions and the state of the containers: what a pod is waiting for and how it ended."""
+    parts: dict[str, Any] = {}
+    if "spec" in pod:
+        parts["spec"] = _some(pod["spec"], _POD_SPEC)
+    if "status" in pod:
+        status = _some(pod["status"], _POD_STATUS)
+        if "conditions" in pod["status"]:
+            status["conditions"] = [_some(found, _POD_CONDITION) for found in pod["status"]["conditions"]]
+        if "containerStatuses" in pod["status"]:
+            status["containerStatuses"] = [_container(found) for found in pod["status"]["containerStatuses"]]
+        parts["status"] = status
+    return parts
+
+
+def _container(found: Mapping[str, Any]) -> dict[str, Any]:
+    state = found.get("state") or {}
+    return {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+
+
+def _node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether it is heard of; heartbeats of a healthy node leave it as it is."""
+    metadata = _some(node["metadata"], ("name", "uid", "resourceVersion", "deletionTimestamp"))
+    conditions = [found for found in (node.get("status") or {}).get("conditions") or () if found["type"] == "Ready"]
+    status = {"conditions": [_some(found, _NODE_CONDITION) for found in conditions]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def _some(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

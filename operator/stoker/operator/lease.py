@@ -107,12 +107,17 @@ class Elector:
         self.leading = False
         self.transitions = 0
         self._held_until = float("-inf")
+        self._moved_at = clock.monotonic()
         self._lease: Object | None = None
         self._seen: Sighting | None = None
 
     def valid(self) -> bool:
         """Whether a write that is sent now is sent by the holder."""
         return self.leading and self.clock.monotonic() < self._held_until
+
+    def stuck_s(self) -> float:
+        """Seconds since it last tried anything, with or without success."""
+        return self.clock.monotonic() - self._moved_at
 
     @property
     def holder(self) -> str:
@@ -181,7 +186,7 @@ class Elector:
 
     async def _try(self) -> bool:
         """One look and, where it is our turn, one write. Failures are waited out."""
-        asked_at = self.clock.monotonic()
+        asked_at = self._moved_at = self.clock.monotonic()
         try:
             lease = await self._read()
             if decide(lease[1], self.me, self.clock.monotonic()) is Step.WAIT:
@@ -223,7 +228,12 @@ class Elector:
         self._lease = None
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.me:
             return
-        spec = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time(self.clock.now())}
+        spec = {
+            **lease["spec"],
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "renewTime": _micro_time(self.clock.now()),
+        }
         try:
             await self.api.replace({**lease, "spec": spec}, self.terms.retry_s)
         except ClusterError as error:

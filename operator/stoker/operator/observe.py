@@ -30,8 +30,10 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
         around[key_of(found)] = found
     around.pop(key, None)
     for pod in [found for found in around.values() if found["kind"] == "Pod"]:
-        around.update((node, found) for node in store.references_of(key_of(pod)) if (found := store.get(node)))
-    return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s))
+        nodes = [node for node in store.references_of(key_of(pod)) if node.kind == "Node"]
+        around.update((node, known) for node in nodes if (known := store.get(node)) is not None)
+    ending = store.is_terminating(key.namespace, now_s)
+    return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s), ending)
 
 
 def interested(store: Store, changed: Object) -> set[Key]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from stoker.operator.backoff import Jitter
 from stoker.operator.clock import Clock, SystemClock
 from stoker.operator.cluster.kinds import KINDS, OURS
-from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Invalid, NotFound
+from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
-from stoker.operator.observe import interested, observe, only_progress
+from stoker.operator.lost_nodes import mark_lost, removed_by_force
+from stoker.operator.metrics import Figures, OperatorMetrics
+from stoker.operator.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.poller import Poller
+from stoker.operator.refusal import with_refusal
 from stoker.operator.settings import Settings
 from stoker.operator.store import Change, Store, key_of
 from stoker.operator.work_queue import WorkQueue
@@ -42,9 +45,12 @@ class Operator:
         *,
         clock: Clock | None = None,
         jitter: Jitter = random.random,
-        namespace: str | None = None,
+        namespaces: Sequence[str] = (),
+        kinds: Sequence[str] = WATCHED,
+        metrics: OperatorMetrics | None = None,
     ) -> None:
         self.settings = settings
+        self.metrics = metrics or OperatorMetrics()
         self.reconcilers = reconcilers
         self.clock = clock or SystemClock()
         self.jitter = jitter
@@ -53,8 +59,11 @@ class Operator:
         self.queue = WorkQueue(self.clock, jitter)
         self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
+        self._refusals: dict[Key, str] = {}
         self.informers = [
-            Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace) for kind in WATCHED
+            Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
+            for kind in kinds
+            for namespace in (namespaces if namespaces and KINDS[kind].namespaced else (None,))
         ]
 
     async def run(self) -> None:
@@ -74,7 +83,12 @@ class Operator:
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
         if seen is None:
             return
-        plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
+        now = self.clock.now()
+        marked = mark_lost(seen, now, self.settings.node_lost_s)
+        plan = removed_by_force(self.reconcilers[key.kind](marked.observed, self.settings, now), marked)
+        refusal = self._refusals.get(key)
+        if refusal is not None:
+            plan = with_refusal(plan, seen.resource, refusal, now)
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
@@ -85,9 +99,27 @@ class Operator:
             if key.kind in self.reconcilers:
                 self.queue.add(key)
 
-    def silent_s(self) -> float:
-        """The longest silence of an informer: the operator's liveness."""
-        return max(informer.silent_s() for informer in self.informers)
+    @property
+    def synced(self) -> bool:
+        """Every kind was listed."""
+        return all(informer.synced.is_set() for informer in self.informers)
+
+    def stuck_s(self) -> float:
+        """The longest time without a sign of life of an informer: the operator's liveness."""
+        return max(informer.stuck_s() for informer in self.informers)
+
+    def figures(self) -> Figures:
+        """This moment, for Prometheus."""
+        silence: dict[str, float] = {}
+        for informer in self.informers:
+            silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
+        return Figures(
+            queue=len(self.queue),
+            delayed=self.queue.delayed,
+            polls=self.poller.running,
+            objects=self.store.counts(),
+            silence_s=silence,
+        )
 
     async def _serve(self) -> None:
         while True:
@@ -99,21 +131,34 @@ class Operator:
 
     async def _attempt(self, key: Key) -> None:
         """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        began = self.clock.monotonic()
+        problem: Exception | None = None
         try:
             await self.work(key)
-        except (Conflict, NotFound) as conflict:
-            log.debug("%s changed meanwhile: %s", "/".join(key), conflict)
-        except Invalid as refused:
-            log.warning("%s: the cluster refused an object: %s", "/".join(key), refused)
-            await self._tell(key, Event("Warning", "Refused", str(refused)))
-        except ClusterError as error:
-            log.warning("%s: %s", "/".join(key), error)
-        except Exception:
-            log.exception("the reconcile of %s failed", "/".join(key))
-        else:
+        except Exception as error:  # noqa: BLE001  the queue goes on
+            problem = error
+        self.metrics.reconciled(key.kind, self.clock.monotonic() - began, type(problem).__name__ if problem else None)
+        if problem is None:
             self.queue.forget(key)
+            if self._refusals.pop(key, None) is not None:
+                self.queue.add(key)  # its status says that it is refused until it is looked at again
             return
-        self.queue.retry(key)
+        await self._judge(key, problem)
+        self.queue.retry(key, (problem.retry_after_s or 0.0) if isinstance(problem, TooManyRequests) else 0.0)
+
+    async def _judge(self, key: Key, problem: Exception) -> None:
+        """What is said about a pass that failed."""
+        where = "/".join(key)
+        if isinstance(problem, Conflict | NotFound):
+            log.debug("%s changed meanwhile: %s", where, problem)
+        elif isinstance(problem, Invalid | Forbidden):
+            log.warning("%s: the cluster refused an object: %s", where, problem)
+            self._refusals[key] = str(problem)
+            await self._tell(key, Event("Warning", "Refused", str(problem)))
+        elif isinstance(problem, ClusterError):
+            log.warning("%s: %s", where, problem)
+        else:
+            log.error("the reconcile of %s failed", where, exc_info=problem)
 
     async def _tell(self, key: Key, event: Event) -> None:
         resource = self.store.get(key)
@@ -131,6 +176,8 @@ class Operator:
     def _on_change(self, change: Change) -> None:
         if change.old and change.new and only_progress(change.old, change.new):
             self.queue.add(key_of(change.new))
+            return
+        if change.old and change.new and only_heartbeat(change.old, change.new):
             return
         for version in (change.old, change.new):
             if version is not None:

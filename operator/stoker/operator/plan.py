@@ -78,6 +78,8 @@ class Plan:
     patch: tuple[Patch, ...] = ()
     scale: tuple[Scale, ...] = ()
     delete: tuple[Ref, ...] = ()
+    force: tuple[Ref, ...] = ()
+    """Pods to be removed without waiting for their end: their node is lost."""
     calls: tuple[Call, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
@@ -106,6 +108,8 @@ class Observed:
     """By kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
     reports: Mapping[str, PodReport] = field(default_factory=dict)
     """By pod uid."""
+    namespace_terminating: bool = False
+    """The cluster takes nothing new into the resource's namespace."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

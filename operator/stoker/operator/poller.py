@@ -50,6 +50,11 @@ class Poller:
         self._start()
         await asyncio.gather(*self._polls.values())
 
+    @property
+    def running(self) -> int:
+        """Polls under way."""
+        return sum(not poll.done() for poll in self._polls.values())
+
     def _start(self) -> None:
         self._polls = {uid: poll for uid, poll in self._polls.items() if not poll.done()}
         for pod in polled_pods(self.store):

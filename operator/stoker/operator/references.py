@@ -37,10 +37,14 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def references(resource: Object) -> frozenset[Key]:
-    """Objects of the same namespace that spec or status of `resource` name."""
+    """Objects of the same namespace that spec or status of `resource` name, and the node of a pod."""
     namespace = resource["metadata"].get("namespace", "")
-    found = {*_walk(resource.get("spec")), *_walk(resource.get("status"))}
-    return frozenset(Key(kind, namespace, name) for kind, name in found)
+    spec = resource.get("spec")
+    found = {*_walk(spec), *_walk(resource.get("status"))}
+    keys = {Key(kind, namespace, name) for kind, name in found}
+    if resource["kind"] == "Pod" and spec and spec.get("nodeName"):
+        keys.add(Key("Node", "", str(spec["nodeName"])))
+    return frozenset(keys)
 
 
 def _walk(value: Any) -> Iterator[tuple[str, str]]:

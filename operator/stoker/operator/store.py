@@ -17,6 +17,10 @@ from stoker.operator.plan import Key, Object, PodReport
 from stoker.operator.references import references
 
 MAX_TOMBSTONES = 10_000
+TERMINATING_S = 600.0
+"""For so long a namespace that took nothing new is believed to be ending."""
+MAX_GONE = 500
+"""Pods that ended and are gone, remembered for their last word."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Store:
         self._references: dict[Key, frozenset[Key]] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()
         self._reports: dict[str, tuple[Mapping[str, Any], float]] = {}
+        self._gone: OrderedDict[str, Object] = OrderedDict()
+        self._terminating: dict[str, float] = {}
 
     # Reading
 
@@ -84,6 +90,22 @@ class Store:
         if label not in INDEXED:
             raise ValueError(f"label {label} has no index, indexed are {', '.join(INDEXED)}")
         return self._sorted(self._by_label.get((label, value), ()))
+
+    def gone(self, label: str, value: str) -> list[Object]:
+        """Pods with a label that ended and were removed at once, as they were last: an evicted pod leaves its last word so."""
+        return [pod for pod in self._gone.values() if (pod["metadata"].get("labels") or {}).get(label) == value]
+
+    def is_terminating(self, namespace: str, now_s: float) -> bool:
+        """Whether the cluster refused something new there for that reason lately."""
+        since = self._terminating.get(namespace)
+        return since is not None and now_s - since < TERMINATING_S
+
+    def counts(self) -> dict[str, int]:
+        """How many objects of each kind are known."""
+        counts: dict[str, int] = {}
+        for (kind, _), keys in self._by_kind.items():
+            counts[kind] = counts.get(kind, 0) + len(keys)
+        return counts
 
     def referring_to(self, key: Key) -> list[Object]:
         """Objects whose spec or status names `key`."""
@@ -115,12 +137,13 @@ class Store:
         self._tell(Change(old, resource))
         return True
 
-    def remove(self, key: Key, uid: str, version: int | None = None) -> bool:
-        """Forget an object that is gone. A namesake with another uid stays."""
+    def remove(self, key: Key, uid: str, version: int | None = None, *, last: Object | None = None) -> bool:
+        """Forget an object that is gone. A namesake with another uid stays. `last` is the object as it went."""
         old = self._objects.get(key)
         self._bury(uid, version)
         if old is None or old["metadata"]["uid"] != uid:
             return False
+        self._remember(kept(last, old) if last is not None else old)
         self._bury(uid, version_of(old))
         self._unindex(key)
         self._reports.pop(uid, None)
@@ -148,6 +171,13 @@ class Store:
             return False
         self._reports[pod_uid] = (share(body, old[0] if old else None), now_s)
         return True
+
+    def set_terminating(self, namespace: str, now_s: float | None) -> None:
+        """The cluster took something new into the namespace (None), or refused because it is being deleted."""
+        if now_s is None:
+            self._terminating.pop(namespace, None)
+        else:
+            self._terminating[namespace] = now_s
 
     # Inside
 
@@ -180,6 +210,16 @@ class Store:
             _discard(self._by_label, entry, key)
         for target in self._references.pop(key, frozenset()):
             _discard(self._by_reference, target, key)
+
+    def _remember(self, pod: Object) -> None:
+        """Keep a pod that somebody else deleted and that ended by itself before it went."""
+        if pod["kind"] != "Pod" or (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            return
+        if not pod["metadata"].get("deletionTimestamp"):
+            return
+        self._gone[pod["metadata"]["uid"]] = pod
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
 
     def _bury(self, uid: str, version: int | None) -> None:
         self._tombstones[uid] = max(version or 0, self._tombstones.pop(uid, 0))

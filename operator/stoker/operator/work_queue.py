@@ -46,10 +46,10 @@ class WorkQueue:
         heapq.heappush(self._heap, (due, key))
         self._changed.set()
 
-    def retry(self, key: Key) -> float:
+    def retry(self, key: Key, at_least_s: float = 0.0) -> float:
         """Work on `key` again after its backoff; the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
-        seconds = delay_s(self._failures[key], self.jitter)
+        seconds = max(delay_s(self._failures[key], self.jitter), at_least_s)
         self.add_after(key, seconds)
         return seconds
 
@@ -80,6 +80,11 @@ class WorkQueue:
         """Nothing is ready and no worker has a key; delayed keys may wait."""
         self._take_due()
         return not self._ready and not self._busy
+
+    @property
+    def delayed(self) -> int:
+        """Keys that wait for their time."""
+        return len(self._due)
 
     def __len__(self) -> int:
         """Keys that are ready now."""

@@ -43,6 +43,9 @@ def delete(view: CheckpointView) -> Plan:
         return Plan()
     others = tuple(name for name in found.metadata.finalizers if name != FINALIZER)
     folder = found.status.folder or (found.spec.source.save.folder if found.spec.source.save else None)
+    if view.seen.namespace_terminating:
+        text = "the data stays: its namespace is being deleted, and no task can run there any more"
+        return Plan(finalizers=others, events=(Event("Warning", "Retained", text),))
     if not owns_data(view) or folder is None:
         return Plan(finalizers=others, events=(Event("Normal", "Retained", "the data stays"),))
     if view.users:

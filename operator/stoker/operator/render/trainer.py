@@ -113,13 +113,18 @@ def service(job: TrainingJob, resource: Object) -> Object:
 
 
 def keys_config_map(resource: Object, settings: Settings) -> Object:
+    """The operator's public keys in the namespace of `resource`."""
+    return keys_object(resource["metadata"]["namespace"], settings)
+
+
+def keys_object(namespace: str, settings: Settings) -> Object:
     """The operator's public keys. One per namespace, shared by all resources there, so it has no owner."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
             "name": settings.control_keys_config_map,
-            "namespace": resource["metadata"]["namespace"],
+            "namespace": namespace,
             "labels": {"app.kubernetes.io/part-of": "stoker", "app.kubernetes.io/managed-by": "stoker-operator"},
         },
         "data": dict(settings.control_public_keys),

@@ -94,8 +94,7 @@ class Connection:
             code, headers, text = await self._send(asked)
         if code >= 400:
             raise error_of(code, status_of(text), headers, asked.where)
-        answer = _decoded(text, asked.where)
-        return answer
+        return _decoded(text, asked.where)
 
     async def stream(
         self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float, accept: str = JSON
@@ -119,7 +118,7 @@ class Connection:
                     yield _decoded(line, asked.where)
             finally:
                 response.close()
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
 
     async def _send(self, asked: _Asked) -> tuple[int, Mapping[str, str], str]:
@@ -134,13 +133,13 @@ class Connection:
             finally:
                 response.release()
             return code, response.headers, text
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
         finally:
             if self.listener is not None:
                 self.listener(asked.method, asked.resource, code, time.monotonic() - started)
 
-    async def _open_response(self, asked: _Asked, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _open_response(self, asked: _Asked, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         if self._client is None:
             async with self._opening:
                 if self._client is None:
@@ -154,7 +153,7 @@ class Connection:
         url = f"{self._configuration.host}{asked.path}"
         if asked.query:
             url += "?" + urlencode(asked.query)
-        answer = await client.request(asked.method, url, headers=headers, body=asked.body, _request_timeout=timeout)
+        answer = await client.request(asked.method, url, headers=headers, body=asked.body, _request_timeout=limits)
         response: aiohttp.ClientResponse = answer.response
         return response
 

@@ -54,7 +54,9 @@ class View:
 class KubeCluster:
     """Every call is one request, with few exceptions that say so."""
 
-    def __init__(self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 250) -> None:
+    def __init__(
+        self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 250
+    ) -> None:
         self.connection = connection
         self.pods = pods
         self.view = view or View()

@@ -32,6 +32,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 
 @pytest.fixture
+def namespace(plane: Plane) -> str:
+    """A new, empty namespace without a kubelet."""
+    name = f"test-{next(_numbers)}"
+    plane.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture
 def new_world(plane: Plane, tmp_path: Path) -> NewWorld:
     """Makes surroundings with a namespace of their own: `async with new_world() as world`."""
     return lambda: world(plane, f"test-{next(_numbers)}", tmp_path)

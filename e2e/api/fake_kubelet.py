@@ -51,6 +51,11 @@ class FakeKubelet:
         """Names of all pods that ever were with `role` in their name's place, in the order of their creation; a name twice is a pod twice."""
         return [name for name in self.created.values() if role in name]
 
+    async def look_again(self) -> None:
+        """Start what may run by now."""
+        for pod in (await self._list_again())["items"]:
+            await self._handle(pod)
+
     async def end(self, name: str, cause: Cause, **word: Any) -> None:
         """The pod's program ends with a last word."""
         saves = tuple(

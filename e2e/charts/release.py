@@ -1,0 +1,73 @@
+"""Charts installed into one cluster, and what kubectl says about them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from e2e.charts.helm import helm
+from e2e.cluster import binaries, tools
+
+
+class KubectlFailed(RuntimeError):
+    """kubectl ended with an error; the text is what it printed."""
+
+
+class Releases:
+    """Helm and kubectl on one cluster, as its administrator."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def upgrade(
+        self, name: str, chart: Path, namespace: str, *options: str, values: Mapping[str, Any] | None = None
+    ) -> str:
+        """`helm upgrade --install`."""
+        arguments = ["upgrade", "--install", name, str(chart), "--namespace", namespace, "--create-namespace", *options]
+        return helm(*arguments, kubeconfig=self.kubeconfig, values=values)
+
+    def uninstall(self, name: str, namespace: str) -> str:
+        return helm("uninstall", name, "--namespace", namespace, "--wait", kubeconfig=self.kubeconfig)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """What kubectl prints.
+
+        Raises:
+            KubectlFailed: exit status other than 0.
+        """
+        command = [str(binaries.find([tools.KUBERNETES]) / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+        if done.returncode:
+            raise KubectlFailed(f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """`kubectl get ... -o json`."""
+        return dict(json.loads(self.kubectl("get", *arguments, "-o", "json")))
+
+    def may(self, account: str, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
+        """Whether the service account `NAMESPACE:NAME` has that right; `resource` is PLURAL[.GROUP][/SUBRESOURCE], an empty namespace means all."""
+        plural, _, subresource = resource.partition("/")
+        plural, _, group = plural.partition(".")
+        attributes = {
+            "verb": verb,
+            "group": group,
+            "resource": plural,
+            "subresource": subresource,
+            "namespace": namespace,
+            "name": name,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{account}",
+                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "resourceAttributes": attributes,
+            },
+        }
+        answer = json.loads(self.kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(review)))
+        return bool(answer["status"]["allowed"])

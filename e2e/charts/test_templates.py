@@ -1,0 +1,164 @@
+"""What the charts render, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, rendered
+from e2e.charts.plain import FILE, plain
+from e2e.charts.snapshots import CASES, FOLDER, snapshot
+from stoker.operator.config import OperatorConfig
+
+
+@pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])
+def test_helm_finds_nothing_to_criticise(chart: Any) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(chart))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_chart_gives_what_the_snapshot_shows(name: str) -> None:
+    message = "the chart gives something else: look at it, then python -m e2e.charts.snapshots --write"
+    assert snapshot(name) == (FOLDER / f"{name}.yaml").read_text(), message
+
+
+def test_the_plain_manifests_are_what_the_chart_gives() -> None:
+    assert plain() == FILE.read_text(), "python -m e2e.charts.plain --write"
+
+
+def test_the_definitions_come_through_helm_unchanged_and_are_kept() -> None:
+    found = rendered(CRDS)
+    assert len(found) == 4
+    for definition in found:
+        assert definition["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        assert definition["metadata"].pop("labels")
+        source = REPOSITORY / "crds" / f"stoker.dev_{definition['spec']['names']['plural']}.yaml"
+        assert definition == yaml.safe_load(source.read_text())
+
+
+def test_definitions_are_not_kept_when_nobody_wants_to_keep_them() -> None:
+    (first, *_) = rendered(CRDS, {"keep": False})
+    assert "helm.sh/resource-policy" not in first["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_operator_takes_the_configuration_that_the_chart_writes(name: str) -> None:
+    text = one(rendered(STOKER, CASES[name]), "ConfigMap")["data"]["config.json"]
+    config = OperatorConfig.model_validate_json(text, strict=False)
+    assert config.namespaces == tuple(CASES[name].get("watch", {}).get("namespaces", ()))
+    assert config.lease.name == "stoker"
+
+
+def test_values_of_config_have_the_last_word() -> None:
+    text = one(rendered(STOKER, {"config": {"lease": {"duration_s": 30}}}), "ConfigMap")["data"]["config.json"]
+    assert json.loads(text)["lease"] == {"duration_s": 30, "name": "stoker", "renew_deadline_s": 10, "retry_s": 2}
+
+
+def test_a_changed_configuration_restarts_the_operator() -> None:
+    digests = {
+        one(rendered(STOKER, {"log": {"level": level}}), "Deployment")["spec"]["template"]["metadata"]["annotations"][
+            "stoker.dev/config-digest"
+        ]
+        for level in ("info", "debug")
+    }
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"watch": {"namespaces": ["Research"]}}, "namespaces"),
+        ({"images": {"control": {"repository": "a", "digest": "sha256:short"}}}, "digest"),
+        ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"log": {"level": "loud"}}, "level"),
+        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+        ({"controlKey": {"secret": ""}}, "secret"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_values_that_mean_nothing_are_refused_by_name(values: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(HelmFailed, match=says):
+        rendered(STOKER, values)
+
+
+def test_a_service_account_of_ones_own_needs_a_name() -> None:
+    with pytest.raises(HelmFailed, match=r"serviceAccount\.name is needed"):
+        rendered(STOKER, {"serviceAccount": {"create": False}})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pod_keeps_to_the_restricted_profile(name: str) -> None:
+    specs = [item["spec"] for item in rendered(STOKER, CASES[name]) if item["kind"] == "Pod"]
+    specs += [
+        item["spec"]["template"]["spec"] for item in rendered(STOKER, CASES[name]) if item["kind"] == "Deployment"
+    ]
+    assert len(specs) == 2
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["requests"]
+
+
+def test_no_role_asks_for_everything_and_secrets_are_read_only_where_they_are_named() -> None:
+    for rule in rules(rendered(STOKER)):
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        if "secrets" in rule["resources"] and "get" in rule["verbs"]:
+            assert rule["resourceNames"] == ["stoker-control-key"]
+
+
+def test_an_operator_of_namespaces_has_no_cluster_wide_rights() -> None:
+    found = rendered(STOKER, CASES["namespaced"], "--skip-tests")
+    kinds = {item["kind"] for item in found}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
+    assert [item["metadata"]["namespace"] for item in found if item["kind"] == "Role"] == [
+        "production",
+        "research",
+        "stoker-system",
+    ]
+    assert not any("secrets" in rule["resources"] for rule in rules(found))
+
+
+def test_a_service_monitor_is_made_only_where_the_cluster_knows_it() -> None:
+    values = {"metrics": {"serviceMonitor": {"enabled": True}}}
+    assert not [item for item in rendered(STOKER, values) if item["kind"] == "ServiceMonitor"]
+    known = rendered(STOKER, values, "--api-versions", "monitoring.coreos.com/v1")
+    assert [item for item in known if item["kind"] == "ServiceMonitor"]
+
+
+@pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])
+def test_the_readme_lists_every_value_with_its_default(chart: Any) -> None:
+    text = (chart / "README.md").read_text()
+    for path, default in leaves(yaml.safe_load((chart / "values.yaml").read_text())):
+        assert f"| `{path}` | `{json.dumps(default)}` |" in text, f"{path}: {json.dumps(default)}"
+
+
+def test_both_charts_have_the_version_of_the_program() -> None:
+    versions = [yaml.safe_load((chart / "Chart.yaml").read_text()) for chart in (STOKER, CRDS)]
+    assert len({(chart["version"], chart["appVersion"]) for chart in versions}) == 1
+    assert f'version = "{versions[0]["appVersion"]}"' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def rules(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every rule of every role."""
+    return [rule for item in found if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, default) of every value; maps of resources and images' parts are followed, empty maps are values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and key not in ("requests", "limits"):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -40,14 +40,13 @@ from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
-from stoker.trainer.bucket import make_buckets
+from stoker.pod.config_file import parse
 from stoker.trainer.communicator import make_communicator
-from stoker.trainer.config import OptimizationConfig
+from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.batch import MicroBatch
-from stoker.trainer.optimizer import Adam
+from stoker.trainer.run import make_zero
 from stoker.trainer.train_step import ForwardPass, TrainStep
 from stoker.trainer.wishes import Wishes
-from stoker.trainer.zero import Zero, ZeroSettings
 
 RANKS = 2
 MODELS = {
@@ -82,6 +81,21 @@ def micro_batch(seed: int, vocab_size: int, tokens: int) -> MicroBatch:
     positions = np.concatenate([np.arange(half), np.arange(tokens - half)])
     cuts = np.array([0, half, tokens], dtype=np.int32)
     return MicroBatch(ids[:-1], positions, ids[1:], np.ones(tokens, np.float32), cuts, tokens - half)
+
+
+def trainer_config(precision: str) -> TrainerConfig:
+    fields: dict[str, Any] = {
+        "job": {"name": "bench", "uid": "bench", "writer": "00000000"},
+        "gang": {"ranks_per_node": RANKS},
+        "termination_log": "unused",
+        "work_dir": "unused",
+        "model": {},
+        "training": {"total_steps": 1},
+        "memory": {"precision": precision},
+        "data": {"sources": [{"name": "none", "path": "none"}]},
+        "checkpoint": {"root": "unused"},
+    }
+    return parse(TrainerConfig, fields)
 
 
 class Loss(nn.Module):
@@ -130,14 +144,13 @@ class StokerLoop:
     """Our step."""
 
     def __init__(self, decoder: Decoder, bf16: bool) -> None:
-        units = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
-        communicator = make_communicator(range(RANKS), ordered=False)
+        communicator = make_communicator(range(RANKS), torch.device("cpu"))
         assert communicator is not None
-        dtype = torch.bfloat16 if bf16 else torch.float32
-        settings = ZeroSettings(stage=1, compute_dtype=dtype, any_data_parallel=False)
-        buckets = make_buckets(list(units.items()), decoder, RANKS)
-        zero = Zero(buckets, units, communicator, Adam(OptimizationConfig()), settings)
-        self.train_step = TrainStep(ForwardPass(decoder, "sdpa", torch.device("cpu"), recompute=False), zero, 1.0)
+        config = trainer_config("bf16" if bf16 else "fp32")
+        zero = make_zero(config, decoder, communicator, torch.device("cpu"))
+        self.train_step = TrainStep(
+            ForwardPass(decoder, "sdpa", torch.device("cpu"), zero.ready, recompute=False), zero, 1.0
+        )
         self.steps = 0
 
     def step(self, batches: list[MicroBatch], targets: int) -> float:

@@ -52,7 +52,7 @@ def test_a_run_resumes_on_the_gpu_bitwise(tmp_path: Path) -> None:
 def train_cases(rank: int, size: int, folder: str) -> dict[str, list[float]]:
     found = {}
     for name, changes in CASES.items():
-        team = team_of(range(size), f"cuda:{rank}", ordered=name != "plain")
+        team = team_of(range(size), f"cuda:{rank}")
         assert team is not None
         found[name] = train_case(team, f"{folder}/{name}", changes)
     return found

@@ -65,7 +65,7 @@ def train_alone(config: TrainerConfig, **stop: Any) -> list[tuple[int, float, fl
 def plain_losses(config: TrainerConfig) -> list[float]:
     """The same run with torch's AdamW and one backward over the mean of all sequences' losses."""
     decoder, batches = tiny_decoder(config), SyntheticBatches(config)
-    ops, attention = make_ops(config)
+    ops, attention = make_ops(config, torch.device("cpu"))
     groups = [
         {"params": [p for p in decoder.parameters() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in decoder.parameters() if p.ndim == 1], "weight_decay": 0.0},
@@ -257,7 +257,7 @@ def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     train_alone(tiny_config(tmp_path))
     reader = CheckpointReader(CheckpointRoot(tmp_path / "root").committed()[0].path)
-    other = Decoder(replace(TINY, num_layers=1), make_ops(tiny_config())[0])
+    other = Decoder(replace(TINY, num_layers=1), make_ops(tiny_config(), torch.device("cpu"))[0])
     with pytest.raises(CheckpointError, match="another model"):
         check_same_model(reader, list(other.named_parts()), STATE_KINDS)
 

@@ -15,7 +15,7 @@ from stoker.model.decoder import Decoder
 from stoker.pod.config_file import parse
 from stoker.pod.exit_code import Cause
 from stoker.trainer.beacon import Beacon, Event
-from stoker.trainer.communicator import Communicator, make_communicator
+from stoker.trainer.communicator import Alone, make_communicator
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.batch import MicroBatch
 from stoker.trainer.data.error import DataError
@@ -115,23 +115,23 @@ class RecordingBeacon(Beacon):
 
 def alone(device: str = "cpu") -> Team:
     return Team(
-        communicator=Communicator(0, 1, None, ordered=True),
+        communicator=Alone(),
         save_group=SaveGroup(0, 1, None),
         beacon=RecordingBeacon(),
         device=torch.device(device),
     )
 
 
-def team_of(ranks: Sequence[int], device: str = "cpu", ordered: bool = True) -> Team | None:
+def team_of(ranks: Sequence[int], device: str = "cpu") -> Team | None:
     """The team of these global ranks; None on the others (collective)."""
-    communicator, save_group = make_communicator(ranks, ordered), make_save_group(ranks)
+    communicator, save_group = make_communicator(ranks, torch.device(device)), make_save_group(ranks)
     if communicator is None or save_group is None:
         return None
     return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device(device))
 
 
 def tiny_decoder(config: TrainerConfig, device: torch.device | str = "cpu") -> Decoder:
-    decoder = Decoder(TINY, make_ops(config)[0], device=device)
+    decoder = Decoder(TINY, make_ops(config, torch.device(device))[0], device=device)
     decoder.init_weights(config.training.seed)
     return decoder
 

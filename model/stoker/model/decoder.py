@@ -128,19 +128,23 @@ class Decoder(nn.Module):
         if self.lm_head is not None:
             yield from self.lm_head.parts("lm_head")
 
-    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Matrices normal with `initializer_range`, norms one, biases zero. A tensor's numbers depend on the seed and its name only, so every layout begins with the same model."""
+        """Matrices normal with `initializer_range`, norms one, biases zero. A tensor's numbers depend on the seed, its name and the kind of device (CPU, CUDA) only, so every layout begins with the same model."""
         for part in self.named_parts():
-            if part.hf_name.endswith("norm.weight"):
-                part.local().fill_(1)
-            elif part.hf_name.endswith(".bias"):
-                part.local().zero_()
-            else:
-                whole = torch.empty(part.global_shape).normal_(
-                    0, self.config.initializer_range, generator=named_generator(seed, part.hf_name)
-                )
-                part.local().copy_(part.cut(whole))
+            self.init_part(part, seed)
+
+    @torch.no_grad()
+    def init_part(self, part: Part, seed: int) -> None:
+        """The same for one part of the table."""
+        local = part.local()
+        if part.hf_name.endswith("norm.weight"):
+            local.fill_(1)
+        elif part.hf_name.endswith(".bias"):
+            local.zero_()
+        else:
+            generator = named_generator(seed, part.hf_name, local.device)
+            whole = torch.empty(part.global_shape, device=local.device)
+            local.copy_(part.cut(whole.normal_(0, self.config.initializer_range, generator=generator)))
 
 
 def check_layers(config: ModelConfig, layers: range | None) -> range:
@@ -153,6 +157,6 @@ def check_layers(config: ModelConfig, layers: range | None) -> range:
     return layers
 
 
-def named_generator(seed: int, name: str) -> torch.Generator:
+def named_generator(seed: int, name: str, device: torch.device) -> torch.Generator:
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

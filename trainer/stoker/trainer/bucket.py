@@ -86,14 +86,33 @@ def _round_up(value: int, multiple: int) -> int:
 class Bucket:
     """One unit's parameters as views of one flat buffer in the compute dtype."""
 
-    def __init__(self, name: str, parameters: Sequence[tuple[str, nn.Parameter]], shards: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        shards: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device`: where parameters on the meta device come to life."""
         self.name = name
         self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
         """In the order of `plan.ranges`."""
-        self.device = self.parameters[0].device
+        self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
+
+    @property
+    def is_empty(self) -> bool:
+        """The parameters are on the meta device: they have shapes and no values."""
+        return self.parameters[0].is_meta
+
+    def materialise(self) -> Tensor:
+        """Give parameters without values fp32 memory: views of the buffer that is returned, all zero. The parameter objects stay the same."""
+        flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
+        for view, parameter in zip(self.views(flat), self.parameters, strict=True):
+            torch.utils.swap_tensors(parameter, nn.Parameter(view))  # type: ignore[no-untyped-call]
+        return flat
 
     def master_copy(self) -> Tensor:
         """The parameters' values as one fp32 buffer (padding is zero)."""
@@ -114,9 +133,11 @@ class Bucket:
             yield flat[item.offset : item.end].view(item.shape)
 
 
-def make_buckets(units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int) -> list[Bucket]:
+def make_buckets(
+    units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int, device: torch.device | None = None
+) -> list[Bucket]:
     """One bucket per unit, after a first one `root` with every other parameter of `rest`. A tied parameter appears once, by its first name."""
     in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
     root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
     prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]
-    return [Bucket(name, parameters, shards) for name, parameters in [("root", root), *prefixes] if parameters]
+    return [Bucket(name, parameters, shards, device) for name, parameters in [("root", root), *prefixes] if parameters]

@@ -1,23 +1,33 @@
 """Collectives over flat buffers: reduce-scatter, all-gather in place, and a small exchange of numbers.
 
-One class for Gloo and NCCL, and for one rank (no communication). Sums are made in fp32 in a fixed order (recursive halving of the rank),
-except by NCCL outside of the deterministic modes. On Gloo the reduce-scatter is an all-to-all and a local sum, and the all-gather is a set
-of sends: measured with 32 MB on two ranks, 15 ms against 58 ms for Gloo's own reduce-scatter, and 13 ms against 46 to 85 ms for its gather.
+One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they are, and a sum in fp32
+in the order of the ranks (recursive halving) at the receiver: the same bits on every backend, and bf16 gradients cross the wire as bf16 without being
+rounded on the way. On Gloo the all-gather is a set of sends: measured with 32 MB on two ranks, all-to-all and sum take 15 ms against 58 ms for Gloo's
+own reduce-scatter, and the sends 13 ms against 46 to 85 ms for its gather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.trainer.ordered_sum import sum_in_order
+
+REDUCE_CTAS = 16
+"""Thread blocks of NCCL's all-to-all: enough for NVLink, and few of the 132 multiprocessors that backward needs."""
+GATHER_CTAS = 16
+
+Then = Callable[[], None]
+
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective in flight. Its buffers belong to it until `wait` returns."""
+    """A collective in flight. Its buffers belong to it until `wait` returns; on a GPU `wait` holds up the current stream, never the host."""
 
     finish: Callable[[], None]
 
@@ -28,83 +38,169 @@ class Pending:
 DONE = Pending(lambda: None)
 
 
-class Communicator:
+class Communicator(Protocol):
     """Collectives of one data-parallel group. Reduce-scatter and all-gather have a process group each, so neither waits for the other."""
 
-    def __init__(
-        self, rank: int, size: int, groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None, ordered: bool
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.ordered = ordered
-        """Sum in rank order on every backend (the deterministic modes)."""
-        self._reduce_group: dist.ProcessGroup | None = groups[0] if groups else None
-        self._gather_group: dist.ProcessGroup | None = groups[1] if groups else None
-        self._gloo = groups is None or dist.get_backend(groups[0]) == "gloo"
-        self._free: dict[tuple[int, torch.device], list[Tensor]] = {}
+    rank: int
+    size: int
+    eager: bool
+    """Collectives go on by themselves in the order of their start (streams); else `wait` does a part of the work on the host."""
 
     def shard(self, flat: Tensor) -> Tensor:
-        """This rank's slice of a flat buffer."""
+        """This rank's slice of a flat buffer, a view."""
+        ...
+
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+        """`out` (fp32, as long as a slice) becomes the sum of this rank's slices of `flat` over the ranks, or grows by it with `add`.
+
+        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `then` runs right behind it, in the same stream.
+        """
+        ...
+
+    def all_gather(self, flat: Tensor) -> Pending:
+        """Fill the buffer from every rank's slice of it."""
+        ...
+
+    def exchange(self, numbers: Tensor) -> Tensor:
+        """Every rank's small tensor (same shape everywhere), stacked in rank order."""
+        ...
+
+
+class Alone:
+    """One rank: nothing is sent."""
+
+    rank, size, eager = 0, 1, False
+
+    def shard(self, flat: Tensor) -> Tensor:
+        return flat
+
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+        if add or out.data_ptr() != flat.data_ptr():
+            sum_in_order([flat], out, add=add)
+        if then is not None:
+            then()
+        return DONE
+
+    def all_gather(self, flat: Tensor) -> Pending:  # noqa: ARG002  the buffer is full already
+        return DONE
+
+    def exchange(self, numbers: Tensor) -> Tensor:
+        return numbers.unsqueeze(0)
+
+
+@dataclass(frozen=True)
+class Groups:
+    reduce: dist.ProcessGroup
+    gather: dist.ProcessGroup
+
+
+class Gloo:
+    """Ranks on CPUs."""
+
+    eager = False
+
+    def __init__(self, rank: int, size: int, groups: Groups) -> None:
+        self.rank, self.size = rank, size
+        self._groups = groups
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def shard(self, flat: Tensor) -> Tensor:
         return flat.view(self.size, -1)[self.rank]
 
-    def reduce_scatter(self, flat: Tensor) -> Pending:
-        """Sum the fp32 buffer over the ranks into this rank's slice of it; the rest of the buffer is undefined afterwards."""
-        if self.size == 1:
-            return DONE
-        if not (self._gloo or self.ordered):
-            work = dist.reduce_scatter_tensor(self.shard(flat), flat, group=self._reduce_group, async_op=True)
-            return Pending(lambda: _finish(work))
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
         received = self._borrow(flat)
-        work = dist.all_to_all_single(received, flat, group=self._reduce_group, async_op=True)
+        work = dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True)
 
         def finish() -> None:
             _finish(work)
-            sum_in_order(received.view(self.size, -1).unbind(0), self.shard(flat))
-            self._give_back(received)
+            sum_in_order(received.view(self.size, -1).unbind(0), out, add=add)
+            self._free[received.numel(), received.dtype].append(received)
+            if then is not None:
+                then()
 
         return Pending(finish)
 
     def all_gather(self, flat: Tensor) -> Pending:
-        """Fill the buffer from every rank's slice of it."""
-        if self.size == 1:
-            return DONE
-        if not self._gloo:
-            work = dist.all_gather_into_tensor(flat, self.shard(flat), group=self._gather_group, async_op=True)
-            return Pending(lambda: _finish(work))
         slices = flat.view(self.size, -1)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        works = [dist.irecv(slices[peer], group=self._gather_group, group_src=peer) for peer in peers]
-        works += [dist.isend(slices[self.rank], group=self._gather_group, group_dst=peer) for peer in peers]
+        works = [dist.irecv(slices[peer], group=self._groups.gather, group_src=peer) for peer in peers]
+        works += [dist.isend(slices[self.rank], group=self._groups.gather, group_dst=peer) for peer in peers]
         return Pending(lambda: _finish(*works))
 
     def exchange(self, numbers: Tensor) -> Tensor:
-        """Every rank's small tensor (same shape everywhere), stacked in rank order."""
-        if self.size == 1:
-            return numbers.unsqueeze(0)
-        gathered = numbers.new_empty(self.size, *numbers.shape)
-        dist.all_gather_into_tensor(gathered.view(-1), numbers.contiguous().view(-1), group=self._gather_group)
-        return gathered
+        return _exchange(numbers, self.size, self._groups.gather)
 
     def _borrow(self, like: Tensor) -> Tensor:
         """Receive buffers are kept: fresh ones of this size cost a page fault per 4 KB at each step."""
-        free = self._free.setdefault((like.numel(), like.device), [])
+        free = self._free.setdefault((like.numel(), like.dtype), [])
         return free.pop() if free else torch.empty_like(like)
 
-    def _give_back(self, buffer: Tensor) -> None:
-        self._free[buffer.numel(), buffer.device].append(buffer)
+
+class Nccl:
+    """Ranks on GPUs. Reductions run on a stream of their own, one after another, beside backward."""
+
+    eager = True
+
+    def __init__(self, rank: int, size: int, groups: Groups, device: torch.device) -> None:
+        self.rank, self.size = rank, size
+        self._groups = groups
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._received: dict[torch.dtype, Tensor] = {}
+
+    def shard(self, flat: Tensor) -> Tensor:
+        return flat.view(self.size, -1)[self.rank]
+
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+        received = self._buffer(flat)
+        self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(self._stream):
+            _finish(dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True))
+            sum_in_order(received.view(self.size, -1).unbind(0), out, add=add)
+            if then is not None:
+                then()
+            done = self._stream.record_event()
+        return Pending(lambda: torch.cuda.current_stream(flat.device).wait_event(done))
+
+    def all_gather(self, flat: Tensor) -> Pending:
+        work = dist.all_gather_into_tensor(flat, self.shard(flat), group=self._groups.gather, async_op=True)
+        return Pending(lambda: _finish(work))
+
+    def exchange(self, numbers: Tensor) -> Tensor:
+        return _exchange(numbers, self.size, self._groups.gather)
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        """One receive buffer per dtype, as long as the longest bucket: reductions follow each other on one stream, so they can share it."""
+        held = self._received.get(like.dtype)
+        if held is None or held.numel() < like.numel():
+            if held is not None:
+                held.record_stream(self._stream)  # a reduction in flight may still read it
+            held = self._received[like.dtype] = torch.empty_like(like)
+        return held[: like.numel()]
 
 
-def make_communicator(ranks: Sequence[int], ordered: bool) -> Communicator | None:
+def make_communicator(ranks: Sequence[int], device: torch.device) -> Communicator | None:
     """Communicator over these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it)."""
     if len(ranks) == 1:
-        return Communicator(0, 1, None, ordered) if dist_rank() == ranks[0] else None
-    groups = [dist.new_group(list(ranks)) for _ in range(2)]
+        return Alone() if dist_rank() == ranks[0] else None
+    groups = [dist.new_group(list(ranks), pg_options=_options(device, ctas)) for ctas in (REDUCE_CTAS, GATHER_CTAS)]
     if dist_rank() not in ranks:
         return None
     reduce_group, gather_group = groups
     assert isinstance(reduce_group, dist.ProcessGroup)
     assert isinstance(gather_group, dist.ProcessGroup)
-    return Communicator(list(ranks).index(dist_rank()), len(ranks), (reduce_group, gather_group), ordered)
+    rank, both = list(ranks).index(dist_rank()), Groups(reduce_group, gather_group)
+    if device.type == "cpu":
+        return Gloo(rank, len(ranks), both)
+    return Nccl(rank, len(ranks), both, device)
+
+
+def _options(device: torch.device, ctas: int) -> object | None:
+    """A small collective that is ready must not queue behind the blocks of a large product: high priority, and a bounded share of the GPU."""
+    if device.type == "cpu":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = ctas
+    return options
 
 
 def dist_rank() -> int:
@@ -112,23 +208,15 @@ def dist_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def sum_in_order(rows: Sequence[Tensor], out: Tensor) -> None:
-    """Sum by recursive halving of the index into `out`; overwrites `rows`.
-
-    The order makes the sum of a run of a power of two of rows the same subtree whatever the number of ranks it is spread over.
-    """
-    if len(rows) == 1:
-        out.copy_(rows[0])
-        return
-    middle = len(rows) // 2
-    torch.add(_halving(rows[:middle]), _halving(rows[middle:]), out=out)
+def _raw(flat: Tensor) -> Tensor:
+    """The same memory as bytes: an all-to-all only moves them, and Gloo does not know every dtype."""
+    return flat.view(torch.uint8)
 
 
-def _halving(rows: Sequence[Tensor]) -> Tensor:
-    if len(rows) == 1:
-        return rows[0]
-    middle = len(rows) // 2
-    return _halving(rows[:middle]).add_(_halving(rows[middle:]))
+def _exchange(numbers: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
+    gathered = numbers.new_empty(size, *numbers.shape)
+    dist.all_gather_into_tensor(gathered.view(-1), numbers.contiguous().view(-1), group=group)
+    return gathered
 
 
 def _finish(*works: dist.Work | None) -> None:

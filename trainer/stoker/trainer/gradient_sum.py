@@ -1,8 +1,9 @@
-"""One bucket's fp32 gradient over the micro-batches of a step."""
+"""One bucket's fp32 gradient over the micro-batches of a step, summed on this rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,8 +11,26 @@ from torch import Tensor
 from stoker.trainer.bucket import Bucket
 
 
+class Gradients(Protocol):
+    """Takes the gradients of a bucket's parameters, micro-batch by micro-batch."""
+
+    def begin_step(self, num_micro_batches: int) -> None: ...
+
+    def place(self, index: int) -> Tensor | None:
+        """Where the gradient of parameter `index` may be written instead of being handed to `add` elsewhere; None: nowhere."""
+        ...
+
+    def add(self, index: int, grad: Tensor) -> bool:
+        """Take the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
+        ...
+
+    def end_micro_batch(self) -> Tensor:
+        """Close this micro-batch; a parameter that got no gradient counts as zero. The flat buffer with what there is so far."""
+        ...
+
+
 class GradientSum:
-    """Adds the gradients of a bucket's parameters, one micro-batch after the other, in one of two orders.
+    """Adds the gradients in fp32, one micro-batch after the other, in one of two orders.
 
     Serial: a running sum in one buffer. Tree: recursive halving of the micro-batch index, so that a run of micro-batches makes the same
     subtree sum on whichever rank it lies; costs up to log2(micro-batches) more buffers.
@@ -46,18 +65,21 @@ class GradientSum:
         self._views = list(self._bucket.views(self._stack[-1]))
         self._seen.clear()
 
+    def place(self, index: int) -> Tensor | None:
+        view = self._views[index]
+        writable = not self._adds and view.dtype == self._bucket.flat.dtype
+        return view.view(view.shape) if writable else None
+
     def add(self, index: int, grad: Tensor) -> bool:
-        """Take the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
         view = self._views[index]
         if self._adds:
             view.add_(grad)
-        else:
+        elif view.data_ptr() != grad.data_ptr():
             view.copy_(grad)
         self._seen.add(index)
         return len(self._seen) == len(self._views)
 
-    def end_micro_batch(self) -> None:
-        """Close this micro-batch; a parameter that got no gradient counts as zero."""
+    def end_micro_batch(self) -> Tensor:
         if not self._adds:
             for index in set(range(len(self._views))) - self._seen:
                 self._views[index].zero_()
@@ -65,11 +87,8 @@ class GradientSum:
             right = self._stack.pop()
             self._stack[-1].add_(right)
             self._free.append(right)
+        total = self._stack[0]
         self._begin_micro_batch()
-
-    def total(self) -> Tensor:
-        """The step's sum on this rank, after the last micro-batch; valid until `begin_step`."""
-        (total,) = self._stack
         return total
 
     @property

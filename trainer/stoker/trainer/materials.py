@@ -17,12 +17,9 @@ from stoker.trainer.data.corpus import open_corpus
 from stoker.trainer.data.loader import Loader
 from stoker.trainer.data.tokens import open_encoder
 from stoker.trainer.run import Materials, make_ops, plan_total_steps, travelling_files
+from stoker.trainer.start import ModelUnusable, Start
 
 Report = Callable[[str], None]
-
-
-class ModelUnusable(ValueError):
-    """The starting weights are missing, damaged, or not those of the model."""
 
 
 def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> Materials:
@@ -35,7 +32,7 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
     """
     source = open_source(config)
     model = source.config if source is not None else parse_model(config.model or {})
-    ops, _ = make_ops(config)
+    ops, _ = make_ops(config, device)
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
         model = replace(
@@ -44,15 +41,14 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
     report("BuildingModel")
-    decoder = Decoder(model, ops, dtype=torch.float32, device=device)
-    if not resumes:
-        load_start(decoder, source, config.training.seed, report)
+    decoder = Decoder(model, ops, dtype=torch.float32, device="meta")
     return Materials(
         decoder=decoder,
         batches=loader,
         files=travelling_files(decoder, config.memory.precision, encoder.files),
         total_steps=plan_total_steps(config.training, loader),
         fingerprint=loader.fingerprint,
+        start=make_start(decoder, None if resumes else source, None if resumes else config.training.seed, report),
     )
 
 
@@ -70,15 +66,11 @@ def open_source(config: TrainerConfig) -> WeightsSource | None:
     return source
 
 
-def load_start(decoder: Decoder, source: WeightsSource | None, seed: int, report: Report) -> None:
-    """Starting weights from the source, or random ones."""
+def make_start(decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report) -> Start:
+    """Starting weights from the source, or random ones; neither: a checkpoint gives them."""
     if source is None:
-        decoder.init_weights(seed)
-        return
-    try:
-        source.load_into(decoder, percents(report, "LoadingWeights"))
-    except (ValueError, OSError) as error:
-        raise ModelUnusable(f"{source.path}: {error}") from error
+        return Start(decoder, seed, percents(report, "InitialisingWeights"))
+    return Start(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:

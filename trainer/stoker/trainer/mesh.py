@@ -92,7 +92,7 @@ def _limits(config: TrainerConfig) -> list[tuple[str, object, str]]:
             "adam, adamw",
         ),
         ("memory.precision", config.memory.precision, config.memory.precision in ("fp32", "bf16"), "fp32, bf16"),
-        ("memory.zero_stage", config.memory.zero_stage, config.memory.zero_stage <= 1, "0, 1"),
+        ("memory.zero_stage", config.memory.zero_stage, config.memory.zero_stage <= 2, "0, 1, 2"),
         (
             "memory.activation_checkpointing",
             config.memory.activation_checkpointing,

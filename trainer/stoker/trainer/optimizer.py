@@ -1,10 +1,11 @@
-"""Adam and AdamW on flat shards: torch's fused kernel over the decayed and the plain region."""
+"""Adam and AdamW on flat shards: the configuration's numbers given to the kernel of `Ops`."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.ops import Ops
 from stoker.trainer.config import OptimizationConfig
 
 
@@ -14,9 +15,9 @@ class Adam:
     `adamw` decays weights directly (decoupled); `adam` adds the decay to the gradient.
     """
 
-    def __init__(self, config: OptimizationConfig) -> None:
+    def __init__(self, config: OptimizationConfig, ops: Ops) -> None:
         self._config = config
-        self._kernel = torch._fused_adamw_ if config.optimizer == "adamw" else torch._fused_adam_
+        self._ops = ops
 
     def update(
         self,
@@ -24,34 +25,25 @@ class Adam:
         grad: Tensor,
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
+        parameters: Tensor | None,
         *,
         decay_end: int,
         step: int,
         learning_rate: float,
+        scale: Tensor,
     ) -> None:
-        """Update fp32 `master` and moments in place; elements [0, decay_end) decay. `step` counts from 1."""
-        regions = [(0, decay_end, self._config.weight_decay), (decay_end, master.numel(), 0.0)]
-        for start, end, decay in regions:
-            if start < end:
-                part = slice(start, end)
-                self._region((master[part], grad[part], exp_avg[part], exp_avg_sq[part]), decay, step, learning_rate)
+        """Update fp32 `master` and moments in place with `grad` times `scale` (fp32 scalar on the device), and `parameters` with the rounded masters.
 
-    def _region(
-        self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], decay: float, step: int, learning_rate: float
-    ) -> None:
-        master, grad, exp_avg, exp_avg_sq = tensors
-        self._kernel(
-            [master],
-            [grad],
-            [exp_avg],
-            [exp_avg_sq],
-            [],
-            [torch.tensor(float(step), device=master.device)],
-            lr=learning_rate,
+        Elements [0, decay_end) decay; `step` counts from 1. A scale that is not finite changes nothing.
+        """
+        rule = AdamStep(
+            decoupled=self._config.optimizer == "adamw",
+            learning_rate=learning_rate,
             beta1=self._config.beta1,
             beta2=self._config.beta2,
-            weight_decay=decay,
-            eps=self._config.epsilon,
-            amsgrad=False,
-            maximize=False,
+            epsilon=self._config.epsilon,
+            weight_decay=self._config.weight_decay,
+            decay_end=decay_end,
+            step=step,
         )
+        self._ops.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)

@@ -25,13 +25,14 @@ from stoker.trainer.communicator import make_communicator
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import Loop
-from stoker.trainer.materials import ModelUnusable, collect_materials
+from stoker.trainer.materials import collect_materials
 from stoker.trainer.mesh import check_supported
 from stoker.trainer.process_group import RankPlace, choose_device, find_rank_place, process_group, set_threads
 from stoker.trainer.resume import choose_resume
 from stoker.trainer.run import Team, open_loop
 from stoker.trainer.save_group import make_save_group
 from stoker.trainer.saver import StorageFailed
+from stoker.trainer.start import ModelUnusable
 from stoker.trainer.train_step import NonFinite
 
 MAX_DETAIL = 2000
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
     beacon.phase("Loading", f"WaitingForRanks {place.world_size}")
     root = CheckpointRoot(Path(config.checkpoint.root))
     with process_group(config, place, device, listener), hold_root(config, place, root):
-        team = make_team(config, place, device, beacon)
+        team = make_team(place, device, beacon)
         resume = choose_resume(config, root, team.save_group, lambda message: beacon.phase("Loading", message))
         materials = collect_materials(
             config, device, resume is not None, lambda message: beacon.phase("Loading", message)
@@ -109,10 +110,10 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
             return loop.train()
 
 
-def make_team(config: TrainerConfig, place: RankPlace, device: torch.device, beacon: Beacon) -> Team:
+def make_team(place: RankPlace, device: torch.device, beacon: Beacon) -> Team:
     """Communicators of this rank (collective)."""
     ranks = range(place.world_size)
-    communicator = make_communicator(ranks, ordered=config.training.deterministic != "Off")
+    communicator = make_communicator(ranks, device)
     save_group = make_save_group(ranks)
     assert communicator is not None
     assert save_group is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
@@ -18,6 +19,7 @@ from stoker.model.kernels.ops import AttentionName, Ops, resolve_kernels
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.beacon import Beacon
 from stoker.trainer.bucket import make_buckets
+from stoker.trainer.clip import GradientNorm
 from stoker.trainer.communicator import Communicator
 from stoker.trainer.config import TrainerConfig, TrainingConfig
 from stoker.trainer.data.loader import Loader
@@ -28,9 +30,10 @@ from stoker.trainer.resume import ResumePoint
 from stoker.trainer.save_group import SaveGroup
 from stoker.trainer.saver import Saver
 from stoker.trainer.snapshot import load_state
+from stoker.trainer.start import Start
 from stoker.trainer.train_step import ForwardPass
 from stoker.trainer.wishes import Inbox
-from stoker.trainer.zero import STATE_KINDS, Zero, ZeroSettings
+from stoker.trainer.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -50,34 +53,59 @@ class Materials:
     """What a run is made of."""
 
     decoder: Decoder
-    """fp32, with its starting weights (any weights, when the run resumes)."""
+    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
     batches: Batches
     files: Mapping[str, bytes]
     """`config.json`, tokenizer files and so on, for every checkpoint."""
     total_steps: int
     fingerprint: str
     """Of the corpus."""
+    start: Start | None = None
+    """Fills an empty decoder."""
 
 
-def make_ops(config: TrainerConfig) -> tuple[Ops, AttentionName]:
-    """The kernels that the configuration chooses. Raises ConfigError for one that is not built."""
+def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, AttentionName]:
+    """The kernels that the configuration chooses. Raises ConfigError for one that is not built.
+
+    The reference kernels repeat a run bitwise only in their deterministic form. The fused ones do so by themselves when torch is told to be deterministic
+    (`set_threads`), and their own deterministic form, whose results do not depend on a row's batch, is for comparing trainer and engine.
+    """
     try:
-        ops = Ops(resolve_kernels(config.kernels), deterministic=config.training.deterministic != "Off")
+        kernels = resolve_kernels(config.kernels, device.type)
+        ops = Ops(kernels, deterministic=config.training.deterministic != "Off" and kernels == "reference")
         return ops, ops.attention(config.attention)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def make_zero(config: TrainerConfig, decoder: Decoder, communicator: Communicator) -> Zero:
-    """Move the decoder's parameters into flat buckets, one per block."""
-    units = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
+def make_zero(
+    config: TrainerConfig,
+    decoder: Decoder,
+    communicator: Communicator,
+    device: torch.device,
+    fill: Fill | None = None,
+) -> Zero:
+    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head. `fill` gives values to those of an empty decoder."""
+    blocks = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
+    assert decoder.embedding is not None
+    assert decoder.final_norm is not None
+    last = [decoder.final_norm] if decoder.lm_head is None else [decoder.final_norm, decoder.lm_head]
+    groups = {"embedding": decoder.embedding, **blocks, "head": nn.ModuleList(last)}
     settings = ZeroSettings(
         stage=config.memory.zero_stage,
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    buckets = make_buckets(list(units.items()), decoder, communicator.size)
-    return Zero(buckets, units, communicator, Adam(config.optimization), settings)
+    buckets = make_buckets(list(groups.items()), decoder, communicator.size, device)
+    return Zero(
+        buckets,
+        communicator,
+        Adam(config.optimization, decoder.ops),
+        GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
+        settings,
+        fill=fill,
+        placed=[*blocks, "head"],
+    )
 
 
 @contextmanager
@@ -90,12 +118,13 @@ def open_loop(
         CheckpointError: the checkpoint is damaged, or of another model.
         DataError: the corpus is not that of the checkpoint.
     """
-    zero = make_zero(config, materials.decoder, team.communicator)
+    fill = None if materials.start is None else materials.start.fill
+    zero = make_zero(config, materials.decoder, team.communicator, team.device, fill)
     parts = list(materials.decoder.named_parts())
     progress = Progress()
     if resume is not None:
         progress = _resume(CheckpointReader(resume.path(root), resume.digest), team, materials, zero)
-    _, attention = make_ops(config)
+    _, attention = make_ops(config, team.device)
     saver = Saver(
         root,
         config.job.writer,
@@ -113,7 +142,11 @@ def open_loop(
                 config,
                 batches=materials.batches,
                 forward=ForwardPass(
-                    materials.decoder, attention, team.device, config.memory.activation_checkpointing == "full"
+                    materials.decoder,
+                    attention,
+                    team.device,
+                    zero.ready,
+                    recompute=config.memory.activation_checkpointing == "full",
                 ),
                 zero=zero,
                 parts=parts,
@@ -162,8 +195,8 @@ def _meta(config: TrainerConfig, team: Team, materials: Materials, resume: Resum
         },
         "corpus_fingerprint": materials.fingerprint,
         "kernels": {
-            "kernels": resolve_kernels(config.kernels),
-            "attention": make_ops(config)[1],
+            "kernels": resolve_kernels(config.kernels, team.device.type),
+            "attention": make_ops(config, team.device)[1],
             "torch": torch.__version__,
         },
     }

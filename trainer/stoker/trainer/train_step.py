@@ -6,7 +6,7 @@ T tokens of one micro-batch, packed; D hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import AttentionName
 from stoker.trainer.clip import clip_factor
 from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.host_link import Readback, upload
 from stoker.trainer.wishes import Wishes
 from stoker.trainer.zero import Zero
 
@@ -41,10 +42,20 @@ class StepResult:
 class ForwardPass:
     """The model's forward to a loss sum, with or without activation checkpointing."""
 
-    def __init__(self, decoder: Decoder, attention: AttentionName, device: torch.device, recompute: bool) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: AttentionName,
+        device: torch.device,
+        ready: Callable[[str], None],
+        *,
+        recompute: bool,
+    ) -> None:
+        """`ready`: called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
         self._decoder = decoder
         self._attention = attention
         self._device = device
+        self._ready = ready
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
@@ -57,8 +68,10 @@ class ForwardPass:
         ).loss_sum
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
-        for block in self._decoder.blocks:
+        for index, block in enumerate(self._decoder.blocks):
+            self._ready(f"blocks.{index}")
             if self._recompute:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
@@ -66,10 +79,11 @@ class ForwardPass:
                 )
             else:
                 x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+        self._ready("head")
         return self._decoder.norm(x_TD, update_TD)
 
     def _tensor(self, array: object) -> Tensor:
-        return torch.as_tensor(array, device=self._device)
+        return upload(array, self._device)
 
 
 class TrainStep:
@@ -92,36 +106,43 @@ class TrainStep:
         """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
 
         Raises:
-            NonFinite: on every rank alike; nothing was updated.
+            NonFinite: on every rank alike; nothing was updated. Nothing here but the end holds up the host, and that while the device still updates.
         """
         # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
         # of backward would be rounded to bf16.
         self._zero.begin_step(num_batches)
         sums = [self._backward(batch) for batch in batches]
         assert len(sums) == num_batches
-        loss_sum, wishes = self._exchange(torch.stack(sums), wishes)
-        norm = self._zero.reduce() / target_tokens
-        result = StepResult(loss_sum / target_tokens, norm, wishes)
-        if not (math.isfinite(result.loss) and math.isfinite(norm)):
+        self._zero.finish_reduce()
+        numbers = self._exchange(torch.stack(sums), wishes)
+        width = len(wishes.numbers())
+        loss = numbers[:, width:].reshape(-1).sum() / target_tokens
+        norm = self._zero.gradient_norm() / target_tokens
+        scale = clip_factor(norm, self._clipping) / target_tokens
+        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # which updates nothing
+        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        # The update goes to the device before the host waits for the answer: the host is back in time to queue the next step behind it.
+        self._zero.update(step, learning_rate, scale.float())
+        return self._result(step, answer.read(), width)
+
+    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+        loss, norm = answer[:2].tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFinite(
-                f"step {step}: loss {result.loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
+                f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        self._zero.update(step, learning_rate, clip_factor(norm, self._clipping) / target_tokens)
-        return result
+        return StepResult(loss, norm, Wishes.merge(answer[2:].view(-1, width).tolist()))
 
     def _backward(self, batch: MicroBatch) -> Tensor:
-        self._zero.before_forward()
         loss_sum = self._forward.loss_sum(batch)
         loss_sum.backward()  # type: ignore[no-untyped-call]
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
-    def _exchange(self, sums: Tensor, wishes: Wishes) -> tuple[float, Wishes]:
-        """One small gather per step carries losses and wishes; the sum follows the global index of the micro-batches."""
-        numbers = torch.cat([torch.tensor(wishes.numbers(), dtype=torch.float64, device=sums.device), sums.double()])
-        by_rank = self._zero.communicator.exchange(numbers).cpu()
-        width = len(wishes.numbers())
-        return float(by_rank[:, width:].reshape(-1).sum()), Wishes.merge(by_rank[:, :width].tolist())
+    def _exchange(self, sums: Tensor, wishes: Wishes) -> Tensor:
+        """One small gather per step carries wishes and losses of all ranks; a sum over them follows the global index of the micro-batches."""
+        mine = upload(wishes.numbers(), sums.device, torch.float64)
+        return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:

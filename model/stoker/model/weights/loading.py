@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.decoder import Decoder
+from stoker.model.parameter import Part
 
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 """Buffers that old files carry although they follow from the config."""
@@ -40,10 +41,16 @@ def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None =
     parts = list(decoder.named_parts())
     total, done = sum(part.num_elements for part in parts), 0
     for part in parts:
-        part.local().copy_(store.read(part.hf_name, part.start, part.size))
+        load_part(part, store)
         done += part.num_elements
         if progress is not None:
             progress(done, total)
+
+
+@torch.no_grad()
+def load_part(part: Part, store: TensorStore) -> None:
+    """Copy one part of a decoder out of a store that fits it."""
+    part.local().copy_(store.read(part.hf_name, part.start, part.size))
 
 
 def check_fit(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -13,7 +13,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
 from stoker.model.weights.gguf import GgufWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
-from stoker.model.weights.loading import Progress, WeightsError
+from stoker.model.weights.loading import Progress, TensorStore, WeightsError
 
 
 class WeightsSource(Protocol):
@@ -38,6 +38,11 @@ class WeightsSource(Protocol):
     @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """Name -> content of the files that travel along: tokenizer, chat template, generation_config.json; not config.json. May be empty."""
+        ...
+
+    @property
+    def store(self) -> TensorStore:
+        """The tensors one by one, for whoever fills a decoder piece by piece."""
         ...
 
     def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:

@@ -1,0 +1,67 @@
+"""Where a run's first weights come from: random numbers or a source, parameter by parameter, so that no rank ever holds the whole model in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from stoker.model.decoder import Decoder
+from stoker.model.parameter import Part
+from stoker.model.weights.loading import TensorStore, check_fit, load_part
+
+Progress = Callable[[int, int], None]
+"""Called with elements filled so far, and elements in all."""
+
+
+class ModelUnusable(ValueError):
+    """The starting weights are missing, damaged, or not those of the model."""
+
+
+class Start:
+    """Fills the parameters of one decoder. The same values whatever the number of ranks: each rank fills the whole bucket and keeps its shard."""
+
+    def __init__(
+        self, decoder: Decoder, fill_from: TensorStore | int | None, progress: Progress, origin: str = ""
+    ) -> None:
+        """`fill_from`: a store of weights, the seed of random ones, or None where a checkpoint will overwrite them. `origin`: names the store in errors.
+
+        Raises:
+            ModelUnusable: the store's weights are not those of the model.
+        """
+        self._decoder = decoder
+        self._from = fill_from
+        self._progress = progress
+        self._origin = origin
+        self._parts = list(decoder.named_parts())
+        self._total = sum(part.num_elements for part in self._parts)
+        self._done = 0
+        if fill_from is not None and not isinstance(fill_from, int):
+            with self._explained():
+                check_fit(decoder, fill_from.shapes())
+
+    def fill(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Raises ModelUnusable where the store is damaged."""
+        if self._from is None:
+            return
+        wanted = {id(parameter) for parameter in parameters}
+        for part in self._parts:
+            if id(part.parameter) in wanted:
+                self._fill_part(part, self._from)
+                self._done += part.num_elements
+                self._progress(self._done, self._total)
+
+    def _fill_part(self, part: Part, fill_from: TensorStore | int) -> None:
+        if isinstance(fill_from, int):
+            self._decoder.init_part(part, fill_from)
+        else:
+            with self._explained():
+                load_part(part, fill_from)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            raise ModelUnusable(f"{self._origin}: {error}") from error

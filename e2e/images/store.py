@@ -7,6 +7,7 @@ safe because containerd never writes into an unpacked layer or a blob; its datab
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,10 @@ from e2e.images.layout import Layout, blob_path
 
 NAMESPACE = "k8s.io"
 CONTENT = "io.containerd.content.v1.content"
+OVERLAYFS = "io.containerd.snapshotter.v1.overlayfs"
+SNAPSHOTS = f"{OVERLAYFS}/snapshots"
+LARGE_FILES = 2000
+"""A layer with more files is shared by a symbolic link. Such layers (base, packages) leave the seed only when their lock file changes."""
 START_S = 20.0
 CONFIG = """\
 version = 3
@@ -97,11 +102,24 @@ class ImageStore:
         with self._locked(fcntl.LOCK_SH):
             if not self.root.exists():
                 return
-            root.mkdir(parents=True, exist_ok=True)
-            run(["cp", "--archive", "--link", f"{self.root}/.", str(root)], what=str(root))
-            for database in root.glob("*/*.db"):
-                database.unlink()
-                shutil.copy2(self.root / database.relative_to(root), database)
+            self._clone(root)
+
+    def _clone(self, root: Path) -> None:
+        """Files as hard links, databases as copies; a layer with thousands of files is one symbolic link, which is made and removed at once."""
+        layers = [layer for layer in (self.root / SNAPSHOTS).iterdir() if layer.is_dir()]
+        large = {layer.name for layer in layers if _is_large(layer)}
+        (root / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
+        small = [str(layer) for layer in layers if layer.name not in large]
+        others = [str(part) for part in self.root.iterdir() if part.name != OVERLAYFS]
+        for parts, target in ((others, root), (small, root / SNAPSHOTS)):
+            if parts:
+                run(["cp", "--archive", "--link", f"--target-directory={target}", *parts], what=str(root))
+        for name in large:
+            (root / SNAPSHOTS / name).symlink_to(self.root / SNAPSHOTS / name)
+        for database in self.root.glob("*/*.db"):
+            copy = root / database.relative_to(self.root)
+            copy.unlink(missing_ok=True)
+            shutil.copy2(database, copy)
 
     def _import(self, name: str, bin_folder: Path, address: str) -> None:
         start = time.monotonic()
@@ -179,6 +197,11 @@ class ImageStore:
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, mode)
             yield
+
+
+def _is_large(layer: Path) -> bool:
+    files = (name for _, _, names in os.walk(layer) for name in names)
+    return next(itertools.islice(files, LARGE_FILES, None), None) is not None
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:

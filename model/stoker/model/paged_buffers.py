@@ -97,7 +97,8 @@ class PagedBuffers:
 def copy_front(buffer: Tensor, numbers: Tensor, device: torch.device, padding: int | None) -> None:
     """The numbers into the front of the buffer, the padding behind them."""
     if numbers.data_ptr() != buffer.data_ptr():
-        buffer[: len(numbers)].copy_(upload(numbers, device))
+        is_upload = device.type == "cuda" and numbers.device.type == "cpu"
+        buffer[: len(numbers)].copy_(numbers.pin_memory() if is_upload else numbers, non_blocking=True)
     if padding is not None and len(numbers) < len(buffer):
         buffer[len(numbers) :].fill_(padding)
 

@@ -99,9 +99,8 @@ class PollConfig(Config):
 
 
 class RoutersConfig(Config):
-    """Router pods of an InferenceDeployment that says nothing about them."""
+    """Router pods of an InferenceDeployment that names no resources for them."""
 
-    replicas: int = Field(default=Settings.router_replicas, ge=1)
     resources: Resources = _requests("250m", "256Mi")
 
 
@@ -115,8 +114,8 @@ class TasksConfig(Config):
 class PodsConfig(Config):
     """Pods in general."""
 
-    grace_period_s: int = Field(default=Settings.grace_period_s, ge=1)
     drain_timeout_s: Seconds = Settings.drain_timeout_s
+    """Longest drain of an engine before its pod is deleted all the same."""
     node_lost_s: float = Field(default=10.0, ge=0)
     """A pod counts as lost when its node has not been heard of for so long after the cluster called it NotReady."""
 
@@ -172,8 +171,6 @@ class OperatorConfig(Config):
             max_requests=self.api.max_requests,
             router_resources=_plain(self.routers.resources),
             task_resources=_plain(self.tasks.resources),
-            router_replicas=self.routers.replicas,
-            grace_period_s=self.pods.grace_period_s,
             drain_timeout_s=self.pods.drain_timeout_s,
             task_deadline_s=self.tasks.deadline_s,
             node_lost_s=self.pods.node_lost_s,

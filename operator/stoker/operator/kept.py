@@ -63,8 +63,9 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
         status = _some(pod["status"], _POD_STATUS)
         if "conditions" in pod["status"]:
             status["conditions"] = [_some(found, _POD_CONDITION) for found in pod["status"]["conditions"]]
-        if "containerStatuses" in pod["status"]:
-            status["containerStatuses"] = [_container(found) for found in pod["status"]["containerStatuses"]]
+        for name in ("initContainerStatuses", "containerStatuses"):
+            if name in pod["status"]:
+                status[name] = [_container(found) for found in pod["status"][name]]
         parts["status"] = status
     return parts
 

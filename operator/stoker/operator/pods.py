@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.operator.plan import Object, Ref
+from stoker.operator.waiting import waiting
 from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.last_word import LastWord, parse_last_word
 
@@ -82,18 +83,10 @@ def exit_of(pod: Object) -> Exit:
 
 def waiting_reason(pod: Object) -> str | None:
     """Why a pod does not run yet, in one line; None when it runs."""
-    status = pod.get("status", {})
-    for container in status.get("containerStatuses", ()):
-        waiting = container.get("state", {}).get("waiting")
-        starting = (waiting or {}).get("reason") in {"ContainerCreating", "PodInitializing"}
-        if waiting and starting and waiting.get("message"):
-            return str(waiting["message"])
-        if waiting and not starting:
-            return f"{waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
-    for condition in status.get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}".rstrip(": ")
-    return None if status.get("phase") == "Running" else "waiting for the pod to start"
+    found = waiting(pod)
+    if found is not None:
+        return found.line
+    return None if pod.get("status", {}).get("phase") == "Running" else "waiting for the pod to start"
 
 
 def ref_of(item: Object) -> Ref:

@@ -40,15 +40,13 @@ class Settings:
     max_requests: int = 32
     """API writes at the same time."""
 
+    # Of pods whose resource names none.
     router_resources: Mapping[str, Mapping[str, str]] = field(
         default_factory=lambda: {"requests": {"cpu": "250m", "memory": "256Mi"}}
     )
     task_resources: Mapping[str, Mapping[str, str]] = field(
         default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}}
     )
-    router_replicas: int = 1
-    grace_period_s: int = 30
-    """Default of a pod that names none."""
     drain_timeout_s: float = 300.0
     """Longest drain of an engine before its pod is deleted all the same."""
     router_acknowledge_s: float = 10.0

@@ -34,6 +34,7 @@ from stoker.operator.render.engine import (
 from stoker.operator.render.trainer import keys_config_map
 from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
+from stoker.operator.waiting import missing_volume
 
 
 def reconcile_enginepool(seen: Observed, settings: Settings, now: datetime) -> Plan:
@@ -142,7 +143,8 @@ def _fresh_failures(view: PoolView) -> tuple[Object, ...]:
     found = []
     for pod in view.pods:
         known = view.known(pod)
-        if ended(pod) and not draining(pod) and not leaving(pod) and (known is None or known.phase != "Failed"):
+        new = known is None or known.phase != "Failed"
+        if ended(pod) and not draining(pod) and not leaving(pod) and new and not exit_of(pod).disrupted:
             found.append(pod)
     return tuple(found)
 
@@ -225,9 +227,16 @@ def _why_not(view: PoolView) -> str:
     for pod in view.serving:
         report = view.report(pod)
         if not is_ready(pod):
-            text = waiting_reason(pod) or str((report.body if report else {}).get("message") or "")
+            missing = missing_volume(view.target.template.pod.get("spec", {}), _present(view))
+            text = missing or waiting_reason(pod) or str((report.body if report else {}).get("message") or "")
             return f": {text}" if text else ""
     return ""
+
+
+def _present(view: PoolView) -> dict[str, set[str]]:
+    """Names of the objects that volumes are made of; the configuration of a revision has a placeholder's name in its template."""
+    kinds = ["PersistentVolumeClaim", *(["Secret"] if view.settings.sees_secrets else [])]
+    return {kind: {found["metadata"]["name"] for found in view.seen.of_kind(kind)} for kind in kinds}
 
 
 def _conditions(view: PoolView, phase: str, message: str | None) -> tuple[Condition, ...]:

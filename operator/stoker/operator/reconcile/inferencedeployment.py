@@ -19,6 +19,7 @@ from stoker.operator.reconcile.rollout import Rollout, overdue, plan_rollout, un
 from stoker.operator.reconcile.routers import step_routers
 from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
+from stoker.operator.waiting import waiting
 
 ROUTER_RETRY_S = 1.0
 
@@ -100,12 +101,18 @@ def _judge(
         phase = "Updating" if rollout.status.from_revision else "Starting"
         return Health.PROGRESSING, phase, why or "engines start"
     if ready_routers == 0:
-        return Health.PROGRESSING, "Starting" if not view.router_status.ready else "Degraded", "no router is ready"
+        phase = "Starting" if not view.router_status.ready else "Degraded"
+        return Health.PROGRESSING, phase, _no_router(view)
     if any(pool.ready < pool.replicas for pool in pools):
         return Health.PROGRESSING, "Degraded" if ready else "Starting", why
     if isinstance(choice, NoModel):
         return (Health.STALLED if choice.stalled else Health.READY), "Serving", choice.message
     return Health.READY, "Serving", None
+
+
+def _no_router(view: DeploymentView) -> str:
+    found = next((known for pod in view.routers if (known := waiting(pod)) is not None), None)
+    return f"no router is ready: {found.line}"[:1024] if found else "no router is ready"
 
 
 def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:

@@ -11,6 +11,7 @@ from stoker.operator.pods import PodState, is_ready, pod_state, waiting_reason
 from stoker.operator.reconcile.saves import expired, new_checkpoints
 from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, progress_figures
 from stoker.operator.reconcile.training_view import TrainingView, settle
+from stoker.operator.waiting import waiting
 
 _PHASES = {"Loading": "Starting", "FirstStep": "Starting", "Saving": "Checkpointing"}
 """Phase of the job by phase of the agent; any other is Running."""
@@ -24,6 +25,7 @@ def follow(view: TrainingView) -> Plan:
     agent_phase = str((view.report or {}).get("phase") or "") or None
     known = attempt.model_copy(update={"phase": agent_phase or attempt.phase or "Pending"})
     phase, message = _phase_and_message(view, agent_phase)
+    stuck, reason = _judge(view, phase)
     changes = {
         "attempt": known,
         "phase": phase,
@@ -32,16 +34,27 @@ def follow(view: TrainingView) -> Plan:
         **progress_figures(view),
         **checkpoint_figures(view),
     }
-    reason = phase if phase != "Pending" else "WaitingForPods"
+    health = Health.STALLED if stuck else Health.PROGRESSING
     plan = Plan(create=new_checkpoints(view), patch=expired(view), requeue_after_s=_until_deadline(view))
-    return settle(view, changes, summary(Health.PROGRESSING, reason, message or ""), plan)
+    return settle(view, changes, summary(health, reason, message or ""), plan)
+
+
+def _judge(view: TrainingView, phase: str) -> tuple[bool, str]:
+    """Whether a person must act, and the conditions' reason: the most telling one of the pods that wait."""
+    if phase != "Pending":
+        return False, phase
+    found = [known for pod in view.gang if pod_state(pod) is PodState.PENDING and (known := waiting(pod))]
+    stuck = next((known for known in found if known.stuck), None)
+    if stuck is not None:
+        return True, stuck.reason
+    return False, next((known.reason for known in found if known.reason == "WaitingForGPUs"), "WaitingForPods")
 
 
 def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[str, str | None]:
-    waiting = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
-    if waiting:
-        reasons = sorted({reason for pod in waiting if (reason := waiting_reason(pod))})
-        return "Pending", f"{len(waiting)} of {len(view.gang)} pods wait: {'; '.join(reasons)}"[:1024]
+    pods = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
+    if pods:
+        reasons = sorted({reason for pod in pods if (reason := waiting_reason(pod))})
+        return "Pending", f"{len(pods)} of {len(view.gang)} pods wait: {'; '.join(reasons)}"[:1024]
     if agent_phase is None:
         return _before_report(view)
     phase = _PHASES.get(agent_phase, "Running")

@@ -36,6 +36,8 @@ class Program:
     mounts: Sequence[Mapping[str, Any]] = ()
     grace_period_s: int = 30
     deadline_s: int | None = None
+    resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Where the user names none."""
 
 
 def owner_reference(owner: Object) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, 
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
                 "serviceAccountName": fields.service_account_name,
-                "imagePullSecrets": [secret.to_wire() for secret in fields.image_pull_secrets],
+                "imagePullSecrets": _pull_secrets(fields, settings),
                 "nodeSelector": dict(fields.node_selector),
                 "tolerations": [toleration.to_wire() for toleration in fields.tolerations],
                 "priorityClassName": fields.priority_class_name,
@@ -169,7 +171,7 @@ def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[s
         "command": list(program.command),
         "env": [*_own_env(program), *_env(fields)],
         "envFrom": [source.to_wire() for source in fields.env_from] if isinstance(fields, PodFields) else [],
-        "resources": _resources(fields),
+        "resources": _resources(fields) or {name: dict(amounts) for name, amounts in program.resources.items()},
         "volumeMounts": [*program.mounts, *_mounts(fields)],
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
@@ -181,6 +183,13 @@ def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[s
         **_probes(program.port),
     }
     return _pruned(container)
+
+
+def _pull_secrets(fields: SmallPod, settings: Settings) -> list[dict[str, Any]]:
+    """The user's, then the installation's; each once."""
+    named = [secret.to_wire() for secret in fields.image_pull_secrets]
+    own = [{"name": name} for name in settings.image_pull_secrets]
+    return [*named, *(secret for secret in own if secret not in named)]
 
 
 def _own_env(program: Program) -> list[dict[str, Any]]:

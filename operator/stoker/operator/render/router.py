@@ -141,6 +141,7 @@ def _pod_spec(deployment: InferenceDeployment, settings: Settings) -> dict[str, 
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=wanted.grace_period_seconds,
+        resources=settings.router_resources,
     )
     pod = render_pod({"name": config_name}, program, wanted, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}

@@ -40,6 +40,7 @@ def task_pod(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         deadline_s=settings.task_deadline_s,
+        resources=settings.task_resources,
     )
     return render_pod(metadata_of(owner, name, "task", {**labels, "task": verb}), program, fields, settings)
 

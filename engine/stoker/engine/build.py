@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from stoker.engine.blocks import BlockManager
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import Executor, InProcess
+from stoker.engine.executor import Executor, InProcess, OnDevice
 from stoker.engine.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.scheduler import Scheduler
@@ -56,6 +56,10 @@ class Plan:
     max_batch_tokens: int
     num_seats: int
     tensor: int
+    overlap: bool = False
+    """The next step is prepared while one is under way."""
+    graphs: bool = True
+    """Decode steps are captured."""
 
 
 def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, Plan]:
@@ -76,7 +80,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         chunk_tokens=config.scheduler.chunk_tokens,
     )
     limits = Limits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
-    return LLMEngine(executor, scheduler, limits), plan
+    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
@@ -85,7 +89,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
     refuse_uneven(config, source.config)
     device = choose_device(config.device)
     dtype = choose_dtype(config.model.dtype, device)
-    ops = Ops(resolve_kernels(config.kernels), config.deterministic)
+    ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     num_blocks = count_blocks(config, source.config, dtype, device)
     scheduler = config.scheduler
     return Plan(
@@ -94,7 +98,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
         device=device,
         dtype=dtype,
         kernels=ops.kernels,
-        attention=ops.attention(config.attention),
+        attention=ops.attention(config.attention, dtype, "paged"),
         deterministic=config.deterministic,
         threads=choose_threads(config),
         block_size=config.cache.block_size,
@@ -103,6 +107,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
+        overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
+        graphs=config.graphs,
     )
 
 
@@ -111,7 +117,8 @@ def make_executor(plan: Plan, progress: Progress = lambda _: None) -> Executor:
         from stoker.engine.ranks import Ranks  # starts processes: only where they are wanted
 
         return Ranks(plan, progress)
-    return InProcess(load_runner(plan, None, progress))
+    runner = load_runner(plan, None, progress)
+    return OnDevice(runner) if plan.device == "cuda" else InProcess(runner)
 
 
 def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lambda _: None) -> Runner:
@@ -119,7 +126,7 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
     source = open_weights(plan.model_path, plan.digest)
-    ops = Ops(resolve_kernels(plan.kernels), plan.deterministic)
+    ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
     decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
     source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
@@ -140,6 +147,7 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
         max_model_len=plan.max_model_len,
         max_batch_tokens=plan.max_batch_tokens,
         attention=plan.attention,
+        graphs=plan.graphs,
     )
 
 

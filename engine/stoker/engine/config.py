@@ -56,6 +56,8 @@ class SchedulerConfig(Config):
     """Longest prefill chunk; default: the step's budget."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus output; default: what the model allows and the cache can hold."""
+    overlap: bool | None = None
+    """Prepare the next step while one is under way; default: on a GPU. The tokens are the same."""
 
 
 class EngineApiConfig(Config):
@@ -88,6 +90,8 @@ class EngineConfig(Config):
     attention: Literal["auto", "stoker", "flash", "cudnn", "sdpa"] = "auto"
     deterministic: bool = False
     """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
+    graphs: bool = True
+    """With fused kernels, decode steps run as CUDA graphs. The tokens are the same."""
     threads: int | None = Field(default=None, ge=1)
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig

@@ -100,6 +100,8 @@ class Core:
         """Fronts (the hex of their socket identity), and when they were last heard."""
         self._drain_until_s: float | None = None
         self._stats_s = clock()
+        self._warms = False
+        """Idle time can still make something ready."""
 
     def serve(self) -> Cause:
         """Until it must end; says why."""
@@ -125,11 +127,13 @@ class Core:
 
     def _turn(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
         """Once around the loop."""
-        self._listen(wait=self.engine is None or not self.engine.has_unfinished)
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._warms))
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
             self._step(self.engine)
+        elif self._warms:
+            self._warms = self.engine.executor.warm()
         self._follow_drain()
         self._tick()
 
@@ -164,7 +168,7 @@ class Core:
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
             self._fail(loading_cause(error), error)
             return
-        self.engine = engine
+        self.engine, self._warms = engine, True
         self._change("Serving", "", facts)
 
     def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:

@@ -84,14 +84,14 @@ class DecodeGraphs:
         self,
         model: Decoder,
         cache: KVCache,
-        attention: str,
+        whole: PagedAttend,
         seats: DeviceSeatTables,
         staging: Staging,
         sizes: Sequence[int],
         capture: Capture | None,
     ) -> None:
-        """`sizes`: rising; `capture` None: every step runs without graphs."""
-        self.model, self.cache, self.attention = model, cache, attention
+        """`whole`: for the largest step; all sizes share its buffers. `sizes`: rising; `capture` None: no graphs."""
+        self.model, self.cache, self.whole = model, cache, whole
         self.seats, self.staging, self.sizes, self.capture = seats, staging, tuple(sizes), capture
         self.graphs: dict[Kind, Replay] = {}
         self.logits: dict[Kind, Tensor] = {}
@@ -168,7 +168,8 @@ class DecodeGraphs:
     def _enter(self, rows: _Rows) -> None:
         from stoker.engine import step_kernels  # as above
 
-        attend, size = rows.attend, len(rows.tokens_B)
+        attend, buffers, size = rows.attend, rows.attend.buffers, len(rows.tokens_B)
+        assert buffers is not None, "fused kernels have them"
         step_kernels.decode_inputs(
             rows.inputs_3B,
             self.seats.tokens_SL,
@@ -177,24 +178,18 @@ class DecodeGraphs:
             tokens_B=rows.tokens_B,
             positions_B=rows.positions_B,
             next_B=rows.next_B,
-            slots_B=attend.slots,
-            seq_lens_B=attend.seq_lens,
-            block_tables_BC=attend.block_tables,
+            slots_B=buffers.slots,
+            seq_lens_B=buffers.seq_lens,
+            block_tables_BC=buffers.block_tables,
             block_size=self.cache.block_size,
         )
-        attend.adopt(
-            num_tokens=size,
-            num_sequences=size,
-            max_query_len=1,
-            max_seq_len=attend.size.max_blocks * self.cache.block_size,
-        )
+        attend.adopt(num_tokens=size, num_sequences=size, num_decodes=size)
 
     def _rows(self, size: int) -> _Rows:
-        """Made at a size's first use. Different sizes share one piece of memory for inputs and outputs."""
+        """Made at a size's first use. All sizes share one piece of memory."""
         if size not in self.rows:
             limits = PagedSize(max_tokens=size, max_sequences=size, max_blocks=self.seats.tables_SC.shape[1])
-            attend = PagedAttend(self.model.ops, self.attention, self.cache, limits)
-            attend.query_start.copy_(torch.arange(size + 1))
+            attend = PagedAttend(self.model.ops, self.whole.attention, self.cache, limits, self.whole.buffers)
             tokens_B, positions_B, next_B, out_2B = torch.split(self.outputs[: 5 * size], (size, size, size, 2 * size))
             inputs_3B = self.inputs[: 3 * size].view(3, size)
             self.rows[size] = _Rows(attend, inputs_3B, tokens_B, positions_B, next_B, out_2B.view(2, size))

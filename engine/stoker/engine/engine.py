@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -228,22 +228,19 @@ class LLMEngine:
         """Take one step's result."""
         result = self._result(flight)
         self.progressed_s = self.clock()
+        tokens, valid, logprobs = result.tokens, result.valid, result.logprobs
         sample = 0
         for index, chunk in enumerate(flight.schedule.chunks):
-            error = result.errors[index]
-            if index in result.dropped:
-                pass
-            elif error is not None:
+            error, end = result.errors[index], sample + len(chunk.samples)
+            if error is not None:
                 deltas += self._end_all(chunk.sequence.request, "error", error)
-            else:
-                if not chunk.samples or any(result.valid[sample : sample + len(chunk.samples)]):
+            elif index not in result.dropped:
+                if not chunk.samples or any(valid[sample:end]):
                     self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
                 for number, sequence in enumerate(chunk.samples, sample):
                     if not sequence.state.finished:
-                        deltas += self._take(
-                            sequence, result.tokens[number], result.valid[number], result.logprobs[number]
-                        )
-            sample += len(chunk.samples)
+                        self._take(sequence, tokens[number], valid[number], logprobs[number], deltas)
+            sample = end
 
     def _result(self, flight: _Flight) -> _Result:
         """The step's result. If it fails, its halves are tried again, so that only the chunk at fault has an error.
@@ -271,6 +268,7 @@ class LLMEngine:
                 alive.append(index)
             elif not any(sequence.state is State.RUNNING for sequence in chunk.samples):
                 result.dropped.add(index)
+                result.errors[index] = None
                 for sequence in chunk.samples:
                     sequence.num_pending = 0  # one that was preempted meanwhile samples it again
         self._halve(flight.step, alive, result, None if result.dropped else error)
@@ -300,33 +298,39 @@ class LLMEngine:
         if prompt_logprobs:
             chunk.sequence.prompt_logprobs[chunk.start + 1 :] = prompt_logprobs
 
-    def _take(self, sequence: Sequence, token: int, valid: bool, logprobs: TokenLogprobs | None) -> Iterator[Addressed]:
+    def _take(
+        self, sequence: Sequence, token: int, valid: bool, logprobs: TokenLogprobs | None, deltas: list[Addressed]
+    ) -> None:
         """One sampled token."""
         if not valid:
-            yield from self._fail(sequence, "the model's logits are not finite")
+            self._end(sequence, "error")
+            deltas.append(self._last(sequence, sequence.choice, "error", "the model's logits are not finite"))
             return
-        if sequence.choice == 0 and sequence.first_token_s is None:
-            self.num_prompt_tokens += sequence.num_prompt
-        first = sequence.first_token_s is None
+        request, first = sequence.request, sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)
         self.num_generated_tokens += 1
+        front, request_id = request.key
+        if not first and reason is None:
+            scores = (logprobs,) if logprobs is not None else None
+            deltas.append((front, Delta(request_id, sequence.choice, (token,), scores)))
+            return
+        if first and sequence.choice == 0:
+            self.num_prompt_tokens += sequence.num_prompt
         if reason is not None:
             self._end(sequence, reason)
         shown = sequence.stop_token is None
-        scores = sequence.request.params.prompt_logprobs is not None and sequence.choice == 0 and first
-        yield (
-            sequence.request.key[0],
-            Delta(
-                request_id=sequence.request.key[1],
-                choice=sequence.choice,
-                tokens=(token,) if shown else (),
-                logprobs=((logprobs,) if shown else ()) if logprobs is not None else None,
-                prompt_logprobs=tuple(sequence.prompt_logprobs) if scores else None,
-                finish_reason=reason,
-                stop_token=sequence.stop_token,
-                facts=sequence.facts(self.progressed_s) if first or reason is not None else None,
-            ),
+        scores_prompt = first and sequence.choice == 0 and request.params.prompt_logprobs is not None
+        delta = Delta(
+            request_id=request_id,
+            choice=sequence.choice,
+            tokens=(token,) if shown else (),
+            logprobs=((logprobs,) if shown else ()) if logprobs is not None else None,
+            prompt_logprobs=tuple(sequence.prompt_logprobs) if scores_prompt else None,
+            finish_reason=reason,
+            stop_token=sequence.stop_token,
+            facts=sequence.facts(self.progressed_s),
         )
+        deltas.append((front, delta))
 
     # Ending.
 
@@ -335,11 +339,6 @@ class LLMEngine:
         self.num_finished[reason] += 1
         if sequence.request.finished:
             del self.requests[sequence.request.key]
-
-    def _fail(self, sequence: Sequence, error: str) -> Iterator[Addressed]:
-        if not sequence.state.finished:
-            self._end(sequence, "error")
-            yield self._last(sequence, sequence.choice, "error", error)
 
     def _end_all(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
         """Every choice that has not ended, those that have not forked yet too."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 
@@ -146,9 +146,8 @@ class RequestFacts:
     finished_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one choice. With `finish_reason` it is the last one."""
+class Delta(NamedTuple):
+    """News of one choice. With `finish_reason` it is the last one. A tuple: a step makes hundreds of them."""
 
     request_id: str
     choice: int
@@ -242,8 +241,8 @@ _CLASSES: tuple[type[Any], ...] = (
     Stats,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
-_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, Delta, SamplingParams)
-_FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)}
+_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams)
+_FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {Delta: Delta._fields}
 
 
 def pack(message: Message) -> bytes:

@@ -83,6 +83,9 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.tokens = list(request.prompt)
+        self.num_prompt = len(request.prompt)
+        self.max_length = self.num_prompt + request.max_tokens
+        """Prompt and output tokens at most."""
         self.num_pending = 0
         """Tokens that steps under way will sample: their places are taken, their ids not known yet."""
         self.num_computed = 0
@@ -102,19 +105,14 @@ class Sequence:
         """Order of service: smaller first."""
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def num_output(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt
 
     @property
     def missing(self) -> int:
         """Tokens that a next step can compute; none while its last token is under way."""
-        if self.num_pending and self.num_output + self.num_pending >= self.request.max_tokens:
-            return 0
-        return len(self.tokens) + self.num_pending - self.num_computed
+        length = len(self.tokens) + self.num_pending
+        return length - self.num_computed if length < self.max_length else 0
 
     @property
     def num_seats(self) -> int:
@@ -129,13 +127,15 @@ class Sequence:
     def append(self, token: int, now_s: float) -> FinishReason | None:
         """Take one sampled token; the reason if it ends the sequence."""
         self.tokens.append(token)
-        self.num_pending = max(self.num_pending - 1, 0)
-        self.first_token_s = self.first_token_s if self.first_token_s is not None else now_s
+        if self.num_pending:
+            self.num_pending -= 1
+        if self.first_token_s is None:
+            self.first_token_s = now_s
         self.last_token_s = now_s
         if token in self.request.stop_tokens:
             self.stop_token = token
             return "stop"
-        return "length" if self.num_output >= self.request.max_tokens else None
+        return "length" if len(self.tokens) >= self.max_length else None
 
     def end(self, reason: FinishReason) -> None:
         assert not self.state.finished, "a finished sequence never changes"

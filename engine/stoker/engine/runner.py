@@ -99,7 +99,7 @@ class Runner:
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
             capture = self._capture(graphs)
             sizes = decode_sizes(num_seats)
-            self.decode = DecodeGraphs(model, cache, attention, seats, self.staging, sizes, capture)
+            self.decode = DecodeGraphs(model, cache, self.attend, seats, self.staging, sizes, capture)
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:

@@ -143,7 +143,7 @@ class Scheduler:
         end = chunk.start + chunk.length
         if not self.blocks.completes_block(chunk.start, end):
             return
-        for sequence in {chunk.sequence, *chunk.samples}:
+        for sequence in chunk.samples or (chunk.sequence,):
             if sequence.state is State.RUNNING:
                 self.blocks.commit(sequence, sequence.tokens, end)
 
@@ -167,7 +167,7 @@ class Scheduler:
             if sequence.state is not State.RUNNING:
                 calm = False  # preempted by one before it
                 continue
-            length = min(missing, budget, self.chunk_tokens)
+            length = missing if missing == 1 <= budget else min(missing, budget, self.chunk_tokens)
             if length == 0:
                 break
             if sequence.num_computed + length > sequence.capacity and not self._secure(sequence, length, step, done):
@@ -180,14 +180,8 @@ class Scheduler:
 
     def _in_order_of_service(self) -> list[tuple[Sequence, int]]:
         """Who can advance, and by how many tokens at most."""
-        decoding, prefilling = [], []
-        for sequence in self.running:
-            missing = sequence.missing
-            if missing == 1:
-                decoding.append((sequence, 1))
-            elif missing:
-                prefilling.append((sequence, missing))
-        return decoding + prefilling
+        able = [(sequence, sequence.missing) for sequence in self.running]
+        return [one for one in able if one[1] == 1] + [one for one in able if one[1] > 1]
 
     def _secure(self, sequence: Sequence, length: int, step: Schedule, done: set[Sequence]) -> bool:
         """Own, unshared blocks for the chunk; lower-ranked sequences give theirs up. False: it must pause."""
@@ -219,8 +213,11 @@ class Scheduler:
         start = sequence.num_computed
         sequence.num_computed = start + length
         samples: tuple[Sequence, ...] = ()
-        if is_last:
-            samples = (sequence, *self._fork(sequence, step)) if sequence.num_seats > 1 else (sequence,)
+        if is_last and sequence.num_seats == 1:
+            samples = (sequence,)
+            sequence.num_pending += 1
+        elif is_last:
+            samples = (sequence, *self._fork(sequence, step))
             for sampled in samples:
                 sampled.num_pending += 1
         step.chunks.append(Chunk(sequence, start, length, samples))

@@ -1,0 +1,358 @@
+"""The engine on one GPU: throughput and latency of fixed workloads with random weights, made on the device.
+
+    python bench/engine_gpu.py P1 P2 P4 P5 P6           # some rows
+    python bench/engine_gpu.py P1 --profile --out DIR   # kernel table, host gaps
+    python bench/engine_gpu.py P1 --deterministic       # what that mode costs
+
+P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
+temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
+per token. P6: one prompt of 8192 tokens: milliseconds to the first token. One warm-up of the same kind comes before each.
+Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json`; the last line is JSON of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.engine import Limits, LLMEngine
+from stoker.engine.executor import OnDevice
+from stoker.engine.runner import Runner
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.scheduler import Scheduler
+from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache
+
+QWEN3_06B = ModelConfig(
+    architecture="qwen3",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    tie_embeddings=True,
+    max_position_embeddings=40960,
+)
+LLAMA31_8B = ModelConfig(
+    architecture="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=5e5,
+    rope_scaling=RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    ),
+    norm_eps=1e-5,
+    max_position_embeddings=131072,
+)
+HBM_BYTES_PER_S = 4.4e12
+"""What a copy reached on the machine for which the floors are given."""
+DENSE_FLOPS = 780e12
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload."""
+
+    shape: ModelConfig
+    run: Callable[[LLMEngine], dict[str, float]]
+    max_len: int
+    max_batch_tokens: int
+    max_requests: int
+    goal: str
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    for name in arguments.rows:
+        row = ROWS[name]
+        engine, about = open_engine(row, arguments)
+        for _ in range(arguments.warm_ups):
+            row.run(engine)
+        with timed_parts(engine) as parts:
+            figures = [row.run(engine) for _ in range(arguments.rounds)]
+        best = figures[0] if len(figures) == 1 else {key: statistics.median(f[key] for f in figures) for key in figures[0]}
+        label = name + ("-deterministic" if arguments.deterministic else "") + arguments.label
+        results[label] = {**best, "goal": row.goal, "rounds": figures, "host_ms_per_step": parts, **about}
+        print(f"{label}: {json.dumps({**best, 'goal': row.goal, 'host_ms_per_step': parts})}", flush=True)
+        (arguments.out / f"{label}.json").write_text(json.dumps(results[label], indent=1) + "\n")
+        if arguments.profile:
+            profile(engine, row, arguments.out / f"{label}-profile.txt")
+        del engine
+        torch.cuda.empty_cache()
+    print(json.dumps(results))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", choices=list(ROWS))
+    parser.add_argument("--out", type=Path, default=Path("bench/out"))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-ups", type=int, default=1)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--max-batch-tokens", type=int, help="default: the row's")
+    parser.add_argument("--cache-gib", type=float, default=90.0)
+    parser.add_argument("--kernels", default="fused", choices=["fused", "reference"])
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--no-overlap", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--label", default="", help="added to the row's name in results")
+    parser.add_argument("--layers", type=int, help="fewer, to try the script out")
+    return parser.parse_args()
+
+
+# The engine.
+
+
+def open_engine(row: Row, arguments: argparse.Namespace) -> tuple[LLMEngine, dict[str, Any]]:
+    shape = row.shape if arguments.layers is None else replace(row.shape, num_layers=arguments.layers)
+    ops = Ops(arguments.kernels, deterministic=arguments.deterministic)
+    begin = time.perf_counter()
+    decoder = random_decoder(shape, ops)
+    block_bytes = KVCache.block_bytes(shape, block_size=arguments.block_size, dtype=torch.bfloat16)
+    num_blocks = min(int(arguments.cache_gib * 2**30 / block_bytes), row.max_requests * row.max_len // arguments.block_size)
+    cache = KVCache(
+        shape, num_blocks=num_blocks, block_size=arguments.block_size, dtype=torch.bfloat16, device=torch.device("cuda")
+    )
+    budget = arguments.max_batch_tokens or row.max_batch_tokens
+    runner = Runner(
+        decoder,
+        cache,
+        num_seats=row.max_requests,
+        max_model_len=row.max_len,
+        max_batch_tokens=budget,
+        attention="auto",
+        graphs=not arguments.no_graphs,
+    )
+    scheduler = Scheduler(
+        BlockManager(num_blocks, arguments.block_size, prefix_cache=False),
+        max_batch_tokens=budget,
+        max_requests=row.max_requests,
+        max_queued_requests=1024,
+    )
+    engine = LLMEngine(
+        OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not arguments.no_overlap
+    )
+    torch.cuda.synchronize()
+    opened = time.perf_counter()
+    graphs = 0
+    while runner.warm():
+        graphs += 1
+    torch.cuda.synchronize()
+    about = {
+        "parameters": shape.num_parameters,
+        "num_blocks": num_blocks,
+        "block_size": arguments.block_size,
+        "max_batch_tokens": budget,
+        "graphs": graphs,
+        "capture_s": round(time.perf_counter() - opened, 3),
+        "make_s": round(opened - begin, 3),
+        "memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+    }
+    print(f"opened: {json.dumps(about)}", flush=True)
+    return engine, about
+
+
+def random_decoder(shape: ModelConfig, ops: Ops) -> Decoder:
+    decoder = Decoder(shape, ops, dtype=torch.bfloat16, device=torch.device("cuda"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1)
+            else:
+                parameter.normal_(0, 0.02)
+    decoder.requires_grad_(False).eval().pack_weights()
+    return decoder
+
+
+# Workloads.
+
+
+def throughput(engine: LLMEngine) -> dict[str, float]:
+    """nano-vllm's bench."""
+    rng = random.Random(0)
+    prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
+    lengths = [rng.randint(100, 1024) for _ in range(256)]
+    begin = time.perf_counter()
+    for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=length, seed=index)
+        engine.add_request(str(index), prompt, params)
+    seconds, tokens, steps = drain(engine, begin)
+    assert tokens == sum(lengths), (tokens, sum(lengths))
+    return {
+        "output_tokens_per_s": round(tokens / seconds, 1),
+        "seconds": round(seconds, 3),
+        "input_tokens": sum(map(len, prompts)),
+        "output_tokens": tokens,
+        "steps": steps,
+    }
+
+
+def one_stream(engine: LLMEngine) -> dict[str, float]:
+    rng = random.Random(0)
+    begin = time.perf_counter()
+    prompt = [rng.randint(0, 10000) for _ in range(128)]
+    engine.add_request("0", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
+    stamps = []
+    while engine.has_unfinished:
+        stamps += [time.perf_counter()] * len(engine.step())
+    gaps = sorted(later - earlier for earlier, later in zip(stamps, stamps[1:], strict=False))
+    return {
+        "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
+        "ms_per_token_with_prompt": round(1000 * (stamps[-1] - begin) / len(stamps), 4),
+        "first_token_ms": round(1000 * (stamps[0] - begin), 3),
+        "p50_ms": round(1000 * gaps[len(gaps) // 2], 4),
+        "p99_ms": round(1000 * gaps[len(gaps) * 99 // 100], 4),
+    }
+
+
+def first_token(engine: LLMEngine) -> dict[str, float]:
+    """The middle one of five."""
+    rng = random.Random(0)
+    times = []
+    for number in range(5):
+        prompt = [rng.randint(0, 10000) for _ in range(8192)]
+        begin = time.perf_counter()
+        engine.add_request(str(number), prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=1, seed=0))
+        drain(engine, begin)
+        times.append(1000 * (time.perf_counter() - begin))
+    return {"first_token_ms": round(statistics.median(times), 2), "best_ms": round(min(times), 2)}
+
+
+def drain(engine: LLMEngine, begin: float) -> tuple[float, int, int]:
+    """Seconds, tokens and steps until nothing is left."""
+    tokens, first = 0, engine.num_steps
+    while engine.has_unfinished:
+        for _, delta in engine.step():
+            assert delta.error is None, delta.error
+            tokens += len(delta.tokens)
+    return time.perf_counter() - begin, tokens, engine.num_steps - first
+
+
+ROWS = {
+    "P1": Row(QWEN3_06B, throughput, 4096, 16384, 256, ">= 20000 tokens/s"),
+    "P2": Row(LLAMA31_8B, throughput, 4096, 16384, 256, ">= 8500 tokens/s"),
+    "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
+    "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
+    "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
+}
+
+
+# Where the time goes.
+
+
+@contextmanager
+def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
+    """Milliseconds per step that the host spends in each part; `wait` is for the device."""
+    parts: dict[str, float] = {}
+    total: dict[str, float] = defaultdict(float)
+    runner = engine.executor.runner  # type: ignore[attr-defined]
+    places: list[tuple[str, Any, str]] = [
+        ("schedule", engine.scheduler, "schedule"),
+        ("submit", engine, "_submit"),
+        ("launch", runner, "launch"),
+        ("wait", engine, "_result"),
+        ("land", engine, "_land"),
+        ("step", engine, "step"),
+    ]
+    for name, owner, attribute in places:
+        setattr(owner, attribute, timed(getattr(owner, attribute), name, total))
+    first = engine.num_steps
+    try:
+        yield parts
+    finally:
+        for _, owner, attribute in places:
+            delattr(owner, attribute)
+        steps = max(engine.num_steps - first, 1)
+        parts.update({name: round(1000 * seconds / steps, 4) for name, seconds in total.items()})
+        parts["take"] = round(parts["land"] - parts["wait"], 4)
+        parts["build"] = round(parts["submit"] - parts["launch"], 4)
+
+
+def timed(call: Callable[..., Any], name: str, total: dict[str, float]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            total[name] += time.perf_counter() - begin
+
+    return wrapped
+
+
+def profile(engine: LLMEngine, row: Row, file: Path) -> None:
+    """Kernels of 40 steps in the middle of the workload, and how long the device had nothing to do."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    start_workload(engine, row)
+    for _ in range(200):
+        engine.step()
+    torch.cuda.synchronize()
+    with torch_profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+        for _ in range(40):
+            engine.step()
+        torch.cuda.synchronize()
+    engine.end_everything("abort")
+    engine.step()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in recorded.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    lines = [busy_line(spans), recorded.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=70)]
+    lines += ["By host time:", recorded.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60)]
+    file.write_text("\n".join(lines))
+    print("\n".join(lines[:2])[:9000], flush=True)
+
+
+def start_workload(engine: LLMEngine, row: Row) -> None:
+    rng = random.Random(0)
+    count, prompt_length = (256, 500) if row.run is throughput else (1, 128)
+    for index in range(count):
+        prompt = [rng.randint(0, 10000) for _ in range(prompt_length)]
+        engine.add_request(str(index), prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
+
+
+def busy_line(spans: list[tuple[float, float]]) -> str:
+    if not spans:
+        return "no kernels were recorded"
+    busy, end = 0.0, spans[0][0]
+    for begin, finish in spans:
+        busy += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    whole = end - spans[0][0]
+    return f"40 steps: {whole / 40:.1f} us per step, device busy {100 * busy / whole:.1f} %, idle {(whole - busy) / 40:.1f} us per step"
+
+
+if __name__ == "__main__":
+    main()

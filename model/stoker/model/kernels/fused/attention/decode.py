@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
-from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits
-from stoker.model.kernels.fused.attention.tile import key_offsets, load_rows, softmax_step
+from stoker.model.kernels.fused.attention.splits import MAX_SPLITS, DecodeScratch, num_splits
+from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def attend_decode(
         BLOCK_M=max(16, triton.next_power_of_2(group)),
         BLOCK_N=config.keys,
         MIN_KEYS=config.split_keys,
-        SPLITS=splits,
+        MAX_SPLITS=MAX_SPLITS,
         HEADS=triton.next_power_of_2(group),
         PARTS=max(1, 32 // triton.next_power_of_2(group)),
         num_warps=config.num_warps,
@@ -132,19 +132,20 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """Program (kv head, split, sequence)."""
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     sequence = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + sequence)
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
-    wanted = tl.minimum(tl.cdiv(seq_len - begin, MIN_KEYS), SPLITS)
+    wanted = tl.minimum(tl.cdiv(seq_len - begin, MIN_KEYS), splits)
     split_keys = tl.cdiv(tl.cdiv(seq_len - begin, tl.maximum(wanted, 1)), BLOCK_N) * BLOCK_N
     active = tl.cdiv(seq_len - begin, tl.maximum(split_keys, 1))  # rounding up may leave splits without keys
     if split >= tl.maximum(active, 1):
@@ -164,10 +165,10 @@ def decode_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     for n in range(first, end, BLOCK_N):
         keys = n + tl.arange(0, BLOCK_N)
-        k_offsets = key_offsets(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
-        k = load_rows(k_ptr + kv_head * stride_kh, k_offsets, keys < end, HEAD_DIM, H, True)
-        v_offsets = key_offsets(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
-        v = load_rows(v_ptr + kv_head * stride_vh, v_offsets, keys < end, HEAD_DIM, H, True)
+        k_place, k_offsets = key_places(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k = load_rows(k_ptr + kv_head * stride_kh + k_place, k_offsets, keys < end, HEAD_DIM, H, True)
+        v_place, v_offsets = key_places(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        v = load_rows(v_ptr + kv_head * stride_vh + v_place, v_offsets, keys < end, HEAD_DIM, H, True)
         visible = (keys < end)[None, :]
         if HAS_WINDOW:
             visible = visible & (keys >= seq_len - window)[None, :]
@@ -180,9 +181,9 @@ def decode_kernel(
         tl.store(out_ptr + out_rows[:, None] + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=is_element)
     else:
         task = (sequence * tl.num_programs(0) + kv_head).to(tl.int64)
-        part_rows = (task * SPLITS + split) * G + rows
+        part_rows = (task * splits + split) * G + rows
         tl.store(part_out_ptr + part_rows[:, None] * HEAD_DIM + columns[None, :], out, mask=is_element)
-        num_parts = tl.num_programs(2).to(tl.int64) * tl.num_programs(0) * SPLITS * G
+        num_parts = tl.num_programs(2).to(tl.int64) * tl.num_programs(0) * splits * G
         tl.store(part_sums_ptr + part_rows, biggest, mask=is_row)
         tl.store(part_sums_ptr + num_parts + part_rows, total, mask=is_row)
         tl.debug_barrier()  # all threads' parts are written before one of them says so
@@ -192,14 +193,14 @@ def decode_kernel(
                 part_out_ptr,
                 part_sums_ptr,
                 num_parts,
-                task * SPLITS,
+                task * splits,
                 active,
                 out_ptr,
                 sequence.to(tl.int64) * NUM_HEADS + kv_head * G,
                 G,
                 HEAD_DIM,
                 H,
-                SPLITS,
+                MAX_SPLITS,
                 HEADS,
                 PARTS,
             )
@@ -217,14 +218,14 @@ def combine(
     G: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """Weigh the parts of one sequence and kv head by their maxima and add them, some at a time."""
     heads = tl.arange(0, HEADS)
     columns = tl.arange(0, H)
-    splits = tl.arange(0, SPLITS)
+    splits = tl.arange(0, MAX_SPLITS)
     all_rows = (first_part + splits)[:, None] * G + heads[None, :]
     is_there = (splits < active)[:, None] & (heads < G)[None, :]
     biggest = tl.load(part_sums_ptr + all_rows, mask=is_there, other=LOWEST, cache_modifier=".cg")

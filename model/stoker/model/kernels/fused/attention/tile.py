@@ -25,18 +25,22 @@ def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
 
 
 @triton.jit
-def key_offsets(begin, end, table, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int64 [BLOCK_N]: where keys begin.. lie, in elements. BLOCK_SIZE 0: one after another; else through the block table, of which ids beyond `end` are not read."""
-    rows = begin + tl.arange(0, BLOCK_N)
+def key_places(begin, end, table, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where keys begin.. lie, in elements: (int64 place of the tile, [BLOCK_N] offsets of its rows from there). BLOCK_SIZE 0: one after another; else through the block table, of which ids beyond `end` are not read."""
+    rows = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE == 0:
-        offsets = rows.to(tl.int64) * stride_row
+        place = tl.cast(begin, tl.int64) * stride_row
+        offsets = rows * stride_row
     elif BLOCK_SIZE % BLOCK_N == 0:  # the tile lies in one block
         block = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
-        offsets = block * stride_block + (begin % BLOCK_SIZE + tl.arange(0, BLOCK_N)).to(tl.int64) * stride_row
+        place = block * stride_block + (begin % BLOCK_SIZE) * stride_row
+        offsets = rows * stride_row
     else:
-        block = tl.load(table + rows // BLOCK_SIZE, mask=rows < end, other=0).to(tl.int64)
-        offsets = block * stride_block + (rows % BLOCK_SIZE).to(tl.int64) * stride_row
-    return offsets
+        place = tl.cast(begin, tl.int64) * 0
+        keys = begin + rows
+        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+        offsets = block * stride_block + (keys % BLOCK_SIZE) * stride_row
+    return place, offsets
 
 
 @triton.jit

@@ -72,9 +72,9 @@ async def assert_once(world: World, attempts: int = 1) -> None:
     assert [(one["status"]["phase"], one["status"]["step"]) for one in found] == [("Complete", SAVED_STEP)]
 
 
-async def assert_at_rest(running: Running) -> None:
-    """One more pass over everything asks the API server nothing."""
-    await running.rest()
+async def assert_at_rest(running: Running, quiet_s: float = 0.3) -> None:
+    """Once it has been quiet for a while, one more pass over everything asks the API server nothing."""
+    await running.rest(quiet_s)
     running.proxy.clear()
     await running.look_again()
     assert running.proxy.quiet_calls() == []

@@ -27,6 +27,7 @@ from stoker.operator.cluster.kube.kube_cluster import KubeCluster
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.operator import Operator
+from stoker.operator.program import VIEW
 from stoker.operator.reconcilers import RECONCILERS
 from stoker.operator.settings import Settings
 from stoker.operator.store import key_of
@@ -107,7 +108,8 @@ class World:
         async with FaultProxy(self.plane.access, plan) as proxy:
             file = write_kubeconfig(self.folder / f"{self.namespace}-{next(self._numbers)}.yaml", proxy.url)
             connection = Connection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
-            cluster = KubeCluster(connection, PodHttp(new_private_key(), clock, lambda: str(random.random())))
+            pods = PodHttp(new_private_key(), clock, lambda: str(random.random()))
+            cluster = KubeCluster(connection, pods, view=VIEW)
             operator = Operator(
                 cluster, settings or self.settings(), RECONCILERS, clock=clock, namespaces=(self.namespace,)
             )

@@ -21,7 +21,15 @@ def started_at(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" and not _has_threads(pid) else int(fields[19])
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether threads of a process whose first one has ended are still on their way out: until the last is gone, its sockets are open."""
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except FileNotFoundError:
+        return False
 
 
 class Program:

@@ -191,7 +191,7 @@ def test_interpreted_kernels_equal_the_plain_formula() -> None:
     interpreted.run(calls)
 
 
-def test_the_choice_of_attention_is_resolved_by_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_attention_is_resolved_by_a_table() -> None:
     assert Ops().attention("auto") == Ops().attention("auto", program="paged") == "sdpa"
     assert Ops(deterministic=True).attention("auto") == "stoker"
     with pytest.raises(MissingKernel, match=r"'cudnn' is not built for kernels 'reference'.*allowed: auto, sdpa"):
@@ -204,6 +204,13 @@ def test_the_choice_of_attention_is_resolved_by_a_table(monkeypatch: pytest.Monk
         fused.attention("cudnn", torch.float32)
     with pytest.raises(MissingKernel, match=r"'cudnn' is not built .* allowed: auto, stoker"):
         fused.attention("cudnn", program="paged")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert fused.attention("auto", torch.bfloat16) in ("flash", "stoker")
+        with pytest.raises(MissingKernel, match="'cudnn' has no backward pass that repeats bitwise"):
+            fused.attention("cudnn")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 PACKED = [

@@ -29,7 +29,7 @@ ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
     ("fused", False): ("flash", "cudnn", "stoker"),
     ("fused", True): ("stoker",),
 }
-"""What packed attention may be, by kernels and deterministic. `auto` is the first that is installed and takes the dtype: `flash` needs flash-attn-4, and neither it nor `cudnn` takes float32."""
+"""What packed attention may be, by kernels and deterministic. `auto` is the first without an `obstacle`: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not repeat bitwise."""
 
 PAGED_ATTENTION: dict[tuple[KernelsName, bool], AttentionName] = {
     ("reference", False): "sdpa",
@@ -160,17 +160,13 @@ class Ops:
         key = self.kernels, self.deterministic
         allowed = (PAGED_ATTENTION[key],) if program == "paged" else ATTENTION[key]
         if name == "auto":
-            return next(choice for choice in allowed if is_built(choice, dtype))
+            return next(choice for choice in allowed if obstacle(choice, dtype) is None)
         if name not in allowed:
             raise MissingKernel(
                 f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = {self.deterministic}; allowed: auto, {', '.join(allowed)}"
             )
-        if name == "flash" and not is_built("flash", None):
-            raise MissingKernel(
-                "attention: 'flash' needs flash-attn-4, which is not installed; install stoker[trainer,flash] or choose cudnn or stoker"
-            )
-        if not is_built(name, dtype):
-            raise MissingKernel(f"attention: {name!r} does not take {dtype}; allowed: auto, stoker")
+        if (reason := obstacle(name, dtype)) is not None:
+            raise MissingKernel(f"attention: {name!r} {reason}; allowed: auto, stoker")
         return name
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
@@ -395,13 +391,23 @@ def resolve_kernels(name: str, device_type: str = "cpu") -> KernelsName:
     return cast("KernelsName", name)
 
 
-def is_built(attention: str, dtype: torch.dtype | None) -> bool:
-    """The package is there and takes the dtype. Nothing is imported: that takes seconds."""
-    if attention == "flash" and not (
-        importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
-    ):
-        return False
-    return attention not in ("flash", "cudnn") or dtype in (None, torch.bfloat16, torch.float16)
+def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
+    """Why this attention cannot be had here, if so. Nothing is imported: that takes seconds."""
+    if attention not in ("flash", "cudnn"):
+        return None
+    if dtype not in (None, torch.bfloat16, torch.float16):
+        return f"does not take {dtype}"
+    if attention == "cudnn" and torch.are_deterministic_algorithms_enabled():
+        return "has no backward pass that repeats bitwise"
+    if attention == "flash" and not has_flash():
+        return "needs flash-attn-4, which is not installed: pip install 'stoker[trainer,flash]'"
+    return None
+
+
+def has_flash() -> bool:
+    return (
+        importlib.util.find_spec("flash_attn") is not None and importlib.util.find_spec("flash_attn.cute") is not None
+    )
 
 
 def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:

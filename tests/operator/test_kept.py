@@ -59,3 +59,38 @@ def test_what_has_not_changed_stays_where_it_is() -> None:
     assert new["spec"] is old["spec"]
     assert new["status"]["pinned"] is old["status"]["pinned"]
     assert old["status"]["step"] == 1
+
+
+def test_of_a_pods_status_remains_what_it_waits_for_and_how_it_ended() -> None:
+    ended = {"terminated": {"exitCode": 1, "message": "{}"}}
+    status = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "hostIP": "10.1.0.1",
+        "qosClass": "Burstable",
+        "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": None, "lastTransitionTime": "t"}],
+        "containerStatuses": [
+            {"name": "main", "imageID": "sha", "state": {"running": {"startedAt": "t"}}},
+            {"name": "other", "imageID": "sha", "state": ended},
+        ],
+    }
+    held = kept(thing("Pod", status=status))["status"]
+    assert held == {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": "main", "state": {"running": {}}}, {"name": "other", "state": ended}],
+    }
+
+
+def test_of_a_node_remains_whether_it_is_heard_of() -> None:
+    conditions = [{"type": "Ready", "status": "Unknown", "lastHeartbeatTime": "h", "lastTransitionTime": "t"}]
+    node = thing("Node", spec={"podCIDR": "x"}, status={"images": ["many"], "conditions": conditions})
+    node["metadata"]["annotations"] = {"a": "b"}
+    ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "t"}
+    assert kept(node) == thing("Node", status={"conditions": [ready]})
+
+
+def test_what_is_kept_is_kept_the_same_again() -> None:
+    pod = thing("Pod", spec={"nodeName": "n"}, status={"phase": "Pending", "conditions": []})
+    assert kept(kept(pod)) == kept(pod)

@@ -1,0 +1,94 @@
+"""What an API server refuses becomes an error of the seam that says what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.operator.cluster import seam
+from stoker.operator.cluster.kinds import KINDS
+from stoker.operator.cluster.kube.errors import error_of, status_of
+from stoker.operator.cluster.kube.kube_cluster import pod_url
+from stoker.operator.cluster.kube.paths import collection, selector, single
+
+
+def cause(**given: str) -> dict[str, Any]:
+    return {"causes": [given]}
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "expected"),
+    [
+        (404, {"reason": "NotFound"}, seam.NotFound),
+        (409, {"reason": "AlreadyExists"}, seam.AlreadyExists),
+        (409, {"reason": "Conflict"}, seam.Conflict),
+        (409, {"details": cause(reason="NamespaceTerminating")}, seam.NamespaceTerminating),
+        (410, {"reason": "Expired"}, seam.Gone),
+        (400, {"reason": "BadRequest"}, seam.Invalid),
+        (422, {"details": cause(field="spec.replicas")}, seam.Invalid),
+        (422, {"details": cause(field="metadata.uid")}, seam.Conflict),
+        (401, {}, seam.Forbidden),
+        (403, {"reason": "Forbidden"}, seam.Forbidden),
+        (403, {"details": cause(reason="NamespaceTerminating")}, seam.NamespaceTerminating),
+        (429, {}, seam.TooManyRequests),
+        (500, {"reason": "InternalError"}, seam.ServerError),
+        (504, {"reason": "Timeout"}, seam.ServerError),
+        (415, {}, seam.ClusterError),
+    ],
+)
+def test_each_answer_has_its_error(code: int, body: dict[str, Any], expected: type[Exception]) -> None:
+    assert type(error_of(code, body, {}, "GET pods")) is expected
+
+
+def test_the_message_is_the_servers_own() -> None:
+    error = error_of(422, {"message": "spec.x: is wrong"}, {}, "POST /pods")
+    assert str(error) == "POST /pods: spec.x: is wrong"
+
+
+@pytest.mark.parametrize(
+    ("headers", "details", "seconds"),
+    [
+        ({"Retry-After": "3"}, {}, 3.0),
+        ({}, {"retryAfterSeconds": 7}, 7.0),
+        ({}, {}, None),
+        ({"Retry-After": "Sat"}, {}, None),
+    ],
+)
+def test_how_long_to_wait_is_taken_from_header_or_details(
+    headers: dict[str, str], details: dict[str, Any], seconds: float | None
+) -> None:
+    error = error_of(429, {"details": details}, headers, "GET pods")
+    assert isinstance(error, seam.TooManyRequests)
+    assert error.retry_after_s == seconds
+
+
+@pytest.mark.parametrize("text", ["<html>bad gateway</html>", "", "[1]", "3"])
+def test_an_answer_that_is_no_status_is_its_own_message(text: str) -> None:
+    assert status_of(text) == {"message": text}
+
+
+def test_paths_of_core_named_and_cluster_wide_kinds() -> None:
+    assert collection(KINDS["Pod"], None) == "/api/v1/pods"
+    assert single(KINDS["Pod"], "a", "b") == "/api/v1/namespaces/a/pods/b"
+    assert single(KINDS["EnginePool"], "a", "b", "scale") == (
+        "/apis/stoker.dev/v1alpha1/namespaces/a/enginepools/b/scale"
+    )
+    assert single(KINDS["Node"], "", "n") == "/api/v1/nodes/n"
+    assert collection(KINDS["Node"], "a") == "/api/v1/nodes"
+    assert selector({"b": "2", "a": "1"}) == "a=1,b=2"
+
+
+def pod(ip: str, ports: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"metadata": {"name": "p"}, "spec": {"containers": [{"ports": ports}]}, "status": {"podIP": ip}}
+
+
+def test_a_pod_is_reached_at_its_address_and_named_port() -> None:
+    ports = [{"name": "rpc", "containerPort": 1}, {"name": "http", "containerPort": 8080}]
+    assert pod_url(pod("10.0.0.1", ports)) == "http://10.0.0.1:8080"
+    assert pod_url(pod("fd00::1", ports)) == "http://[fd00::1]:8080"
+    assert pod_url(pod("10.0.0.1", [{"containerPort": 9}])) == "http://10.0.0.1:9"
+    with pytest.raises(seam.PodUnreachable, match="no address"):
+        pod_url(pod("", ports))
+    with pytest.raises(seam.PodUnreachable, match="no port"):
+        pod_url(pod("10.0.0.1", []))

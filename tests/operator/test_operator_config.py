@@ -1,0 +1,63 @@
+"""The operator's configuration file: strict, complete without a single key, and carried over to what reconcilers see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.operator.__main__ import main
+from stoker.operator.config import OperatorConfig
+from stoker.operator.settings import Settings
+from stoker.pod.config_file import ConfigError, parse
+
+
+def test_an_empty_file_means_the_defaults_of_the_settings() -> None:
+    assert parse(OperatorConfig, {}).settings() == Settings()
+
+
+def test_what_is_configured_reaches_the_reconcilers() -> None:
+    config = parse(
+        OperatorConfig,
+        {
+            "images": {"runtime": "r:1", "control": "c:1", "pull_policy": "Never", "pull_secrets": ["registry"]},
+            "poll": {"interval_s": 0.5},
+            "tasks": {"resources": {"limits": {"memory": "1Gi"}}, "deadline_s": 60},
+            "watch": {"secrets": False},
+            "pods": {"node_lost_s": 3},
+        },
+    )
+    settings = config.settings()
+    assert (settings.runtime_image, settings.control_image, settings.image_pull_policy) == ("r:1", "c:1", "Never")
+    assert settings.image_pull_secrets == ("registry",)
+    assert settings.poll_interval_s == 0.5
+    assert settings.task_resources == {"limits": {"memory": "1Gi"}}
+    assert settings.task_deadline_s == 60
+    assert not settings.sees_secrets
+    assert settings.node_lost_s == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"lease": {"duration": 3}}, "unknown key lease.duration"),
+        ({"lease": {"renew_deadline_s": 20}}, "renew_deadline_s 20 < duration_s 15 is needed"),
+        ({"namespaces": ["No Such"]}, r"namespaces\.0"),
+        ({"api": {"qps": 0}}, r"api\.qps"),
+        ({"tasks": {"resources": {"request": {}}}}, r"tasks\.resources"),
+        ({"images": {"pull_policy": "Sometimes"}}, r"images\.pull_policy"),
+    ],
+)
+def test_a_wrong_key_is_named(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(OperatorConfig, given)
+
+
+def test_the_program_ends_with_the_code_for_a_wrong_configuration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"api": {"kubeconfig": str(tmp_path / "none")}, "listen": {"port": 0}}))
+    assert main(["--config", str(file)]) == 64
+    assert "namespace is missing" in caplog.text

@@ -36,12 +36,14 @@ RUN python3 -m venv /tools \
     && rm -rf /tools
 
 FROM dependencies AS control
+RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group
 COPY --from=code /opt/stoker/app /opt/stoker/app
 # Nothing is written below /: a pod mounts /tmp.
 ENV PATH=/opt/stoker/bin:/opt/stoker/app/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp
+    HOME=/tmp \
+    USER=stoker
 USER 65532:65532
 WORKDIR /tmp
 LABEL org.opencontainers.image.title="Stoker control" \

@@ -38,12 +38,14 @@ RUN python3 -m venv /tools \
     && rm -rf /tools
 
 FROM dependencies AS runtime
+RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group
 COPY --from=code /opt/stoker/app /opt/stoker/app
 # Nothing is written below /: a pod mounts /tmp and its work folder.
 ENV PATH=/opt/stoker/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
+    USER=stoker \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532

@@ -31,7 +31,7 @@ CASES: dict[str, Mapping[str, Any]] = {
             "pullPolicy": "Always",
             "pullSecrets": ["registry"],
         },
-        "workloads": {"imagePullSecrets": ["registry"], "routers": {"replicas": 2}},
+        "workloads": {"imagePullSecrets": ["registry"], "nodeLostSeconds": 30},
         "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
         "networkPolicy": {
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],

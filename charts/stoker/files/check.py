@@ -15,15 +15,15 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEADLINE_S = 120.0
 
 
-def job(replicas: int) -> dict[str, object]:
-    """A job of one parameter matrix; `tensor: 2` needs an even number of workers."""
+def job(replicas: int, tensor: int) -> dict[str, object]:
+    """A suspended job that names nothing that exists."""
     return {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"generateName": "helm-test-"},
         "spec": {
             "modelFrom": {"huggingFace": {"path": "/none"}},
-            "parallelism": {"tensor": 2},
+            "parallelism": {"tensor": tensor},
             "workers": {"replicas": replicas},
             "training": {"totalSteps": 1, "globalBatchSize": 2, "microBatchSize": 1, "sequenceLength": 8},
             "data": {"sources": [{"name": "none", "path": "/none"}]},
@@ -47,7 +47,7 @@ def call(method: str, url: str, body: object = None) -> dict[str, object]:
 def refused(jobs: str) -> None:
     """Three workers cannot be divided into tensor groups of two."""
     try:
-        call("POST", f"{jobs}?dryRun=All", job(replicas=3))
+        call("POST", f"{jobs}?dryRun=All", job(replicas=3, tensor=2))
     except urllib.error.HTTPError as error:
         message = json.load(error)["message"]
         print(f"refused as it should be: {message}", flush=True)
@@ -57,7 +57,7 @@ def refused(jobs: str) -> None:
 
 def taken_up(jobs: str) -> None:
     """The operator writes the status of a suspended job."""
-    made = call("POST", jobs, job(replicas=2))
+    made = call("POST", jobs, job(replicas=1, tensor=1))
     url = f"{jobs}/{made['metadata']['name']}"
     try:
         deadline = time.monotonic() + DEADLINE_S

@@ -66,9 +66,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     "control" (include "stoker.image" (dict "image" .Values.images.control "chart" .Chart))
     "pull_policy" .Values.images.pullPolicy
     "pull_secrets" .Values.workloads.imagePullSecrets)
-  "routers" (dict "replicas" .Values.workloads.routers.replicas "resources" .Values.workloads.routers.resources)
+  "routers" (dict "resources" .Values.workloads.routers.resources)
   "tasks" (dict "resources" .Values.workloads.tasks.resources "deadline_s" .Values.workloads.tasks.deadlineSeconds)
-  "pods" (dict "grace_period_s" .Values.workloads.gracePeriodSeconds "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds)
+  "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds)
   "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes)
   "log_level" .Values.log.level
   "log_format" .Values.log.format

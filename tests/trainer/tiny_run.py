@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
 from stoker.pod.exit_code import Cause
 from stoker.trainer.beacon import Beacon, Event
@@ -22,6 +24,7 @@ from stoker.trainer.data.error import DataError
 from stoker.trainer.resume import choose_resume
 from stoker.trainer.run import Materials, Team, make_ops, open_loop, travelling_files
 from stoker.trainer.save_group import SaveGroup, make_save_group
+from stoker.trainer.start import Start
 
 TINY = ModelConfig(
     architecture="qwen3",
@@ -130,15 +133,37 @@ def team_of(ranks: Sequence[int], device: str = "cpu") -> Team | None:
     return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device(device))
 
 
-def tiny_decoder(config: TrainerConfig, device: torch.device | str = "cpu") -> Decoder:
-    decoder = Decoder(TINY, make_ops(config, torch.device(device))[0], device=device)
+def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
+    """On the CPU, with its starting weights."""
+    decoder = Decoder(model, make_ops(config, torch.device("cpu"))[0])
     decoder.init_weights(config.training.seed)
     return decoder
 
 
-def train(config: TrainerConfig, team: Team) -> Cause:
+def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, Start]:
+    """A decoder and what fills it: the same numbers on every device."""
+    whole = Decoder(model, Ops())
+    whole.init_weights(config.training.seed)
+    decoder = Decoder(model, make_ops(config, device)[0], device="meta")
+    return decoder, Start(decoder, DecoderStore(whole), lambda _done, _total: None)
+
+
+class DecoderStore:
+    """A decoder's weights as a store."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._parts = {part.hf_name: part for part in decoder.named_parts()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: part.global_shape for name, part in self._parts.items()}
+
+    def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+        return self._parts[name].local()
+
+
+def train(config: TrainerConfig, team: Team, model: ModelConfig = TINY) -> Cause:
     """Start, or resume, and run the loop; events are in `team.beacon`."""
-    decoder = tiny_decoder(config, team.device)
+    decoder, start = empty_decoder(config, team.device, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
     resume = choose_resume(config, root, team.save_group, lambda message: team.beacon.phase("Loading", message))
     assert config.training.total_steps is not None
@@ -148,6 +173,7 @@ def train(config: TrainerConfig, team: Team) -> Cause:
         files=travelling_files(decoder, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",
+        start=start,
     )
     with open_loop(config, root, team, materials, resume) as loop:
         return loop.train()

@@ -58,13 +58,18 @@ def choose_device(config: TrainerConfig) -> torch.device:
 
 
 def set_threads(config: TrainerConfig) -> None:
-    """One intra-op thread in the deterministic modes: the order of large sums depends on the number of threads."""
+    """One intra-op thread in the deterministic modes: the order of large sums depends on the number of threads. On GPUs torch and our kernels then choose the ordered variant of each."""
     if config.training.deterministic == "Off":
         return
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it writes every fresh buffer once more
+
+
+NCCL_DEFAULTS = {"NCCL_NVLS_ENABLE": "0"}
+"""NVLink multicast stays off unless the environment turns it on: our collectives (all-to-all, all-gather) gain nothing from it, it needs a healthy fabric manager, and where it fails it takes the host's GPUs with it."""
 
 
 @contextmanager
@@ -78,6 +83,8 @@ def process_group(
     if _is_loopback(place.master_addr):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    for name, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         place.master_addr,
         place.master_port,

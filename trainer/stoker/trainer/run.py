@@ -73,7 +73,7 @@ def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, Attentio
     try:
         kernels = resolve_kernels(config.kernels, device.type)
         ops = Ops(kernels, deterministic=config.training.deterministic != "Off" and kernels == "reference")
-        return ops, ops.attention(config.attention)
+        return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -61,11 +61,11 @@ class ForwardPass:
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """Sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
-        attend = PackedAttend(self._decoder.ops, self._attention, self._tensor(batch.cu_seqlens), batch.max_seqlen)
-        hidden_TD = self._hidden(self._tensor(batch.tokens_T), self._tensor(batch.positions_T), attend)
-        return self._decoder.cross_entropy(
-            hidden_TD, self._tensor(batch.targets_T), self._tensor(batch.weights_T)
-        ).loss_sum
+        # Bounds and weights stay on the host: how many sequences and targets there are is asked there, without a wait for the device.
+        cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
+        attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
+        hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
+        return self._decoder.cross_entropy(hidden_TD, upload(batch.targets_T, self._device), weights_T).loss_sum
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         self._ready("embedding")
@@ -81,9 +81,6 @@ class ForwardPass:
                 x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
         self._ready("head")
         return self._decoder.norm(x_TD, update_TD)
-
-    def _tensor(self, array: object) -> Tensor:
-        return upload(array, self._device)
 
 
 class TrainStep:

@@ -43,7 +43,7 @@ def chunked_cross_entropy(
     chunk_bytes: ChunkBytes = ChunkBytes(),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it."""
-    weights_T = weights_T.float()
+    weights_T = weights_T.to(hidden_TD.device, torch.float32)
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
     counted = weights_T.nonzero().squeeze(1)  # most tokens of a chat have no loss: skip their logits
     loss_sum, logprobs = ChunkedCrossEntropy.apply(

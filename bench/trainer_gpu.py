@@ -1,0 +1,414 @@
+"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1, T2 and T4.
+
+    T1   Llama-3.1-8B shape, 8,192 tokens, 1 sequence per GPU, one micro-batch
+    T2   the same, 4 micro-batches
+    T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
+
+    python bench/trainer_gpu.py T1 --gpus 4
+    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4     # one after the other, one start
+    python bench/trainer_gpu.py T1 --gpus 4 --profile       # kernels by kind against their floors, exposed communication, host gaps
+
+Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker).
+One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
+A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.pod.config_file import parse
+from stoker.trainer.communicator import Communicator, make_communicator
+from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.process_group import choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.run import make_ops, make_zero
+from stoker.trainer.start import Start
+from stoker.trainer.train_step import ForwardPass, TrainStep
+from stoker.trainer.wishes import Wishes
+
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "tie_embeddings": False,
+}
+LLAMA_1B = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_layers": 16,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 64,
+    "tie_embeddings": True,
+}
+PEAK_FLOPS, PEAK_BYTES, PEAK_LINK = 780e12, 4.4e12, 350e9
+"""Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink gives one GPU in one direction (assumed)."""
+KINDS = (
+    ("attention", r"fmha|flash|cudnn|attention|_attend|packed_(forward|backward)"),
+    ("nccl", r"nccl"),
+    ("optimizer", r"adam"),
+    ("squares", r"square|vector_norm"),
+    ("sum of ranks", r"_sum_rows"),
+    ("product", r"gemm|nvjet|cutlass|xmma|matmul|mma_kernel|_tiled|linear"),
+    ("loss", r"cross_entropy|softmax|row_statistics"),
+    ("norm", r"norm"),
+    ("swiglu", r"swiglu|silu"),
+    ("rotary", r"rotat"),
+    ("embedding", r"embed|indexing|index"),
+    ("copy", r"Memcpy|Memset|copy"),
+    ("pointwise", r"elementwise|reduce|CatArray|fill"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    model: dict[str, Any]
+    sequence: int
+    sequences: int
+    micro_batches: int
+
+
+ROWS = {"T1": Row(LLAMA_8B, 8192, 1, 1), "T2": Row(LLAMA_8B, 8192, 1, 4), "T4": Row(LLAMA_1B, 2048, 8, 1)}
+
+
+def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
+    fields: dict[str, Any] = {
+        "job": {"name": "bench", "uid": "bench", "writer": "00000000"},
+        "gang": {"ranks_per_node": gpus},
+        "termination_log": "unused",
+        "work_dir": "unused",
+        "model": {},
+        "training": {
+            "total_steps": 1000,
+            "global_batch_size": row.sequences * row.micro_batches * gpus,
+            "micro_batch_size": row.sequences,
+            "sequence_length": row.sequence,
+        },
+        "optimization": {"learning_rate": 1e-4},
+        "memory": {"precision": "bf16"},
+        "data": {"sources": [{"name": "none", "path": "none"}]},
+        "checkpoint": {"root": "unused"},
+    }
+    for variant in variants:
+        if variant == "full":
+            fields["memory"]["activation_checkpointing"] = "full"
+        elif variant in ("SameLayout", "AnyDataParallel"):
+            fields["training"]["deterministic"] = variant
+        elif variant.startswith("stage"):
+            fields["memory"]["zero_stage"] = int(variant.removeprefix("stage"))
+        elif variant in ("reference", "fused"):
+            fields["kernels"] = variant
+        else:
+            fields["attention"] = variant
+    return parse(TrainerConfig, fields)
+
+
+def model_config(row: Row, layers: int | None) -> ModelConfig:
+    fields = {**row.model, **({"num_layers": layers} if layers else {})}
+    return ModelConfig(architecture="llama", vocab_size=128256, max_position_embeddings=8192, rope_theta=5e5, **fields)
+
+
+def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[MicroBatch]:
+    random = np.random.default_rng([step, rank])
+    size = row.sequence * row.sequences
+    cuts = np.arange(0, size + 1, row.sequence, dtype=np.int32)
+    positions = np.tile(np.arange(row.sequence), row.sequences)
+    for _ in range(row.micro_batches):
+        tokens = random.integers(0, vocab_size, size + 1)
+        yield MicroBatch(tokens[:-1], positions, tokens[1:], np.ones(size, np.float32), cuts, row.sequence)
+
+
+class Run:
+    """One row on this rank."""
+
+    def __init__(
+        self,
+        row: Row,
+        variants: list[str],
+        options: argparse.Namespace,
+        device: torch.device,
+        communicator: Communicator,
+    ) -> None:
+        self.row, self.communicator, self.device = row, communicator, device
+        self.model = model_config(row, options.layers)
+        self.config = trainer_config(row, variants, communicator.size)
+        set_threads(self.config)
+        begin = time.perf_counter()
+        ops, self.attention = make_ops(self.config, device)
+        decoder = Decoder(self.model, ops, device="meta")
+        start = Start(decoder, 0, lambda _done, _total: None)
+        self.zero = make_zero(self.config, decoder, communicator, device, start.fill)
+        recompute = self.config.memory.activation_checkpointing == "full"
+        forward = ForwardPass(decoder, self.attention, device, self.zero.ready, recompute=recompute)
+        self.train_step = TrainStep(forward, self.zero, self.config.optimization.gradient_clipping)
+        torch.cuda.synchronize(device)
+        self.init_s = time.perf_counter() - begin
+        self.steps = 0
+        self.losses: list[tuple[float, float]] = []
+
+    def step(self) -> float:
+        """Seconds until this step's answer."""
+        begin = time.perf_counter()
+        self.steps += 1
+        batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
+        targets = self.row.sequence * self.row.sequences * self.row.micro_batches * self.communicator.size
+        result = self.train_step(self.steps, batches, self.row.micro_batches, targets, 1e-4, Wishes())
+        self.losses.append((result.loss, result.grad_norm))
+        return time.perf_counter() - begin
+
+    @property
+    def tokens(self) -> int:
+        """Of one step on one GPU."""
+        return self.row.sequence * self.row.sequences * self.row.micro_batches
+
+
+def measure(name: str, options: argparse.Namespace, device: torch.device, communicator: Communicator) -> dict[str, Any]:
+    row_name, *variants = name.split(":")
+    torch.cuda.reset_peak_memory_stats(device)
+    run = Run(ROWS[row_name], variants, options, device, communicator)
+    seconds = [run.step() for _ in range(options.steps)]
+    half = seconds[len(seconds) // 2 :]
+    mean = sum(half) / len(half)
+    facts = {
+        "run": name,
+        "gpus": communicator.size,
+        "layers": run.model.num_layers,
+        "parameters": run.model.num_parameters,
+        "attention": run.attention,
+        "kernels": run.config.kernels,
+        "tokens_per_s_per_gpu": round(run.tokens / mean, 1),
+        "step_ms": [round(1e3 * value, 1) for value in seconds],
+        "peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2),
+        "reserved_gib": round(torch.cuda.max_memory_reserved(device) / 2**30, 2),
+        "init_s": round(run.init_s, 2),
+        "losses": run.losses,
+    }
+    if options.profile:
+        facts["profile"] = profile(run, options)
+    return facts
+
+
+def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """Two steps under the profiler, the second one counted: from one optimizer's end to the next."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            run.step()
+        torch.cuda.synchronize(run.device)
+    events = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name(), event.device_resource_id())
+        for event in profiler.profiler.kineto_results.events()
+        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0
+    ]
+    events.sort()
+    ends = [end for _, end, name, _ in events if "adam" in name.lower()]
+    if not ends:  # torch's own optimizer
+        ends = [events[-1][1]]
+    marks = [end for index, end in enumerate(ends[:-1]) if _gap_follows(events, end, ends[index + 1])]
+    begin, finish = (marks[-2], marks[-1]) if len(marks) >= 2 else (events[0][0], events[-1][1])
+    inside = [event for event in events if begin <= event[0] < finish]
+    summary = summarise(inside, begin, finish)
+    if run.communicator.rank == 0 and options.out is not None:
+        names: dict[str, list[float]] = {}
+        for start, end, name, _ in inside:
+            entry = names.setdefault(name[:150], [0, 0.0])
+            entry[0] += 1
+            entry[1] += (end - start) / 1e6
+        lines = [
+            f"{ms:9.3f} ms {int(count):6d} x  {name}"
+            for name, (count, ms) in sorted(names.items(), key=lambda item: -item[1][1])
+        ]
+        (options.out / f"kernels-{run.communicator.size}-{run.model.num_layers}.txt").write_text("\n".join(lines))
+    return summary
+
+
+def _gap_follows(events: list[Any], end: int, next_end: int) -> bool:
+    """The last optimizer kernel of a step: products run before the next one."""
+    return any(end <= start < next_end and kind_of(name) == "product" for start, _, name, _ in events)
+
+
+def summarise(events: list[Any], begin: int, finish: int) -> dict[str, Any]:
+    kinds: dict[str, list[float]] = {}
+    for start, end, name, _ in events:
+        entry = kinds.setdefault(kind_of(name), [0, 0.0])
+        entry[0] += 1
+        entry[1] += (end - start) / 1e6
+    busy = covered([(start, end) for start, end, _, _ in events])
+    computing = covered(
+        [(start, end) for start, end, name, _ in events if kind_of(name) not in ("nccl", "sum of ranks")]
+    )
+    return {
+        "step_ms": round((finish - begin) / 1e6, 2),
+        "idle_ms": round((finish - begin - busy) / 1e6, 2),
+        "only_communication_ms": round((busy - computing) / 1e6, 2),
+        "kernels": len(events),
+        "kinds": {
+            kind: {"count": int(count), "ms": round(ms, 2)}
+            for kind, (count, ms) in sorted(kinds.items(), key=lambda item: -item[1][1])
+        },
+    }
+
+
+def covered(intervals: list[tuple[int, int]]) -> int:
+    """Length of the union."""
+    total, reach = 0, 0
+    for start, end in sorted(intervals):
+        total += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+def floors(run_name: str, gpus: int) -> dict[str, float]:
+    """Milliseconds that the parts of a step need at the limits."""
+    row = ROWS[run_name]
+    model = model_config(row, None)
+    tokens = row.sequence * row.sequences * row.micro_batches
+    in_products = model.num_parameters - (0 if model.tie_embeddings else model.vocab_size * model.hidden_size)
+    attention = 3.5 * 2 * model.num_layers * model.num_heads * model.head_dim * row.sequence * tokens
+    shard = model.num_parameters / gpus
+    pointwise = tokens * model.num_layers * 2 * (17 * model.hidden_size + 8 * model.intermediate_size)
+    sent = 2 * model.num_parameters * (gpus - 1) / gpus
+    return {
+        "product": round(6 * in_products * tokens / PEAK_FLOPS * 1e3, 1),
+        "attention": round(attention / PEAK_FLOPS * 1e3, 1),
+        "pointwise": round(pointwise / PEAK_BYTES * 1e3, 1),
+        "optimizer": round(30 * shard / PEAK_BYTES * 1e3, 1),
+        "communication, hidden": round(2 * sent / PEAK_LINK * 1e3, 1),
+    }
+
+
+def work(options: argparse.Namespace) -> None:
+    """One rank: place and peers come from the environment."""
+    first = trainer_config(ROWS["T1"], [], options.gpus)
+    place = find_rank_place(first, os.environ)
+    device = choose_device(first)
+    torch.cuda.set_device(device)
+    with process_group(first, place, device, None):
+        communicator = make_communicator(range(place.world_size), device)
+        assert communicator is not None
+        for name in options.runs:
+            try:
+                facts = measure(name, options, device, communicator)
+            except torch.OutOfMemoryError as error:
+                facts = {"run": name, "gpus": options.gpus, "error": str(error)[:300]}
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.use_deterministic_algorithms(False)
+            if place.rank == 0:
+                print("RESULT " + json.dumps(facts), flush=True)
+
+
+def spawn(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    ranks = []
+    for rank in range(options.gpus):
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": str(rank),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(options.gpus),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "8",
+        }
+        command = [sys.executable, __file__, *sys.argv[1:], "--rank"]
+        ranks.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True)
+        )
+    found = []
+    assert ranks[0].stdout is not None
+    for line in ranks[0].stdout:
+        if line.startswith("RESULT "):
+            found.append(json.loads(line.removeprefix("RESULT ")))
+            show(found[-1])
+        else:
+            print(line, end="", flush=True)
+    if any(process.wait() for process in ranks):
+        print(f"a rank failed: exit codes {[process.returncode for process in ranks]}", flush=True)
+    return found
+
+
+def show(facts: dict[str, Any]) -> None:
+    if "error" in facts:
+        print(f"{facts['run']}: {facts['error']}", flush=True)
+        return
+    print(
+        f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, peak {facts['peak_gib']} GiB "
+        f"(reserved {facts['reserved_gib']}), init {facts['init_s']} s, attention {facts['attention']}, "
+        f"steps {facts['step_ms']}, loss {facts['losses'][0][0]:.4f} -> {facts['losses'][-1][0]:.4f}",
+        flush=True,
+    )
+    if "profile" in facts:
+        found = facts["profile"]
+        print(
+            f"  step {found['step_ms']} ms: idle {found['idle_ms']}, only communication {found['only_communication_ms']}, {found['kernels']} kernels"
+        )
+        for kind, entry in found["kinds"].items():
+            print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")
+        if facts["run"] in ROWS:
+            print(f"    floors: {floors(facts['run'], facts['gpus'])}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="T1, T2, T4, each with variants behind colons")
+    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=None, help="fewer layers than the model has")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, default=None, help="folder for results and kernel lists")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    if options.rank:
+        work(options)
+        return
+    found = spawn(options)
+    facts = {"bench": "trainer_gpu", "torch": torch.__version__, "results": found}
+    if options.out is not None:
+        (options.out / f"trainer_gpu-{options.gpus}-{int(time.time())}.json").write_text(json.dumps(facts))
+    print(
+        json.dumps(
+            {
+                **facts,
+                "results": [
+                    {key: value for key, value in item.items() if key not in ("losses", "profile")} for item in found
+                ],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

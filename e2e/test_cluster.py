@@ -34,7 +34,13 @@ def pod(name: str, command: str, *, node: str | None = None, gpus: int = 0, clai
     limits = {"nvidia.com/gpu": gpus} if gpus else {}
     mounts = [{"name": "data", "mountPath": "/data"}] if claim else []
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
-    container = {"name": "main", "image": BUSYBOX, "command": ["sh", "-c", command], "volumeMounts": mounts, "resources": {"limits": limits}}
+    container = {
+        "name": "main",
+        "image": BUSYBOX,
+        "command": ["sh", "-c", command],
+        "volumeMounts": mounts,
+        "resources": {"limits": limits},
+    }
     spec = {
         "restartPolicy": "Never",
         "securityContext": {"runAsNonRoot": True, "runAsUser": 1000},
@@ -42,7 +48,9 @@ def pod(name: str, command: str, *, node: str | None = None, gpus: int = 0, clai
         "volumes": volumes,
         **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
     }
-    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec})
+    return yaml.safe_dump(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+    )
 
 
 def test_nodes_offer_what_their_specs_say(cluster: Cluster) -> None:
@@ -62,7 +70,10 @@ def test_pods_on_two_nodes_share_a_volume_with_this_machine(cluster: Cluster) ->
         "metadata": {"name": "shared-data"},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
-    documents = [yaml.safe_dump(claim), *(pod(f"w-{node}", f"echo {node} > /data/{node}", node=node, claim="shared-data") for node in ("one", "two"))]
+    documents = [
+        yaml.safe_dump(claim),
+        *(pod(f"w-{node}", f"echo {node} > /data/{node}", node=node, claim="shared-data") for node in ("one", "two")),
+    ]
     cluster.kubectl("apply", "-f", "-", stdin="---\n".join(documents))
     for node in ("one", "two"):
         cluster.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/w-{node}", "--timeout=60s")
@@ -73,7 +84,12 @@ def test_pods_on_two_nodes_share_a_volume_with_this_machine(cluster: Cluster) ->
 
 
 def test_a_service_answers_pods_by_name_this_machine_by_address_and_a_tunnel(cluster: Cluster) -> None:
-    cluster.kubectl("apply", "-f", "-", stdin=pod("web", "echo hello > /tmp/index.html; exec httpd -f -p 8080 -h /tmp", node="two", gpus=2))
+    cluster.kubectl(
+        "apply",
+        "-f",
+        "-",
+        stdin=pod("web", "echo hello > /tmp/index.html; exec httpd -f -p 8080 -h /tmp", node="two", gpus=2),
+    )
     cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
     cluster.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
     address = cluster.get("service", "web")["spec"]["clusterIP"]
@@ -82,12 +98,16 @@ def test_a_service_answers_pods_by_name_this_machine_by_address_and_a_tunnel(clu
         with urllib.request.urlopen(url, timeout=5) as response:
             return bytes(response.read())
 
-    assert wait_until(lambda: bool(cluster.get("endpointslices", "-l", "kubernetes.io/service-name=web")["items"]), timeout_s=20)
+    assert wait_until(
+        lambda: bool(cluster.get("endpointslices", "-l", "kubernetes.io/service-name=web")["items"]), timeout_s=20
+    )
     time.sleep(1)  # kube-proxy writes its rules
     assert answer(f"http://{address}/") == b"hello\n"
     with cluster.forward("default", "service/web", 80) as url:
         assert answer(url) == b"hello\n"
-    cluster.kubectl("apply", "-f", "-", stdin=pod("asks", "wget -qO- http://web.default.svc.cluster.local/", node="one"))
+    cluster.kubectl(
+        "apply", "-f", "-", stdin=pod("asks", "wget -qO- http://web.default.svc.cluster.local/", node="one")
+    )
     cluster.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/asks", "--timeout=60s")
     assert cluster.kubectl("logs", "asks") == "hello\n"
 
@@ -132,7 +152,9 @@ def test_down_leaves_nothing() -> None:
     before = traces.of_machine()
     cluster = Cluster("gone", [NodeSpec(name="one"), NodeSpec(name="two")])
     cluster.up()
-    cluster.kubectl("apply", "-f", "-", stdin="---\n".join(pod(f"p-{node}", "sleep 1000", node=node) for node in ("one", "two")))
+    cluster.kubectl(
+        "apply", "-f", "-", stdin="---\n".join(pod(f"p-{node}", "sleep 1000", node=node) for node in ("one", "two"))
+    )
     for node in ("one", "two"):
         cluster.kubectl("wait", "--for=condition=Ready", f"pod/p-{node}", "--timeout=60s")
     cluster.kill_node("two")
@@ -151,7 +173,12 @@ def test_a_process_that_is_killed_takes_its_cluster_along(tmp_path: Path) -> Non
         "import time\nfrom e2e.cluster.cluster import Cluster\nfrom e2e.cluster.spec import NodeSpec\n"
         'Cluster("orphan", [NodeSpec(name="one")]).up()\nprint("up", flush=True)\ntime.sleep(1000)\n'
     )
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": ".", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": ".", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
@@ -159,14 +186,18 @@ def test_a_process_that_is_killed_takes_its_cluster_along(tmp_path: Path) -> Non
         process.kill()
         process.communicate()
 
-    assert wait_until(lambda: not [line for line in traces.of_cluster("orphan") if line.startswith("process")], timeout_s=20)
+    assert wait_until(
+        lambda: not [line for line in traces.of_cluster("orphan") if line.startswith("process")], timeout_s=20
+    )
     Cluster("orphan").down()
     assert traces.of_cluster("orphan") == []
 
 
 def test_what_is_missing_is_said_one_line_each_before_anything_starts(tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "STOKER_KUBE_BIN": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "e2e.cluster", "up", "--name", "never"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "e2e.cluster", "up", "--name", "never"], env=environment, capture_output=True, text=True
+    )
 
     lines = done.stderr.splitlines()
     assert done.returncode == 1

@@ -1,10 +1,10 @@
 """The cluster from a terminal.
 
-    python -m e2e.cluster up [--name N] [--nodes 2 | --config FILE]
-    python -m e2e.cluster down|status|env|check [--name N]
-    python -m e2e.cluster kill-node|remove-node NODE [--name N]
-    python -m e2e.cluster add-node NODE [--gpus 8] [--name N]
-    python -m e2e.cluster kubectl [--name N] -- get pods -A
+python -m e2e.cluster up [--name N] [--nodes 2 | --config FILE]
+python -m e2e.cluster down|status|env|check [--name N]
+python -m e2e.cluster kill-node|remove-node NODE [--name N]
+python -m e2e.cluster add-node NODE [--gpus 8] [--name N]
+python -m e2e.cluster kubectl [--name N] -- get pods -A
 """
 
 import argparse
@@ -32,7 +32,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
-    nodes = parse_nodes(yaml.safe_load(options.config.read_text())["nodes"]) if options.config else default_nodes(options.nodes)
+    nodes = (
+        parse_nodes(yaml.safe_load(options.config.read_text())["nodes"])
+        if options.config
+        else default_nodes(options.nodes)
+    )
     start = time.monotonic()
 
     def report(step: str) -> None:
@@ -72,7 +76,15 @@ def _check(_: argparse.Namespace) -> int:
 
 def _kubectl(options: argparse.Namespace) -> int:
     program = str(binaries.bin_folder() / "kubectl")
-    os.execv(program, [program, "--kubeconfig", str(Cluster(options.name).kubeconfig), *options.arguments])
+    os.execv(
+        program,
+        [
+            program,
+            "--kubeconfig",
+            str(Cluster(options.name).kubeconfig),
+            *(word for word in options.arguments if word != "--"),
+        ],
+    )
 
 
 def _add_node(options: argparse.Namespace) -> int:
@@ -111,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--name", default="stoker", help="the cluster's name (default: stoker)")
         if verb == "up":
             command.add_argument("--nodes", type=int, default=2, help="how many nodes, each with eight GPUs")
-            command.add_argument("--config", type=Path, help="a YAML file with `nodes:`, a list of what e2e/cluster/spec.py describes")
+            command.add_argument(
+                "--config", type=Path, help="a YAML file with `nodes:`, a list of what e2e/cluster/spec.py describes"
+            )
         if verb.endswith("-node"):
             command.add_argument("node")
         if verb == "add-node":

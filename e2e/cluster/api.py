@@ -22,7 +22,13 @@ class Api:
     def __enter__(self) -> "Api":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its connections."""
         self._client.close()
 
     def get(self, path: str) -> dict[str, Any] | None:

@@ -51,7 +51,11 @@ def find(wanted: Iterable[Tool] = tools.ALL) -> Path:
     folder = bin_folder()
     missing = [name for tool in wanted for name in missing_programs(tool, folder)]
     if missing:
-        advice = f"is {BIN_VARIABLE} the right folder?" if os.environ.get(BIN_VARIABLE) else "build them with: make kube-binaries"
+        advice = (
+            f"is {BIN_VARIABLE} the right folder?"
+            if os.environ.get(BIN_VARIABLE)
+            else "build them with: make kube-binaries"
+        )
         raise MissingBinaries(f"no {', '.join(missing)} in {folder}; {advice}")
     return folder
 
@@ -91,14 +95,27 @@ def _compile(tool: Tool, target: Path) -> None:
     """Runs the ordinary `go build`, one package after the other, then renames the result to `target`."""
     go = shutil.which("go")
     if go is None:
-        raise MissingBinaries(f"building {tool.name} needs Go on the PATH (https://go.dev/dl), or ready programs in {BIN_VARIABLE}")
+        raise MissingBinaries(
+            f"building {tool.name} needs Go on the PATH (https://go.dev/dl), or ready programs in {BIN_VARIABLE}"
+        )
     draft = target.with_suffix(f".{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     start = time.monotonic()
     print(f"building {tool.name} (once; minutes on a small machine)", file=sys.stderr, flush=True)
     stamps = "".join(f" -X {name}={value}" for name, value in tool.stamps.items())
     for package, name in tool.programs.items():
-        command = [go, "build", "-trimpath", "-ldflags", f"-s -w{stamps}", "-tags", ",".join(tool.tags), "-o", str(draft / name), package]
+        command = [
+            go,
+            "build",
+            "-trimpath",
+            "-ldflags",
+            f"-s -w{stamps}",
+            "-tags",
+            ",".join(tool.tags),
+            "-o",
+            str(draft / name),
+            package,
+        ]
         _go(tool, command)
     draft.rename(target)
     print(f"built {tool.name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

@@ -81,7 +81,9 @@ def mount_groups():
     run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/sys/fs/cgroup")
     for kind in kinds:
         name = kind.removeprefix("name=") or "unified"
-        options = ["-t", "cgroup", "-o", f"none,{kind}" if kind.startswith("name=") else kind] if kind else ["-t", "cgroup2"]
+        options = (
+            ["-t", "cgroup", "-o", f"none,{kind}" if kind.startswith("name=") else kind] if kind else ["-t", "cgroup2"]
+        )
         Path("/sys/fs/cgroup", name).mkdir()
         run("mount", *options, "cgroup", f"/sys/fs/cgroup/{name}")
 
@@ -131,7 +133,12 @@ def start(folder, config, name):
     with (folder / f"{name}.log").open("ab") as log:
         environment = {**os.environ, "PATH": f"{config['bin']}:{os.environ['PATH']}"}
         process = subprocess.Popen(
-            config["programs"][name], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            config["programs"][name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
         )
     process.returncode = 0  # `watch` takes its exit status
     return process.pid

@@ -1,7 +1,7 @@
 """A whole cluster on this machine: control plane, DNS, nodes, shared volumes. Its state is a folder in the cache, so that any process can find, use and stop it.
 
-    with Cluster("demo", default_nodes(2)) as cluster:
-        cluster.kubectl("get", "nodes")
+with Cluster("demo", default_nodes(2)) as cluster:
+    cluster.kubectl("get", "nodes")
 """
 
 import dataclasses
@@ -66,7 +66,9 @@ class Cluster:
         self.up()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.down()
 
     # life ---------------------------------------------------------------------------------------------------------------------------------------------
@@ -156,7 +158,9 @@ class Cluster:
         node = self._enlist(spec)
         try:
             node.prepare(ImageStore.default())
-            node.open(self._plane(), binaries.bin_folder(), [busybox_archive(binaries.cache())], detached=self._detached)
+            node.open(
+                self._plane(), binaries.bin_folder(), [busybox_archive(binaries.cache())], detached=self._detached
+            )
             node.join()
             with self.api() as api:
                 self._welcome(api, node)

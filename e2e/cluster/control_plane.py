@@ -72,7 +72,9 @@ class ControlPlane:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -115,7 +117,12 @@ class ControlPlane:
             self._start_scheduler()
         if self._has_controllers:
             path = "/api/v1/namespaces/default/serviceaccounts/default"
-            wait_for_program(self.controller_manager, lambda: self._answers(path), what="the default service account is there", timeout_s=60)
+            wait_for_program(
+                self.controller_manager,
+                lambda: self._answers(path),
+                what="the default service account is there",
+                timeout_s=60,
+            )
 
     def stop(self) -> None:
         """Ends every process; the state stays in `folder`."""
@@ -136,8 +143,16 @@ class ControlPlane:
         if self.api_server.alive:
             return
         keys = self.folder / "keys"
-        names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-        serving = self.authority.server("kube-apiserver", [*names, "127.0.0.1", self.address, self._first_service_address()])
+        names = [
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+        ]
+        serving = self.authority.server(
+            "kube-apiserver", [*names, "127.0.0.1", self.address, self._first_service_address()]
+        )
         kubelet_client = self.authority.client("kube-apiserver-kubelet-client", ("system:masters",))
         front_authority = Authority(keys, "front-proxy-ca")
         accounts = service_account_keys(keys)
@@ -174,7 +189,9 @@ class ControlPlane:
             *self._api_server_flags,
         ]
         self.api_server.start(command, detached=self._detached)
-        wait_for_program(self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=90)
+        wait_for_program(
+            self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=90
+        )
 
     def start_storage(self) -> None:
         """Starts etcd alone."""
@@ -202,7 +219,11 @@ class ControlPlane:
         if self.controller_manager.alive:
             return
         config = self.kubeconfig_of("system:kube-controller-manager")
-        pods = ["--allocate-node-cidrs=true", f"--cluster-cidr={self._pod_range}"] if self._pod_range else ["--allocate-node-cidrs=false"]
+        pods = (
+            ["--allocate-node-cidrs=true", f"--cluster-cidr={self._pod_range}"]
+            if self._pod_range
+            else ["--allocate-node-cidrs=false"]
+        )
         command = [
             str(self._program("kube-controller-manager")),
             *(f"--{flag}={config}" for flag in ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")),

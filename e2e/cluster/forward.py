@@ -18,11 +18,22 @@ class PortForward:
 
     def __init__(self, kubectl: Sequence[str], namespace: str, target: str, port: int) -> None:
         self._target = target
-        self._command = [*kubectl, "--namespace", namespace, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
+        self._command = [
+            *kubectl,
+            "--namespace",
+            namespace,
+            "port-forward",
+            "--address",
+            "127.0.0.1",
+            target,
+            f":{port}",
+        ]
         self.url = ""
 
     def __enter__(self) -> "PortForward":
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
         try:
             self.url = f"http://127.0.0.1:{self._local_port()}"
         except ClusterError:
@@ -30,7 +41,9 @@ class PortForward:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
 
     def _local_port(self) -> int:

@@ -71,7 +71,9 @@ def find(name: str) -> list[Path]:
 def _removed(group: Path) -> bool:
     if not group.is_dir():
         return True
-    inside = sorted((path for path in group.rglob("*") if path.is_dir()), key=lambda path: len(path.parts), reverse=True)
+    inside = sorted(
+        (path for path in group.rglob("*") if path.is_dir()), key=lambda path: len(path.parts), reverse=True
+    )
     try:
         for path in (*inside, group):
             path.rmdir()

@@ -1,6 +1,6 @@
 """A small image out of this machine's static busybox, written without a builder: what pods sleep in (`pause`) and what tests use as a shell.
 
-    localhost/stoker/busybox:1     every applet in /bin; without a command it sleeps
+localhost/stoker/busybox:1     every applet in /bin; without a command it sleeps
 """
 
 import hashlib
@@ -16,7 +16,16 @@ from e2e.cluster.errors import ClusterError
 
 BUSYBOX = "localhost/stoker/busybox:1"
 _OCI = "application/vnd.oci.image"
-_FOLDERS = {"bin": 0o755, "tmp": 0o1777, "etc": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755, "var/run": 0o755, "root": 0o755}
+_FOLDERS = {
+    "bin": 0o755,
+    "tmp": 0o1777,
+    "etc": 0o755,
+    "proc": 0o755,
+    "sys": 0o755,
+    "dev": 0o755,
+    "var/run": 0o755,
+    "root": 0o755,
+}
 
 
 def busybox_archive(folder: Path) -> Path:
@@ -73,8 +82,15 @@ def _archive(name: str, layer: bytes) -> bytes:
     }
     blobs.append(_json(manifest))
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
-    entry = {**_descriptor(manifest["mediaType"], blobs[2]), "platform": {"architecture": "amd64", "os": "linux"}, "annotations": names}
-    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json({"schemaVersion": 2, "manifests": [entry]})}
+    entry = {
+        **_descriptor(manifest["mediaType"], blobs[2]),
+        "platform": {"architecture": "amd64", "os": "linux"},
+        "annotations": names,
+    }
+    files = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json({"schemaVersion": 2, "manifests": [entry]}),
+    }
     files |= {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in blobs}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

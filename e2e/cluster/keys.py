@@ -51,8 +51,21 @@ class Authority:
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "cluster", "cluster": {"server": url, "certificate-authority-data": _base64(self.pair.certificate)}}],
-            "users": [{"name": user, "user": {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}}],
+            "clusters": [
+                {
+                    "name": "cluster",
+                    "cluster": {"server": url, "certificate-authority-data": _base64(self.pair.certificate)},
+                }
+            ],
+            "users": [
+                {
+                    "name": user,
+                    "user": {
+                        "client-certificate-data": _base64(pair.certificate),
+                        "client-key-data": _base64(pair.key),
+                    },
+                }
+            ],
             "contexts": [{"name": user, "context": {"cluster": "cluster", "user": user}}],
             "current-context": user,
         }
@@ -69,7 +82,13 @@ class Authority:
         _write_key(self.pair.key, key)
         self.pair.certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def _issue(self, user: str, groups: tuple[str, ...], usage: x509.ExtendedKeyUsage, names: x509.SubjectAlternativeName | None) -> Pair:
+    def _issue(
+        self,
+        user: str,
+        groups: tuple[str, ...],
+        usage: x509.ExtendedKeyUsage,
+        names: x509.SubjectAlternativeName | None,
+    ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
@@ -92,7 +111,9 @@ def service_account_keys(folder: Path) -> Pair:
     if not pair.key.exists():
         key = ec.generate_private_key(ec.SECP256R1())
         _write_key(pair.key, key)
-        public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
         pair.certificate.write_bytes(public)
     return pair
 
@@ -130,7 +151,9 @@ def _file_name(user: str) -> str:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    encoded = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    encoded = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     _write_private(path, encoded)
 
 

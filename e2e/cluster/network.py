@@ -1,9 +1,9 @@
 """The addresses of one cluster: a /16 of its own, claimed while the cluster lives, with one bridge on this machine.
 
-    10.N.0.1          this machine's end of the bridge: the API server and the cluster's DNS
-    10.N.0.10+slot    nodes
-    10.N.64+slot.0/24 the pods of a node
-    10.N.128.0/20     Services
+10.N.0.1          this machine's end of the bridge: the API server and the cluster's DNS
+10.N.0.10+slot    nodes
+10.N.64+slot.0/24 the pods of a node
+10.N.128.0/20     Services
 """
 
 import ipaddress
@@ -87,7 +87,9 @@ def claim(folder: Path, cluster: str) -> Network:
 
 def claimed(folder: Path, cluster: str) -> Network | None:
     """The network that `cluster` holds, if any."""
-    return next((Network(octet) for octet in range(FIRST, LAST + 1) if _claimed_by(folder / str(octet)) == cluster), None)
+    return next(
+        (Network(octet) for octet in range(FIRST, LAST + 1) if _claimed_by(folder / str(octet)) == cluster), None
+    )
 
 
 def release(folder: Path, cluster: str) -> None:
@@ -106,7 +108,10 @@ def raise_bridge(network: Network) -> None:
 
 def remove_bridge(network: Network) -> None:
     """Removes the bridge and, with it, every route over it."""
-    for arguments in (("link", "delete", network.bridge), ("route", "delete", "unreachable", network.everything, "metric", "4000")):
+    for arguments in (
+        ("link", "delete", network.bridge),
+        ("route", "delete", "unreachable", network.everything, "metric", "4000"),
+    ):
         subprocess.run(["ip", *arguments], capture_output=True, check=False)
 
 

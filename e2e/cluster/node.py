@@ -59,7 +59,9 @@ class Node:
         """Opens its namespaces, lays its cable, starts containerd and imports the small images `archives`; the kubelet waits for `join`."""
         config = self._write_configuration(plane, bin_folder, archives)
         self._program.start([sys.executable, "-I", str(BOX), "open", str(config)], detached=detached)
-        wait_for_program(self._program, (self.folder / "opened").exists, what=f"node {self.name} opens its namespaces", timeout_s=30)
+        wait_for_program(
+            self._program, (self.folder / "opened").exists, what=f"node {self.name} opens its namespaces", timeout_s=30
+        )
         network.connect(self._network, self.slot, self.pid)
         (self.folder / "connected").touch()
 
@@ -79,7 +81,9 @@ class Node:
     def remove(self) -> None:
         """Kills it and throws its disk away."""
         self.kill()
-        if mounts := [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if f"{self.folder}/" in line]:
+        if mounts := [
+            line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if f"{self.folder}/" in line
+        ]:
             raise ClusterError(f"node {self.name} has left a mount on this machine: {mounts[0]}")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -109,7 +113,11 @@ class Node:
             "address": address,
             "gateway": gateway,
             "services": self._network.services,
-            "routes": [(self._network.pods_of(slot), self._network.node(slot)) for slot in range(MAX_NODES) if slot != self.slot],
+            "routes": [
+                (self._network.pods_of(slot), self._network.node(slot))
+                for slot in range(MAX_NODES)
+                if slot != self.slot
+            ],
             "groups": [str(group) for group in groups.make(self._group)],
             "archives": [str(archive) for archive in archives],
             "bin": str(bin_folder),
@@ -149,5 +157,3 @@ class Node:
                 "--conntrack-tcp-timeout-close-wait=0s",
             ],
         }
-
-

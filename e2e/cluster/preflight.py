@@ -35,7 +35,11 @@ def missing(*, building: bool = True) -> list[str]:
     Args:
         building: Go may build the programs that are not there.
     """
-    packages = [f"no program {name}: apt-get install -y {package}" for name, package in PROGRAMS.items() if shutil.which(name) is None]
+    packages = [
+        f"no program {name}: apt-get install -y {package}"
+        for name, package in PROGRAMS.items()
+        if shutil.which(name) is None
+    ]
     lines = [*packages, *_missing_programs(building), *_missing_room()]
     if os.geteuid() != 0:
         return [*lines, "not root: nodes need mounts, network namespaces and cgroups"]

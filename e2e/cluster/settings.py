@@ -14,7 +14,11 @@ MIB = 1 << 20
 def containerd_toml(bin_folder: Path, runc: str, networks: Path) -> str:
     """containerd for the kubelet: overlayfs, runc, no plugin that talks to anything outside."""
     left_out = [f"io.containerd.snapshotter.v1.{name}" for name in ("btrfs", "zfs", "devmapper", "blockfile", "erofs")]
-    left_out += ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing"]
+    left_out += [
+        "io.containerd.nri.v1.nri",
+        "io.containerd.tracing.processor.v1.otlp",
+        "io.containerd.internal.v1.tracing",
+    ]
     return f"""\
 version = 3
 root = "/var/lib/containerd"
@@ -46,9 +50,25 @@ disabled_plugins = {left_out}
 
 def pod_network(pods: str) -> dict[str, Any]:
     """The CNI chain of one node: a bridge with addresses out of the node's range, and host ports."""
-    addresses = {"type": "host-local", "dataDir": "/run/pod-addresses", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
-    bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "ipMasq": False, "hairpinMode": True, "ipam": addresses}
-    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]}
+    addresses = {
+        "type": "host-local",
+        "dataDir": "/run/pod-addresses",
+        "ranges": [[{"subnet": pods}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    bridge = {
+        "type": "bridge",
+        "bridge": "pods",
+        "isGateway": True,
+        "ipMasq": False,
+        "hairpinMode": True,
+        "ipam": addresses,
+    }
+    return {
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}],
+    }
 
 
 def kubelet(spec: NodeSpec, address: str, dns: str, authority: Path, serving: Pair, folder: Path) -> dict[str, Any]:
@@ -60,7 +80,11 @@ def kubelet(spec: NodeSpec, address: str, dns: str, authority: Path, serving: Pa
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": {"clientCAFile": str(authority)}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(authority)},
+        },
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": str(serving.certificate),
         "tlsPrivateKeyFile": str(serving.key),

@@ -56,7 +56,8 @@ def default_nodes(count: int = 2) -> tuple[NodeSpec, ...]:
     zone = "topology.kubernetes.io/zone"
     rack = "topology.stoker.dev/rack"
     return tuple(
-        NodeSpec(name=f"node-{chr(ord('a') + i)}", gpus=8, labels={zone: "here", rack: f"rack-{i // 2}"}) for i in range(count)
+        NodeSpec(name=f"node-{chr(ord('a') + i)}", gpus=8, labels={zone: "here", rack: f"rack-{i // 2}"})
+        for i in range(count)
     )
 
 

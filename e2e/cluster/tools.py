@@ -46,7 +46,14 @@ KUBERNETES = Tool(
     "kubernetes",
     {
         f"k8s.io/kubernetes/cmd/{program}": program
-        for program in ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+        for program in (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-proxy",
+            "kube-scheduler",
+            "kubectl",
+            "kubelet",
+        )
     },
     stamps={f"{_STAMP}.gitVersion": KUBERNETES_VERSION, f"{_STAMP}.gitMajor": "1", f"{_STAMP}.gitMinor": "36"},
 )

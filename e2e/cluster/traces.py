@@ -17,8 +17,18 @@ def of_cluster(name: str) -> list[str]:
 
 def of_machine() -> set[str]:
     """Links, addresses, routes and firewall rules of this machine, without counters and times."""
-    commands = (("ip", "-oneline", "link"), ("ip", "-oneline", "address"), ("ip", "route"), ("ip", "rule"), ("iptables-save",))
-    lines = [line for command in commands for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()]
+    commands = (
+        ("ip", "-oneline", "link"),
+        ("ip", "-oneline", "address"),
+        ("ip", "route"),
+        ("ip", "rule"),
+        ("iptables-save",),
+    )
+    lines = [
+        line
+        for command in commands
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    ]
     # every line of iptables-save's rules is kept, its time stamps and counters are not
     return {line.split(" [")[0] for line in lines if not line.startswith("#")}
 

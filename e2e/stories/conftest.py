@@ -1,0 +1,75 @@
+"""What the stories share: one cluster with the product installed, and a namespace of its own for each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.charts.helm import NAMESPACE
+from e2e.charts.release import Releases
+from e2e.cluster.cluster import Cluster
+from e2e.images.build import build_images
+from e2e.stories.installation import NODES, install
+from e2e.stories.story import Story
+
+KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first story also builds images and starts the cluster; no story takes long by itself."""
+    for item in items:
+        if "e2e/stories" in str(item.path):
+            item.add_marker(pytest.mark.timeout(1200))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A control node, two nodes with GPUs, the images of this checkout in their stores.
+
+    For work on a story: `STOKER_E2E_CLUSTER=NAME` leaves a cluster of that name running after the tests and takes it again, as it is, the next time.
+    """
+    kept = os.environ.get(KEPT_VARIABLE)
+    running = Cluster(kept or "stories", NODES, detached=bool(kept))
+    if not (kept and running.running):
+        build_images()
+        running.up()
+    yield running
+    if not kept:
+        running.down()
+
+
+@pytest.fixture(scope="session")
+def releases(cluster: Cluster) -> Releases:
+    """Both charts, installed."""
+    found = Releases(cluster.kubeconfig)
+    installed = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
+    return found if installed else install(cluster)
+
+
+@pytest.fixture
+def story(releases: Releases, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Story]:
+    """An empty namespace; after the story every object in it, and every node that the story lost or added, is as before."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
+    found = Story(cluster, words[:40].strip("-"))
+    found.begin()
+    try:
+        yield found
+        found.end()
+    finally:
+        found.close()
+        restore_nodes(cluster)
+
+
+def restore_nodes(cluster: Cluster) -> None:
+    """The cluster's nodes as they were at its start, all of them Ready and open for pods."""
+    wanted = {spec.name: spec for spec in NODES}
+    for name in cluster.nodes.keys() - wanted.keys():
+        cluster.remove_node(name)
+    for name, spec in wanted.items():
+        node = cluster.nodes.get(name)
+        if node is None or not node.alive:
+            cluster.add_node(spec)
+    cluster.kubectl("uncordon", *wanted)

@@ -1,0 +1,44 @@
+"""The product in a cluster, as a user installs it: both charts with the images of this checkout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.charts.helm import CRDS, NAMESPACE, STOKER
+from e2e.charts.release import Releases
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.spec import NodeSpec
+
+IMAGES = {
+    "control": {"repository": "localhost/stoker/control", "tag": "e2e"},
+    "runtime": {"repository": "localhost/stoker/runtime", "tag": "e2e"},
+}
+CONTROL_NODE = "control"
+_ROLE = "node-role.kubernetes.io/control"
+RACK = "topology.stoker.dev/rack"
+
+NODES = (
+    NodeSpec(name=CONTROL_NODE, labels={_ROLE: ""}, taints=(f"{_ROLE}=:NoSchedule",)),
+    NodeSpec(name="node-a", gpus=4, labels={RACK: "rack-0"}),
+    NodeSpec(name="node-b", gpus=4, labels={RACK: "rack-1"}),
+)
+"""The operator runs on a node of its own, so that a story may kill any of the others."""
+
+VALUES: dict[str, Any] = {
+    "images": IMAGES,
+    "replicas": 2,
+    "nodeSelector": {_ROLE: ""},
+    "tolerations": [{"key": _ROLE, "operator": "Exists"}],
+    "workloads": {"nodeLostSeconds": 2},
+    "config": {"poll": {"interval_s": 0.5}},
+}
+
+
+def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
+    """`helm install` of both charts into `stoker-system`, which enforces the restricted profile; returns when the operator is ready."""
+    releases = Releases(cluster.kubeconfig)
+    releases.kubectl("create", "namespace", NAMESPACE)
+    releases.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+    releases.upgrade("stoker-crds", CRDS, NAMESPACE)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, **(values or {})})
+    return releases

@@ -1,0 +1,235 @@
+"""One namespace of a real cluster as a story sees it: what people type, what is there, and waiting for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster.api import Api
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import ClusterError
+
+Object = dict[str, Any]
+
+PATHS = {
+    "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",
+    "Checkpoint": "apis/stoker.dev/v1alpha1/{}checkpoints",
+    "InferenceDeployment": "apis/stoker.dev/v1alpha1/{}inferencedeployments",
+    "EnginePool": "apis/stoker.dev/v1alpha1/{}enginepools",
+    "Pod": "api/v1/{}pods",
+    "Service": "api/v1/{}services",
+    "ConfigMap": "api/v1/{}configmaps",
+    "Secret": "api/v1/{}secrets",
+    "Event": "api/v1/{}events",
+    "PersistentVolumeClaim": "api/v1/{}persistentvolumeclaims",
+    "PodDisruptionBudget": "apis/policy/v1/{}poddisruptionbudgets",
+    "Deployment": "apis/apps/v1/{}deployments",
+    "Lease": "apis/coordination.k8s.io/v1/{}leases",
+}
+OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
+CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
+"""Kinds of what the operator makes for them."""
+
+
+class Story:
+    """A namespace, made with the story and deleted after it."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.api: Api = cluster.api()
+
+    def begin(self) -> None:
+        """Makes the namespace, with the restricted profile enforced, and waits until pods can be made in it."""
+        labels = {"pod-security.kubernetes.io/enforce": "restricted", "stoker.dev/e2e": "story"}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}}
+        self.api.apply(f"/api/v1/namespaces/{self.namespace}", namespace)
+        account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
+        self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
+
+    def end(self) -> None:
+        """Deletes the namespace; everything in it must go by itself.
+
+        Raises:
+            AssertionError: something does not go.
+        """
+        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
+        self.wait_until(
+            lambda: self.api.get(f"/api/v1/namespaces/{self.namespace}") is None, f"namespace {self.namespace} gone", 90
+        )
+
+    def close(self) -> None:
+        """Closes the connection to the API server."""
+        self.api.close()
+
+    # What people type
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        """`kubectl apply`; a refusal fails the story."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def refused(self, *objects: Mapping[str, Any]) -> str:
+        """The message with which `kubectl apply` refuses."""
+        try:
+            self.apply(*objects)
+        except ClusterError as error:
+            return str(error)
+        raise AssertionError(f"not refused: {[found['metadata']['name'] for found in objects]}")
+
+    def patch(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+        """`kubectl patch --type=merge` of the spec."""
+        self.api.merge(f"/{self._path(kind)}/{name}", {"spec": dict(spec)})
+
+    def delete(self, kind: str, name: str) -> None:
+        """`kubectl delete --wait=false`."""
+        self.api.delete(f"/{self._path(kind)}/{name}")
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
+        """kubectl in the story's namespace."""
+        return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    # What is there
+
+    def all(self, kind: str, **labels: str) -> list[Object]:
+        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        selector = ",".join(f"stoker.dev/{name.replace('_', '-')}={value}" for name, value in labels.items())
+        listed = self.api.get(f"/{self._path(kind)}?labelSelector={selector.replace('=', '%3D').replace(',', '%2C')}")
+        assert listed is not None, kind
+        found = [{**item, "kind": kind} for item in listed["items"]]
+        return sorted(found, key=lambda item: str(item["metadata"]["name"]))
+
+    def find(self, kind: str, name: str) -> Object | None:
+        return self.api.get(f"/{self._path(kind)}/{name}")
+
+    def get(self, kind: str, name: str) -> Object:
+        found = self.find(kind, name)
+        assert found is not None, f"{kind} {name} does not exist"
+        return found
+
+    def status(self, kind: str, name: str) -> Object:
+        status: Object = self.get(kind, name).get("status") or {}
+        return status
+
+    def condition(self, kind: str, name: str, type_: str) -> Object:
+        """One condition; empty when it is absent."""
+        conditions = self.status(kind, name).get("conditions") or ()
+        return next((dict(found) for found in conditions if found["type"] == type_), {})
+
+    def events(self, kind: str, name: str) -> dict[str, list[str]]:
+        """Messages by reason of the events about an object."""
+        found: dict[str, list[str]] = {}
+        for event in self.all("Event"):
+            about = event["involvedObject"]
+            if (about["kind"], about["name"]) == (kind, name):
+                found.setdefault(event["reason"], []).append(event["message"])
+        return found
+
+    def pods(self, **labels: str) -> list[Object]:
+        return self.all("Pod", **labels)
+
+    def log(self, pod: Mapping[str, Any]) -> str:
+        """The log of a pod's main container; empty where there is none (any more)."""
+        try:
+            return self.kubectl("logs", pod["metadata"]["name"], "--tail=400")
+        except ClusterError:
+            return ""
+
+    def folder(self, claim: str) -> Path:
+        """Where the data of a claim lies on this machine."""
+        return self.cluster.volume(self.namespace, claim)
+
+    def left(self) -> list[str]:
+        """What the operator made in this namespace and is still there."""
+        found = [(kind, item) for kind in (*OURS, *CHILDREN) for item in self.all(kind)]
+        return [f"{kind}/{item['metadata']['name']}" for kind, item in found if kind in OURS or _is_ours(item)]
+
+    # Harm
+
+    def kill(self, pod: Mapping[str, Any]) -> None:
+        """Every process of a pod's container at once, without a word to anybody."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        victims = [pid for pid, text in _cgroups() if container in text]
+        assert victims, f"no process of {pod['metadata']['name']} runs"
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+
+    # Waiting
+
+    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
+        """The object once `holds` is true of it.
+
+        Raises:
+            AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = self.find(kind, name)
+            if found is not None and holds(found):
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
+
+    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
+        wanted = " or ".join(phases)
+        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
+
+    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 60) -> None:
+        self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
+
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
+            time.sleep(0.2)
+
+    def picture(self, kind: str = "", name: str = "") -> str:
+        """What a person would look at when a story does not go on."""
+        lines = []
+        if kind and (found := self.find(kind, name)) is not None:
+            status = {
+                key: value for key, value in (found.get("status") or {}).items() if key not in ("pinned", "router")
+            }
+            lines += [json.dumps(status, indent=1), json.dumps(self.events(kind, name), indent=1)]
+        for pod in self.pods():
+            status = {
+                key: pod["status"].get(key) for key in ("phase", "reason", "message", "conditions", "containerStatuses")
+            }
+            lines += [f"--- {pod['metadata']['name']}: {json.dumps(status)}", self.log(pod)[-1500:]]
+        lines += ["--- nodes", self.cluster.kubectl("get", "nodes", "-o", "wide")]
+        operator = (
+            "--namespace=stoker-system",
+            "logs",
+            "--selector=app.kubernetes.io/component=operator",
+            "--tail=30",
+            "--prefix",
+        )
+        lines += ["--- operator", self.cluster.kubectl(*operator)]
+        return "\n".join(lines)
+
+    def _path(self, kind: str) -> str:
+        return PATHS[kind].format(f"namespaces/{self.namespace}/")
+
+
+def phase(found: Mapping[str, Any]) -> str:
+    return str((found.get("status") or {}).get("phase", ""))
+
+
+def _is_ours(item: Mapping[str, Any]) -> bool:
+    labels = item["metadata"].get("labels") or {}
+    return any(name.startswith("stoker.dev/") for name in labels)
+
+
+def _cgroups() -> list[tuple[int, str]]:
+    """Process id -> its cgroups, of every process of this machine."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((int(entry.name), (entry / "cgroup").read_text()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+    return found

@@ -15,7 +15,15 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
 GPU_ROWS = [(0, 64), (1, 1), (1, 4096), (3, 100), (130, 1024), (257, 2560), (4097, 128), (33, 5120), (7, 16384)]
 SMALL_ROWS = [(0, 8), (1, 1), (3, 20), (5, 33)]
-GPU_HEADS = [(0, 4, 2, 64), (1, 32, 8, 128), (5, 3, 1, 64), (129, 16, 8, 128), (33, 9, 3, 80), (7, 12, 12, 12), (6, 6, 2, 10)]
+GPU_HEADS = [
+    (0, 4, 2, 64),
+    (1, 32, 8, 128),
+    (5, 3, 1, 64),
+    (129, 16, 8, 128),
+    (33, 9, 3, 80),
+    (7, 12, 12, 12),
+    (6, 6, 2, 10),
+]
 SMALL_HEADS = [(0, 4, 2, 8), (3, 9, 3, 8), (2, 1, 1, 10), (19, 2, 1, 4)]
 
 
@@ -227,9 +235,7 @@ def test_swiglu_and_its_gradients_agree(rows: tuple[int, int], dtype: torch.dtyp
 @DTYPES
 @HEADS
 @NORM
-def test_rotation_and_its_gradients_agree(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, has_norm: bool
-) -> None:
+def test_rotation_and_its_gradients_agree(shape: tuple[int, int, int, int], dtype: torch.dtype, has_norm: bool) -> None:
     check_rotate("cuda", shape, dtype, has_norm)
 
 
@@ -259,7 +265,5 @@ def test_kernels_of_rows_agree_when_interpreted() -> None:
 
 def test_rotations_agree_when_interpreted() -> None:
     calls = [(check_rotate, ("cpu", shape, F32, norm)) for shape in SMALL_HEADS for norm in (False, True)]
-    writes = [
-        (check_rotate_and_write, ("cpu", shape, F32, norm, 4)) for shape in SMALL_HEADS for norm in (False, True)
-    ]
+    writes = [(check_rotate_and_write, ("cpu", shape, F32, norm, 4)) for shape in SMALL_HEADS for norm in (False, True)]
     interpreted.run([*calls, *writes])

@@ -56,7 +56,10 @@ def adam_kernel(
     inside = place < size
     if HAS_SCALE:
         factor = tl.load(scale)
-        inside = inside & (tl.abs(factor) < float("inf"))  # false for nan too
+        if tl.abs(factor) >= float("inf"):
+            return
+        if factor != factor:
+            return
     weights = tl.load(master + place, mask=inside, other=0.0)
     gradient = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_SCALE:

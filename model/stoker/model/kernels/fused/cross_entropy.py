@@ -45,7 +45,11 @@ def chunked_cross_entropy(
     counted = weights_T.nonzero().squeeze(1).to(device, non_blocking=True)
     targets, weights = targets_T.to(device, non_blocking=True), weights_T.to(device, non_blocking=True).float()
     is_whole = len(counted) == len(weights)
-    chosen = (hidden_TD, targets, weights) if is_whole else tuple(x.index_select(0, counted) for x in (hidden_TD, targets, weights))
+    chosen = (
+        (hidden_TD, targets, weights)
+        if is_whole
+        else tuple(x.index_select(0, counted) for x in (hidden_TD, targets, weights))
+    )
     loss_sum, logprobs = ChunkedCrossEntropy.apply(
         *chosen[:1], weight_VD, *chosen[1:], product, first_token, group, wants_grad, chunk_bytes
     )
@@ -75,7 +79,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
         for chunk in chunks:
             logits = product(hidden_TD[chunk], weight_VD)
-            softmax_in_place(logits, targets_T[chunk], weights_T[chunk], logprobs_T[chunk], first_token, group, wants_grad)
+            softmax_in_place(
+                logits, targets_T[chunk], weights_T[chunk], logprobs_T[chunk], first_token, group, wants_grad
+            )
             if grad_hidden is not None:  # the logits are their gradient now
                 torch.mm(logits, weight_VD, out=grad_hidden[chunk])
                 grad_weight = add_product(grad_weight, logits, hidden_TD[chunk], is_only=len(chunks) == 1)
@@ -92,7 +98,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("cross_entropy: backward ran before; its gradients were scaled in place and are gone")
         gradients, ctx.gradients = ctx.gradients, None
-        wanted = [scale_(gradient, grad_loss) if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)]
+        wanted = [
+            scale_(gradient, grad_loss) if needed else None
+            for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+        ]
         return (*wanted, *(None,) * 7)
 
 
@@ -126,9 +135,20 @@ def softmax_in_place(
 ) -> None:
     """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob)."""
     statistics_3n = torch.empty(3, logits_nV.shape[0], dtype=torch.float32, device=logits_nV.device)
-    arguments = (logits_nV, targets_n, weights_n, statistics_3n, logprobs_n, logits_nV.shape[0], logits_nV.shape[1], first_token)
+    arguments = (
+        logits_nV,
+        targets_n,
+        weights_n,
+        statistics_3n,
+        logprobs_n,
+        logits_nV.shape[0],
+        logits_nV.shape[1],
+        first_token,
+    )
     if group is None:
-        softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=True, WRITES=wants_grad, WHOLE=True, BLOCK=BLOCK, num_warps=8)
+        softmax_kernel[(logits_nV.shape[0],)](
+            *arguments, READS=True, WRITES=wants_grad, WHOLE=True, BLOCK=BLOCK, num_warps=8
+        )
         return
     softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=True, WRITES=False, WHOLE=False, BLOCK=BLOCK, num_warps=8)
     biggest_n, total_n, target_n = statistics_3n
@@ -138,7 +158,9 @@ def softmax_in_place(
     dist.all_reduce(statistics_3n[1:], group=group)  # over tp: the target's logit is 0 on all ranks but one
     logprobs_n.copy_(target_n - (biggest_n + total_n.log()))
     if wants_grad:
-        softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, num_warps=8)
+        softmax_kernel[(logits_nV.shape[0],)](
+            *arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, num_warps=8
+        )
 
 
 def scale_(x: Tensor, factor: Tensor) -> Tensor:

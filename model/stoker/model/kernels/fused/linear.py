@@ -33,8 +33,9 @@ def pack(weight_ED: Tensor) -> Tensor:
 
 def suits_rows(x_TD: Tensor, weight_ED: Tensor) -> bool:
     return (
-        0 < weight_ED.nbytes <= MAX_WEIGHT_BYTES
-        and 0 < x_TD.shape[0]
+        weight_ED.nbytes <= MAX_WEIGHT_BYTES
+        and weight_ED.numel() > 0
+        and x_TD.shape[0] > 0
         and x_TD.dim() == 2
         and x_TD.dtype is weight_ED.dtype
         and weight_ED.is_contiguous()

@@ -20,7 +20,9 @@ def log_softmax(logits_TV: Tensor) -> Tensor:
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     result = torch.empty(logits_TV.shape, dtype=torch.float32, device=logits.device)
     if result.numel():
-        log_softmax_kernel[(logits.shape[0],)](logits, result, logits.stride(0), logits.shape[1], BLOCK=BLOCK, num_warps=8)
+        log_softmax_kernel[(logits.shape[0],)](
+            logits, result, logits.stride(0), logits.shape[1], BLOCK=BLOCK, num_warps=8
+        )
     return result
 
 

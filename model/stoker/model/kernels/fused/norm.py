@@ -162,7 +162,7 @@ def backward_kernel(
     scaling = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     grad_weight = tl.zeros([BLOCK], dtype=tl.float32)
     first = program.to(tl.int64) * rows_each
-    for index in range(0, tl.minimum(rows_each, num_rows - first)):
+    for index in range(tl.minimum(rows_each, num_rows - first)):
         row = first + index
         place = row * columns + column
         scale = tl.load(scales + row)

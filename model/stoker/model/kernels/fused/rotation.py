@@ -246,7 +246,7 @@ def rotation_kernel(
     first = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + place + half, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
-        if is_q:
+        if is_q:  # noqa: SIM108  Triton chooses between pointers in branches only
             weight = q_norm
         else:
             weight = k_norm
@@ -280,7 +280,7 @@ def backward_kernel(
     weight_second = tl.load(weight + half + row, mask=in_row, other=0.0).to(tl.float32)[None, :]
     sum_first, sum_second = tl.zeros([HALF], dtype=tl.float32), tl.zeros([HALF], dtype=tl.float32)
     begin = tl.program_id(0).to(tl.int64) * TOKENS
-    for index in range(0, tl.minimum(TOKENS, num_tokens - begin)):
+    for index in range(tl.minimum(TOKENS, num_tokens - begin)):
         token = begin + index
         table = token * head_dim + row
         cos_first = tl.load(cos + table, mask=in_row, other=0.0)[None, :]

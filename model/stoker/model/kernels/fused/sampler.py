@@ -43,14 +43,29 @@ def sample(
     if adjustments is not None:
         logits = adjust(logits, rows, table, adjustments)
     splits = triton.cdiv(vocab_size, SPLIT)
-    biggest, totals = (torch.empty(num_rows, splits, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64))
+    biggest, totals = (
+        torch.empty(num_rows, splits, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64)
+    )
     best_tokens = torch.empty(num_rows, splits, dtype=torch.int32, device=device)
     thresholds = torch.empty(num_rows if rows.filtered else 0, dtype=torch.float32, device=device)
-    common = (logits, rows.seats, table.numbers, biggest, best_tokens, totals, thresholds, logits.stride(0), vocab_size, splits)
+    common = (
+        logits,
+        rows.seats,
+        table.numbers,
+        biggest,
+        best_tokens,
+        totals,
+        thresholds,
+        logits.stride(0),
+        vocab_size,
+        splits,
+    )
     scan_kernel[(num_rows, splits)](*common, FILTERED=False, SPLIT=SPLIT, num_warps=4)
     all_splits = triton.next_power_of_2(splits)
     if rows.filtered:
-        threshold_kernel[(num_rows,)](*common, BITS=KEY_BITS[logits.dtype], SPLITS=all_splits, BLOCK=SEARCH_BLOCK, num_warps=16)
+        threshold_kernel[(num_rows,)](
+            *common, BITS=KEY_BITS[logits.dtype], SPLITS=all_splits, BLOCK=SEARCH_BLOCK, num_warps=16
+        )
         scan_kernel[(num_rows, splits)](*common, FILTERED=True, SPLIT=SPLIT, num_warps=4)
     draw_kernel[(num_rows,)](
         *common,
@@ -127,13 +142,10 @@ def row_temperature(numbers, seat):
 
 
 @triton.jit
-def larger(value, token, other_value, other_token):
-    """Of two logits the larger, of equal ones the earlier token; a nan is larger than any number."""
-    is_nan, other_is_nan = value != value, other_value != other_value
-    wins = (is_nan & ~other_is_nan) | (value > other_value)
-    ties = (value == other_value) | (is_nan & other_is_nan)
-    takes = wins | (ties & (token < other_token))
-    return tl.where(takes, value, other_value), tl.where(takes, token, other_token)
+def largest(values, tokens):
+    """The largest logit and its token, the first of equal ones."""
+    base = tl.max(values, 0)
+    return base, tl.min(tl.where(values == base, tokens, 2147483647), 0)
 
 
 @triton.jit
@@ -146,16 +158,17 @@ def scan_kernel(
     token = split * SPLIT + tl.arange(0, SPLIT)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+    values = tl.where(values != values, float("inf"), values)  # a nan makes the row as invalid as an infinity does
     temperature = row_temperature(numbers, tl.load(seats + row))
     if FILTERED:
         base = tl.load(biggest + row * splits)  # of the whole row: the search left it there
         inside = inside & (values >= tl.load(thresholds + row))
     else:
-        base, best_token = tl.reduce((values, token), 0, larger)
+        base, best_token = largest(values, token)
         tl.store(biggest + row * splits + split, base)
         tl.store(best_tokens + row * splits + split, best_token)
     scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
-    weights = tl.where(inside & (base > float("-inf")), tl.exp(scaled), 0.0)
+    weights = tl.where(inside & (values > float("-inf")), tl.exp(scaled), 0.0)
     tl.store(totals + row * splits + split, tl.sum(weights.to(tl.float64), 0))
 
 
@@ -169,7 +182,7 @@ def ordered(values):
 @triton.jit
 def logit_of(key, step: tl.constexpr):
     """The logit whose ordered bits begin with `key`; those of a negative one end in ones."""
-    keys = key << step
+    keys = (key << step).to(tl.int32)
     keys |= (keys >> 31) & ((1 << step) - 1)
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -205,17 +218,18 @@ def threshold_kernel(
     limit = tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
     split = tl.arange(0, SPLITS)
     maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
-    base = tl.max(maxima, 0)
+    firsts = tl.load(best_tokens + row * splits + split, mask=split < splits, other=2147483647)
+    base, best_token = largest(maxima, firsts)
     is_greedy = tl.load(own + TEMPERATURE) == 0.0
     start = logits + row * stride
     step: tl.constexpr = 32 - BITS
-    top = ordered(base) >> step
-    found = tl.full([], -2147483648, dtype=tl.int32) >> step  # keys from here on are taken; all of them at first
+    top = ordered(base).to(tl.int64) >> step
+    found = tl.full([], -2147483648, dtype=tl.int64) >> step  # keys from here on are taken; all of them at first
     limited = (limit < vocab_size) & (seat >= 0) & (is_greedy == 0)
     if limited:  # the largest key that still leaves `limit` logits
         beyond = top + 1
         while beyond - found > 1:
-            middle = ((found.to(tl.int64) + beyond.to(tl.int64)) >> 1).to(tl.int32)
+            middle = (found + beyond) >> 1
             if above(start, vocab_size, middle << step, base, temperature, True, BLOCK) >= limit:
                 found = middle
             else:
@@ -238,7 +252,7 @@ def threshold_kernel(
         wanted = top_p.to(tl.float64) * total
         beyond = top + 1
         while beyond - found > 1:
-            middle = ((found.to(tl.int64) + beyond.to(tl.int64)) >> 1).to(tl.int32)
+            middle = (found + beyond) >> 1
             if above(start, vocab_size, middle << step, base, temperature, False, BLOCK) >= wanted:
                 found = middle
             else:
@@ -248,8 +262,6 @@ def threshold_kernel(
     lowest = tl.where(min_p > 0.0, base + temperature * tl.log(min_p), float("-inf"))
     tl.debug_barrier()  # the maxima are read before the first is replaced
     tl.store(thresholds + row, tl.maximum(threshold, lowest))
-    best_token = tl.load(best_tokens + row * splits + tl.argmax(maxima, 0))
-    tl.debug_barrier()
     tl.store(best_tokens + row * splits, best_token)
     tl.store(biggest + row * splits, base)
 
@@ -290,7 +302,7 @@ def draw_kernel(
     else:
         maxima = tl.load(biggest + row * splits + split, mask=has_split, other=float("-inf"))
         firsts = tl.load(best_tokens + row * splits + split, mask=has_split, other=2147483647)
-        base, best_token = tl.reduce((maxima, firsts), 0, larger)
+        base, best_token = largest(maxima, firsts)
         scale = tl.exp(tl.div_rn(maxima, temperature) - tl.div_rn(base, temperature))
         sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
         sums = tl.where(maxima > float("-inf"), sums * scale, 0.0)
@@ -302,7 +314,7 @@ def draw_kernel(
     passed = (cumulative <= target) & has_split
     chosen = tl.sum(passed.to(tl.int32), 0)
     last = tl.max(tl.where(sums > 0.0, split, 0), 0)  # rounding may put the target beyond the end
-    is_beyond = chosen > last
+    target = tl.where(chosen > last, float("inf"), target)
     chosen = tl.minimum(chosen, last)
     before = tl.sum(tl.where(split < chosen, sums, 0.0), 0)
     token = chosen * SPLIT + tl.arange(0, SPLIT)
@@ -313,7 +325,7 @@ def draw_kernel(
     scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
     weights = tl.where(inside, tl.exp(scaled), 0.0).to(tl.float64)
     has_weight = weights > 0.0
-    passed_here = (tl.cumsum(weights, 0) + before <= target) | is_beyond
+    passed_here = tl.cumsum(weights, 0) + before <= target
     first = tl.min(tl.where(has_weight & ~passed_here, token, 2147483647), 0)
     final = tl.max(tl.where(has_weight, token, 0), 0)
     drawn = tl.where(first == 2147483647, final, first)

@@ -1,0 +1,182 @@
+"""Products, and output layer with loss, against their twins; rows of the deterministic product in any batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stoker.model.kernels import reference
+from tests.model import interpreted
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+Shape = tuple[int, int, int]
+GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257, 320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
+SMALL_PRODUCTS: list[Shape] = [(0, 4, 16), (3, 5, 40), (66, 7, 32)]
+GPU_FEW: list[Shape] = [(1, 1024, 3072), (1, 4096, 1024), (1, 6144, 4096), (2, 1024, 2048), (3, 1000, 256), (4, 7, 512), (1, 28672, 4096)]  # fmt: skip
+SMALL_FEW: list[Shape] = [(1, 5, 256), (3, 3, 512), (4, 9, 256)]
+
+
+def fresh(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    return (torch.randn(shape, dtype=F32) / shape[-1] ** 0.25).to(dtype).to(device)
+
+
+def exact(x: Tensor, weight: Tensor) -> Tensor:
+    return x.double() @ weight.double().t()
+
+
+def close(result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = {F32: 1e-5, F16: 2e-3, BF16: 1.6e-2}[dtype]
+    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    torch.testing.assert_close(result.double(), expected.double(), rtol=0, atol=tolerance * scale)
+
+
+def check_few_rows(device: str, shape: Shape, dtype: torch.dtype) -> None:
+    from stoker.model.kernels.fused import linear
+
+    rows, outputs, depth = shape
+    x, weight = fresh(rows, depth, dtype=dtype, device=device), fresh(outputs, depth, dtype=dtype, device=device)
+    bias = fresh(outputs, dtype=dtype, device=device)
+    with torch.no_grad():
+        assert linear.suits_rows(x, weight)
+        close(linear.linear(x, weight, None), exact(x, weight), dtype)
+        close(linear.linear(x, weight, bias), exact(x, weight) + bias.double(), dtype)
+
+
+def check_tiled(device: str, shape: Shape, dtype: torch.dtype) -> None:
+    from stoker.model.kernels.fused import tiled_linear
+
+    rows, outputs, depth = shape
+    x, weight = fresh(rows, depth, dtype=dtype, device=device), fresh(outputs, depth, dtype=dtype, device=device)
+    result = tiled_linear.linear(x.requires_grad_(), weight.requires_grad_(), None)
+    close(result, exact(x, weight), dtype)
+    outer = fresh(rows, outputs, dtype=dtype, device=device)
+    found = torch.autograd.grad(result, (x, weight), outer)
+    close(found[0], outer.double() @ weight.double(), dtype)
+    close(found[1], outer.double().t() @ x.double(), dtype)
+
+
+def check_invariance(device: str, outputs: int, depth: int, counts: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Bits of each row alone, in any batch and at any place."""
+    from stoker.model.kernels.fused import tiled_linear
+
+    x = fresh(max(counts), depth, dtype=dtype, device=device)
+    weight = fresh(outputs, depth, dtype=dtype, device=device)
+    whole = tiled_linear.product(x, weight)
+    for count in counts:
+        assert torch.equal(tiled_linear.product(x[:count], weight), whole[:count]), f"first {count} rows"
+        assert torch.equal(tiled_linear.product(x[-count:], weight), whole[-count:]), f"last {count} rows"
+
+
+def check_cross_entropy(
+    device: str, shape: Shape, dtype: torch.dtype, deterministic: bool, rows_each: int, on_host: bool
+) -> None:
+    """`shape`: tokens, vocabulary, hidden size. Every third token has weight 0 and a target that is none."""
+    from stoker.model.kernels.fused import cross_entropy, kernels, tiled_linear
+
+    tokens, vocab_size, depth = shape
+    leaves = [fresh(tokens, depth, dtype=dtype, device=device), fresh(vocab_size, depth, dtype=dtype, device=device)]
+    weights = (torch.arange(tokens) % 3).float()
+    targets = torch.randint(vocab_size, (tokens,)).masked_fill(weights == 0, -100)
+    wide = [leaf.double().requires_grad_() for leaf in leaves]
+    each = F.cross_entropy(wide[0] @ wide[1].t(), targets.to(device), reduction="none", ignore_index=-100)
+    expected = (each * weights.to(device)).sum()
+    wanted = torch.autograd.grad(expected / 7, wide)
+    if not on_host:
+        targets, weights = targets.to(device), weights.to(device)
+    product = tiled_linear.product if deterministic else kernels.plain_product
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    chunk_bytes = rows_each * dtype.itemsize * vocab_size
+    loss, count, logprobs = cross_entropy.chunked_cross_entropy(
+        product, *leaves, targets, weights, 0, None, chunk_bytes
+    )
+    found = torch.autograd.grad(loss / 7, leaves, retain_graph=True)
+    assert count.item() == weights.sum().item()
+    close(logprobs, -each.detach(), dtype)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5 if dtype is F32 else 1e-2, atol=1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other, dtype)
+    with pytest.raises(RuntimeError, match="backward ran before"):
+        torch.autograd.grad(loss, leaves)
+    with torch.no_grad():
+        again = cross_entropy.chunked_cross_entropy(product, *leaves, targets, weights, 0, None, chunk_bytes)
+    assert torch.equal(again[2], logprobs)
+
+
+def check_parity(device: str, tokens: int, vocab_size: int, depth: int, dtype: torch.dtype) -> None:
+    """The trainer's logprobs have the bits of the engine's."""
+    from stoker.model.kernels.fused import deterministic
+
+    hidden = fresh(tokens, depth, dtype=dtype, device=device)
+    table = fresh(vocab_size, depth, dtype=dtype, device=device)
+    targets = torch.randint(vocab_size, (tokens,)).to(device)
+    ones = torch.ones(tokens, device=device)
+    trained = deterministic.cross_entropy(hidden.requires_grad_(), table, targets, ones, 0, None)[2]
+    with torch.no_grad():
+        for row in range(tokens):
+            logits = deterministic.linear(hidden[row : row + 1], table, None)
+            assert torch.equal(deterministic.log_softmax(logits)[0, targets[row]], trained[row])
+
+
+LOSSES: list[Shape] = [(0, 64, 64), (1, 100, 64), (70, 1000, 128), (513, 5003, 96), (300, 32000, 256)]
+SMALL_LOSSES: list[Shape] = [(0, 4, 16), (1, 5, 16), (140, 9, 16)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", GPU_FEW, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_products_of_few_rows_agree(shape: Shape, dtype: torch.dtype) -> None:
+    check_few_rows("cuda", shape, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", GPU_PRODUCTS, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_tiled_products_and_their_gradients_agree(shape: Shape, dtype: torch.dtype) -> None:
+    check_tiled("cuda", shape, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (1024, 3072), (1000, 328)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_a_row_of_a_tiled_product_has_the_same_bits_in_any_batch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    check_invariance("cuda", *shape, (1, 2, 7, 16, 63, 64, 65, 128, 200, 1024, 2050), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("on_host", [False, True], ids=["device", "host"])
+@pytest.mark.parametrize("rows_each", [128, 10000])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "deterministic"])
+@pytest.mark.parametrize("shape", LOSSES, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_output_layer_and_loss_agree(
+    shape: Shape, dtype: torch.dtype, deterministic: bool, rows_each: int, on_host: bool
+) -> None:
+    check_cross_entropy("cuda", shape, dtype, deterministic, rows_each, on_host)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_logprobs_of_loss_and_of_log_softmax_have_the_same_bits(dtype: torch.dtype) -> None:
+    check_parity("cuda", 150, 32003, 256, dtype)
+
+
+def test_products_agree_when_interpreted() -> None:
+    few = [(check_few_rows, ("cpu", shape, F32)) for shape in SMALL_FEW]
+    tiled = [(check_tiled, ("cpu", shape, F32)) for shape in SMALL_PRODUCTS]
+    interpreted.run([*few, *tiled, (check_invariance, ("cpu", 7, 40, (1, 2, 66), F32))])
+
+
+def test_losses_agree_when_interpreted() -> None:
+    calls = [
+        (check_cross_entropy, ("cpu", shape, F32, deterministic, 128, True))
+        for shape in SMALL_LOSSES
+        for deterministic in (False, True)
+    ]
+    interpreted.run([*calls, (check_parity, ("cpu", 3, 9, 16, F32))])
+
+
+def test_the_twin_of_products_is_torch() -> None:
+    x, weight = fresh(3, 8, dtype=F32, device="cpu"), fresh(5, 8, dtype=F32, device="cpu")
+    close(reference.linear(x, weight, None), exact(x, weight), F32)

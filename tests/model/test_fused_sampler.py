@@ -1,0 +1,226 @@
+"""The sampler without a sort against its sorting twin, token for token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.model.kernels import draw
+from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, SampleRows, SamplingTable
+from tests.model import interpreted
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
+    "greedy": {"temperature": (0.0,)},
+    "temperature": {"temperature": (1.0, 0.6, 0.0, 3.0)},
+    "top_k": {"temperature": (1.0,), "top_k": (1, 5, 50, 0, -1, 100000000)},
+    "top_p": {"temperature": (0.8, 1.5), "top_p": (0.9, 0.3, 1.0, 0.001, 0.999)},
+    "min_p": {"temperature": (1.0, 2.0), "min_p": (0.0, 0.1, 1.0, 0.02)},
+    "all": {"temperature": (1.0, 0.0, 0.7), "top_k": (40, 3, 0, 1000), "top_p": (0.95, 0.5, 1.0, 0.8, 0.9), "min_p": (0.01, 0.0)},
+}  # fmt: skip
+PENALTIES: dict[str, tuple[float, ...]] = {
+    "presence_penalty": (0.0, 0.7, -0.5),
+    "frequency_penalty": (0.0, 0.0, 0.3, 0.0),
+    "repetition_penalty": (1.0, 1.3, 0.8, 1.0, 1.0),
+}
+
+
+class Case(NamedTuple):
+    """Shape and settings of one comparison."""
+
+    rows: int
+    vocab_size: int
+    dtype: torch.dtype
+    settings: str
+    levels: int = 0
+    """Logits are rounded to so many different numbers: many ties. 0: as they are."""
+
+
+def table_for(device: str, seats: int, settings: dict[str, tuple[float, ...]]) -> SamplingTable:
+    neutral = {name: 1.0 if name in ("temperature", "top_p", "repetition_penalty") else 0.0 for name in NUMBERS}
+    columns = [
+        torch.tensor([(settings.get(name) or (neutral[name],))[seat % len(settings.get(name) or (0,))] for seat in range(seats)])
+        for name in NUMBERS
+    ]  # fmt: skip
+    keys = torch.randint(-(2**62), 2**62, (seats, 2))
+    keys[:, 1] %= 5
+    return SamplingTable(torch.stack(columns, 1).float().to(device), keys.to(device))
+
+
+def logits_for(case: Case, device: str) -> Tensor:
+    logits = torch.randn(case.rows, case.vocab_size) * 3
+    if case.levels:
+        logits = (logits * case.levels).round() / case.levels
+    return logits.to(case.dtype).to(device)
+
+
+def rows_for(case: Case, device: str, seats: int) -> SampleRows:
+    order = torch.randperm(seats)[: case.rows].to(torch.int32)
+    filtered = case.settings in ("top_k", "top_p", "min_p", "all")
+    return SampleRows(order.to(device), torch.randint(3, 40, (case.rows,), dtype=torch.int32).to(device), filtered)
+
+
+def same_tokens(found: SampledTokens, wanted: SampledTokens, rows: int) -> None:
+    """A sum may round differently where the random number meets a token's edge: one row in thousands."""
+    assert torch.equal(found.valid, wanted.valid)
+    different = (found.tokens != wanted.tokens).sum().item()
+    assert different <= rows // 1000, f"{different} of {rows} tokens differ: {found.tokens} {wanted.tokens}"
+
+
+def check_sample(device: str, case: Case) -> None:
+    from stoker.model.kernels.fused import sampler
+
+    seats = case.rows + 3
+    table = table_for(device, seats, SETTINGS[case.settings])
+    logits, rows = logits_for(case, device), rows_for(case, device, seats)
+    into, twin_into = (torch.full((seats, 64), -5, dtype=torch.int64, device=device) for _ in range(2))
+    found = sampler.sample(logits, rows, table, None, into)
+    wanted = draw.sample(logits, rows, table, None, twin_into)
+    same_tokens(found, wanted, case.rows)
+    assert ((into != -5) == (twin_into != -5)).all()
+    assert torch.equal(into[rows.seats.long(), rows.positions.long()], found.tokens)
+    unfiltered = replace(rows, filtered=False)
+    if not rows.filtered:
+        filtered = sampler.sample(logits, replace(rows, filtered=True), table, None, None)
+        same_tokens(sampler.sample(logits, unfiltered, table, None, None), filtered, case.rows)
+
+
+def check_one_row_alone(device: str, vocab_size: int) -> None:
+    """A row's token does not depend on its batch."""
+    from stoker.model.kernels.fused import sampler
+
+    case = Case(7, vocab_size, F32, "all")
+    table, logits = table_for(device, 10, SETTINGS["all"]), logits_for(case, device)
+    rows = rows_for(case, device, 10)
+    whole = sampler.sample(logits, rows, table, None, None).tokens
+    for row in range(case.rows):
+        alone = SampleRows(rows.seats[row : row + 1], rows.positions[row : row + 1])
+        assert sampler.sample(logits[row : row + 1], alone, table, None, None).tokens[0] == whole[row]
+
+
+def check_adjustments(device: str, rows_number: int, vocab_size: int, dtype: torch.dtype) -> None:
+    from stoker.model.kernels.fused import sampler
+
+    case = Case(rows_number, vocab_size, dtype, "all")
+    seats = case.rows + 3
+    table = table_for(device, seats, SETTINGS["all"] | PENALTIES)
+    logits, rows = logits_for(case, device), rows_for(case, device, seats)
+    counts = torch.arange(case.rows) % 4
+    tokens = torch.cat([torch.randperm(vocab_size)[: int(count)] for count in counts] or [torch.zeros(0)])
+    biases = torch.randn(len(tokens))
+    biases[::3] = -float("inf")
+    adjustments = Adjustments(
+        torch.randint(min(vocab_size, 30), (seats, 50)).to(device),
+        torch.randint(1, 20, (seats,), dtype=torch.int32).to(device),
+        torch.cat((torch.zeros(1), counts)).cumsum(0).to(torch.int32).to(device),
+        tokens.to(torch.int32).to(device),
+        biases.to(device),
+    )
+    kept = logits.clone()
+    for penalised in (True, False):
+        changed = replace(adjustments, penalised=penalised)
+        found = sampler.sample(logits, rows, table, changed, None)
+        same_tokens(found, draw.sample(logits, rows, table, changed, None), case.rows)
+        if penalised:
+            wanted = draw.adjust(logits.float(), rows, table.numbers[rows.seats.long()], changed)
+            torch.testing.assert_close(sampler.adjust(logits, rows, table, changed), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits, kept)
+
+
+def check_padding_and_broken_rows(device: str) -> None:
+    """Padding goes nowhere; a row with a nan or without any finite logit is not valid, its neighbours are."""
+    from stoker.model.kernels.fused import sampler
+
+    logits = torch.randn(5, 5000, device=device)
+    logits[1, 4321] = float("nan")
+    logits[2] = -float("inf")
+    seats = torch.tensor([0, 1, 2, -1, 3], dtype=torch.int32, device=device)
+    table = table_for(device, 4, SETTINGS["temperature"])
+    for filtered in (False, True):
+        into = torch.zeros(4, 8, dtype=torch.int64, device=device)
+        rows = SampleRows(seats, torch.full((5,), 3, dtype=torch.int32, device=device), filtered)
+        found = sampler.sample(logits, rows, table, None, into)
+        wanted = draw.sample(logits, rows, table, None, None)
+        assert found.valid.tolist() == [True, False, False, True, True]
+        for row in (0, 3, 4):
+            assert found.tokens[row] == wanted.tokens[row]
+        assert found.tokens[3] == 0
+        assert not into[:, :3].any()
+        assert not into[:, 4:].any()
+
+
+CASES = [
+    *(Case(rows, vocab, F32, name) for rows, vocab in ((1, 100), (9, 4096), (300, 5001)) for name in SETTINGS),
+    *(Case(64, 128256, dtype, name) for dtype in (F32, BF16) for name in SETTINGS),
+    *(Case(33, 151936, BF16, name, 4) for name in ("top_k", "top_p", "all")),
+    Case(20, 7000, F16, "all"),
+    Case(20, 7000, F32, "all", 8),
+    Case(0, 100, F32, "temperature"),
+]
+SMALL = [Case(rows, vocab, F32, name) for rows, vocab in ((4, 50),) for name in SETTINGS] + [Case(2, 4500, F32, "all")]
+SMALL_TIES = [Case(6, 300, F32, "all", 2), Case(0, 20, F32, "temperature"), Case(1, 1, F32, "all")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_agree(case: Case) -> None:
+    check_sample("cuda", case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [1000, 128256])
+def test_a_token_does_not_depend_on_the_batch(vocab_size: int) -> None:
+    check_one_row_alone("cuda", vocab_size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 50), (8, 4097), (40, 128256)])
+def test_adjusted_tokens_agree(rows: int, vocab_size: int, dtype: torch.dtype) -> None:
+    check_adjustments("cuda", rows, vocab_size, dtype)
+
+
+@pytest.mark.gpu
+def test_padding_and_broken_rows_stay_alone() -> None:
+    check_padding_and_broken_rows("cuda")
+
+
+@pytest.mark.gpu
+def test_a_captured_step_reads_new_values() -> None:
+    ops = Ops("fused")
+    table = table_for("cuda", 8, SETTINGS["all"])
+    rows = SampleRows(*(torch.arange(8, dtype=torch.int32, device="cuda") for _ in range(2)))
+    logits = torch.randn(8, 128256, device="cuda", dtype=BF16)
+    ops.sample(logits, rows, table)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ops.sample(logits, rows, table)
+    for _ in range(3):
+        logits.normal_()
+        table.numbers.copy_(table.numbers.roll(1, 0))
+        rows.positions.add_(1)
+        graph.replay()
+        assert torch.equal(captured.tokens, ops.sample(logits, rows, table).tokens)
+
+
+def test_sampling_agrees_when_interpreted() -> None:
+    cases = [(check_sample, ("cpu", case)) for case in (*SMALL, *SMALL_TIES)]
+    others = [(check_padding_and_broken_rows, ("cpu",)), (check_one_row_alone, ("cpu", 300))]
+    interpreted.run([*cases, *others, (check_adjustments, ("cpu", 9, 60, F32))])
+
+
+def test_the_twin_repeats_and_differs_between_choices() -> None:
+    table = table_for("cpu", 2, SETTINGS["temperature"])
+    logits = torch.randn(1, 1000).expand(64, -1)
+    rows = SampleRows(torch.zeros(64, dtype=torch.int32), torch.arange(64, dtype=torch.int32))
+    first, second = (Ops().sample(logits, rows, table).tokens for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(set(first.tolist())) > 32
+    table.keys[0, 1] += 1
+    assert not torch.equal(first, Ops().sample(logits, rows, table).tokens)

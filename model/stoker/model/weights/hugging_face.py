@@ -23,7 +23,8 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import read_travelling_files
 from stoker.model.weights.config_file import read_config
-from stoker.model.weights.loading import Progress, WeightsError, box_slices, load_parts
+from stoker.model.weights.direct import RUN_BYTES, load_direct, tensor_places
+from stoker.model.weights.loading import Progress, WeightsError, box_slices, check_fit, load_parts
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -220,4 +221,16 @@ class HuggingFaceWeights:
         self.dtype = self.store.dtype
 
     def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
-        load_parts(decoder, self.store, progress)
+        if next(decoder.parameters()).device.type == "cpu":
+            load_parts(decoder, self.store, progress)
+        else:
+            self.load_direct(decoder, progress)
+
+    def load_direct(
+        self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES
+    ) -> None:
+        """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
+        check_fit(decoder, self.store.shapes())
+        names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+        places = tensor_places(self.store.files)
+        load_direct(decoder.named_parts(), places, self.store, names, progress, run_bytes=run_bytes)

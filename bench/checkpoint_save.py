@@ -24,7 +24,7 @@ import numpy as np
 from stoker.checkpoint.manifest import Box, Manifest, TensorInfo
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.checkpoint.writer import CHUNK_BYTES, PieceWriter
+from stoker.checkpoint.writer import PieceWriter
 
 State = list[tuple[TensorInfo, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]]
 
@@ -102,8 +102,8 @@ def write_pushed(folder: Path, state: State) -> None:
     sink = PosixSink(folder / "plain.bin")
     for _, values in state:
         view = values.data.cast("B")
-        for start in range(0, len(view), CHUNK_BYTES):
-            sink.write(view[start : start + CHUNK_BYTES])
+        for start in range(0, len(view), 2**20):
+            sink.write(view[start : start + 2**20])
     sink.sync()
     sink.close()
 

@@ -30,34 +30,47 @@ def test_a_large_shard_is_cut_at_64_mib_and_comes_back(tmp_path: Path) -> None:
     assert np.array_equal(read, values)
 
 
-def test_a_failure_of_a_background_push_is_never_lost(tmp_path: Path) -> None:
-    def failing(handle: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+def failing(handle: int, data: memoryview, offset: int) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    sink = PosixSink(tmp_path / "rank-00000.bin", flush=failing, flush_bytes=10)
-    sink.write(memoryview(bytes(10)))
+
+def test_a_failure_of_a_background_write_is_never_lost(tmp_path: Path) -> None:
+    sink = PosixSink(tmp_path / "rank-00000.bin", put=failing, block_bytes=4096)
+    sink.write(memoryview(bytes(4096)))
     with pytest.raises(OSError, match=r"Input/output error: .*rank-00000\.bin"):
         sink.sync()
     sink.close()
 
 
-def test_a_failed_push_stops_the_next_write(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def failing(handle: int) -> None:
-        calls.append(handle)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    sink = PosixSink(tmp_path / "rank-00000.bin", flush=failing, flush_bytes=10)
+def test_a_failed_block_stops_the_next_writes(tmp_path: Path) -> None:
+    sink = PosixSink(tmp_path / "rank-00000.bin", put=failing, block_bytes=4096)
     with pytest.raises(OSError, match="Input/output error"):
         write_until_refused(sink)
     sink.close()
-    assert len(calls) == 1
 
 
 def write_until_refused(sink: PosixSink) -> None:
-    for _ in range(10_000):
-        sink.write(memoryview(bytes(10)))
+    for _ in range(100):
+        sink.write(memoryview(bytes(4096)))
+
+
+def test_writes_of_any_length_come_back_in_order_also_from_a_disk_that_takes_little_at_once(tmp_path: Path) -> None:
+    def little(handle: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(handle, data[:4096], offset)
+
+    content = np.random.default_rng(0).integers(0, 256, 100_003, dtype=np.uint8).tobytes()
+    for put in (os.pwrite, little):
+        path = tmp_path / put.__name__
+        sink, start = PosixSink(path, put=put, block_bytes=8192), 0
+        for length in (0, 1, 8191, 8192, 8193, 40_000, 7, len(content)):
+            sink.write(memoryview(content)[start : start + length])
+            start = min(start + length, len(content))
+        sink.sync()
+        assert path.read_bytes() == content
+        sink.write(memoryview(b"more"))
+        sink.sync()
+        sink.close()
+        assert path.read_bytes() == content + b"more"
 
 
 def test_a_closed_sink_refuses_to_write(tmp_path: Path) -> None:

@@ -7,21 +7,31 @@ and because the manifest is written last its object is the commit. Nothing above
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from stoker.checkpoint.errors import CheckpointCorrupt
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-FLUSH_BYTES = 64 * 2**20
-"""Written bytes after which a push to the disk is begun in the background."""
+BLOCK_BYTES = 8 * 2**20
+"""One write to the disk."""
+BLOCKS = 4
+"""Blocks of one file: one is being filled while the others are on their way."""
+
+Block = mmap.mmap
+"""Memory that begins at a page, as direct writes need it."""
+Put = Callable[[int, memoryview, int], int]
 
 
 class Sink(Protocol):
@@ -75,58 +85,103 @@ class Storage(Protocol):
 
 
 class PosixSink:
-    """A file descriptor that knows its path, for errors that say which file.
+    """A file that is written in large aligned blocks past the page cache, several at once, by threads of its own.
 
-    A large file is pushed to the disk while it is being written: the final `sync` is short, and a save never piles up dirty pages until the
-    kernel stops every writer of the machine. A failure of such a push is kept and raised by the next call, because the kernel tells it only once.
+    So a save neither piles up dirty pages until the kernel stops every writer of the machine, nor grows the page cache by its size, and `sync` at
+    the end has little left to do. Where the file system refuses such writes, blocks go through the page cache and are pushed to the disk at once.
+    What fills no block goes the ordinary way at `sync`. A failure of a block is kept and raised by the next call.
     """
 
-    def __init__(
-        self, path: Path, *, flush: Callable[[int], None] = os.fdatasync, flush_bytes: int = FLUSH_BYTES
-    ) -> None:
+    def __init__(self, path: Path, *, put: Put = os.pwrite, block_bytes: int = BLOCK_BYTES) -> None:
+        """`put(handle, block, offset)` writes and returns how much. `block_bytes`: a multiple of the page size."""
         self.path = path
-        self._push = flush
-        self._flush_bytes = flush_bytes
+        self._put = put
+        self._block_bytes = block_bytes
         self._handle: int | None = os.open(path, _CREATE_FLAGS, 0o644)
-        self._flusher: ThreadPoolExecutor | None = None
-        self._flush: Future[None] | None = None
-        self._unflushed_bytes = 0
+        self._direct: int | None = None
+        self._pushes = False
+        self._writers: ThreadPoolExecutor | None = None
+        self._in_flight: deque[tuple[Future[None], Block]] = deque()
+        self._spare: list[Block] = []
+        self._block: Block | None = None
+        self._filled = 0
+        self._offset = 0
+        """Where `_block` goes in the file."""
 
     def write(self, data: memoryview) -> None:
         with _path_in_errors(self.path):
-            self._unflushed_bytes += len(data)
-            while data:
-                data = data[os.write(self._opened(), data) :]
-            if self._unflushed_bytes >= self._flush_bytes:
-                self._start_flush()
+            self._opened()
+            values = np.frombuffer(data, np.uint8)
+            while len(values):
+                block = self._current()
+                count = min(len(values), self._block_bytes - self._filled)
+                np.copyto(np.frombuffer(block, np.uint8, count, self._filled), values[:count])
+                values, self._filled = values[count:], self._filled + count
+                if self._filled == self._block_bytes:
+                    self._submit(block)
 
     def sync(self) -> None:
         with _path_in_errors(self.path):
-            self._finish_flush()
-            os.fsync(self._opened())
+            handle = self._opened()
+            while self._in_flight:
+                self._finish_oldest()
+            if self._block is not None and self._filled:
+                self._put_all(handle, memoryview(self._block)[: self._filled], self._offset)
+            os.fsync(handle)
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if self._flusher is not None:
-            self._flusher.shutdown()
-        if handle is not None:
-            with _path_in_errors(self.path):
-                os.close(handle)
+        handles, self._handle, self._direct = (self._handle, self._direct), None, None
+        if self._writers is not None:
+            self._writers.shutdown()
+        self._in_flight.clear()
+        self._spare.clear()
+        self._block = None
+        for handle in handles:
+            if handle is not None:
+                with _path_in_errors(self.path):
+                    os.close(handle)
 
-    def _start_flush(self) -> None:
-        """Begin a push to the disk unless one is still going."""
-        if self._flush is not None and not self._flush.done():
-            return
-        self._finish_flush()
-        if self._flusher is None:
-            self._flusher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flush")
-        self._flush = self._flusher.submit(self._push, self._opened())
-        self._unflushed_bytes = 0
+    def _current(self) -> Block:
+        """The block that is being filled; waits when all are on their way to the disk."""
+        if self._block is None:
+            if len(self._in_flight) >= BLOCKS - 1:
+                self._finish_oldest()
+            self._block = self._spare.pop() if self._spare else mmap.mmap(-1, self._block_bytes)
+            self._filled = 0
+        return self._block
 
-    def _finish_flush(self) -> None:
-        flush = self._flush
-        if flush is not None:
-            flush.result()
+    def _submit(self, block: Block) -> None:
+        if self._writers is None:
+            self._writers = ThreadPoolExecutor(max_workers=BLOCKS - 1, thread_name_prefix="write")
+            self._direct = self._open_direct()
+        self._in_flight.append((self._writers.submit(self._put_block, block, self._offset), block))
+        self._offset += self._block_bytes
+        self._block = None
+
+    def _put_block(self, block: Block, offset: int) -> None:
+        handle = self._direct if self._direct is not None else self._opened()
+        self._put_all(handle, memoryview(block), offset)
+        if self._pushes:
+            os.fdatasync(handle)
+
+    def _put_all(self, handle: int, data: memoryview, offset: int) -> None:
+        while data:
+            count = self._put(handle, data, offset)
+            data, offset = data[count:], offset + count
+
+    def _finish_oldest(self) -> None:
+        future, block = self._in_flight.popleft()
+        future.result()
+        self._spare.append(block)
+
+    def _open_direct(self) -> int | None:
+        try:
+            return os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._pushes = True
+            return None
 
     def _opened(self) -> int:
         if self._handle is None:

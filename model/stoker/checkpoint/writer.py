@@ -5,6 +5,7 @@ Nothing here is visible to a reader until `CheckpointRoot.publish` has run.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,11 +16,11 @@ from blake3 import blake3
 from stoker.checkpoint.box import Box
 from stoker.checkpoint.dtype import Array, item_bytes
 from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.hashing import PARALLEL_BYTES, hash_bytes
 from stoker.checkpoint.manifest import PIECE_BYTES, FileEntry, Piece, TensorInfo, check_file_name
 from stoker.checkpoint.storage import PosixStorage, Sink, Storage
 
 Buffer = memoryview | bytes | bytearray | Array
-CHUNK_BYTES = 512 * 2**10
 
 
 class PieceWriter:
@@ -42,6 +43,7 @@ class PieceWriter:
         self._pieces: list[Piece] = []
         self._offset = 0
         self._sink: Sink | None = None
+        self._hasher: ThreadPoolExecutor | None = None
         self._usable = True
 
     def add(self, tensor: TensorInfo, box: Box, flat: tuple[int, int], data: Buffer) -> None:
@@ -113,22 +115,30 @@ class PieceWriter:
             raise CheckpointError(f"{self.folder / self.file}: the writer is closed or a write failed")
 
     def _write(self, part: memoryview) -> str:
-        """Hash and write by small chunks, so that the second of the two finds the bytes in the processor's cache."""
-        hasher = blake3()
+        """Hash and write at the same time."""
         try:
             if self._sink is None:
                 self._sink = self._storage.create(self.folder / self.file)
-            for start in range(0, len(part), CHUNK_BYTES):
-                chunk = part[start : start + CHUNK_BYTES]
-                hasher.update(chunk)
-                self._sink.write(chunk)
+            if len(part) < PARALLEL_BYTES:
+                self._sink.write(part)
+                return hash_bytes(part)
+            if self._hasher is None:
+                self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hash")
+            digest = self._hasher.submit(hash_bytes, part)
+            try:
+                self._sink.write(part)
+            finally:
+                hexadecimal = digest.result()  # the caller may change `part` from now on
         except BaseException:
             self.abort()
             raise
-        return hasher.hexdigest()
+        return hexadecimal
 
     def _release(self) -> None:
         sink, self._sink = self._sink, None
+        hasher, self._hasher = self._hasher, None
+        if hasher is not None:
+            hasher.shutdown()
         if sink is not None:
             sink.close()
 

@@ -1,0 +1,27 @@
+"""blake3 of buffers: large ones by a few threads, so that a hash keeps up with a fast disk without taking the machine."""
+
+from __future__ import annotations
+
+import os
+
+from blake3 import blake3
+
+PARALLEL_BYTES = 2**20
+"""From here on more threads pay."""
+MAX_THREADS = 4
+
+
+def hash_bytes(data: memoryview) -> str:
+    """Hex digest."""
+    hasher = new_hasher(len(data))
+    hasher.update(data)
+    return hasher.hexdigest()
+
+
+def new_hasher(size: int) -> blake3:
+    """A hasher for a buffer, or a run of large chunks, of `size` bytes."""
+    return blake3(max_threads=hash_threads() if size >= PARALLEL_BYTES else 1)
+
+
+def hash_threads() -> int:
+    return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))

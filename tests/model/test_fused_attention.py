@@ -79,6 +79,7 @@ def check_packed(case: Case, device: str, attention: str = "stoker") -> None:
 
 def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert found.dtype is dtype
+    found, wanted = found.detach(), wanted.detach()
     size = wanted.double().square().mean().sqrt().clamp(min=1e-3)
     error = (found.double() - wanted).abs().max()
     assert error <= TOLERANCES[dtype] * max(1.0, float(size)) * (1 if dtype is torch.float32 else 3), float(error)

@@ -24,7 +24,7 @@ GROUPS = {
     "PodDisruptionBudget": "apis/policy/v1",
 }
 """Where the kinds live that are not in the core group."""
-CLUSTER_WIDE = frozenset({"Namespace", "Node", "CustomResourceDefinition"})
+CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})
 
 
 class ApiRefused(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 import aiohttp
@@ -18,7 +19,7 @@ from yarl import URL
 
 from e2e.api.access import Access
 from e2e.api.api_call import ApiCall, parse_call
-from e2e.api.faults import CutWatch, Drop, Fault, FaultPlan, Hang, NoFaults, Refuse, Slow
+from e2e.api.faults import CutWatch, Drop, Fault, FaultPlan, Hang, Hold, NoFaults, Refuse, Slow
 
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length")
 MAX_BODY = 64 << 20
@@ -39,6 +40,9 @@ class FaultProxy:
         self.injected: list[tuple[ApiCall, Fault]] = []
         self.writes = 0
         self.hung = asyncio.Event()
+        self.released = asyncio.Event()
+        self.late: list[asyncio.Task[None]] = []
+        """Requests that were held, until they are through."""
         self.url = ""
 
     async def __aenter__(self) -> FaultProxy:
@@ -80,6 +84,9 @@ class FaultProxy:
             return self._drop(request)
         if isinstance(fault, Hang) and not fault.after:
             return await self._hang()
+        if isinstance(fault, Hold):
+            self.late.append(asyncio.create_task(self._deliver_late(request, await request.read())))
+            return await self._hang()
         if isinstance(fault, Slow):
             await asyncio.sleep(fault.seconds)
         return await self._pass(request, call, fault)
@@ -96,19 +103,8 @@ class FaultProxy:
         return fault
 
     async def _pass(self, request: web.BaseRequest, call: ApiCall | None, fault: Fault | None) -> web.StreamResponse:
-        body = await request.read()
-        headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
-        headers.update(self.upstream.headers)
-        headers["Accept-Encoding"] = "identity"
         try:
-            async with self._client.request(
-                request.method,
-                URL(self.upstream.url + request.raw_path, encoded=True),
-                data=body or None,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(None),
-                allow_redirects=False,
-            ) as answer:
+            async with self._ask(request, await request.read()) as answer:
                 if call and call.verb == "watch" and answer.status == 200:
                     return await self._watch(request, answer, fault if isinstance(fault, CutWatch) else None)
                 content = await answer.read()
@@ -120,6 +116,25 @@ class FaultProxy:
             return await self._hang()
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
         return web.Response(status=answer.status, body=content, headers=kept)
+
+    def _ask(self, request: web.BaseRequest, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """The same request to the API server, with the administrator's credentials."""
+        headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
+        headers.update(self.upstream.headers)
+        headers["Accept-Encoding"] = "identity"
+        return self._client.request(
+            request.method,
+            URL(self.upstream.url + request.raw_path, encoded=True),
+            data=body or None,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(None),
+            allow_redirects=False,
+        )
+
+    async def _deliver_late(self, request: web.BaseRequest, body: bytes) -> None:
+        await self.released.wait()
+        async with self._ask(request, body) as answer:
+            await answer.read()
 
     async def _watch(
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse, cut: CutWatch | None

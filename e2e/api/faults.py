@@ -35,6 +35,11 @@ class Hang:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """The request is on its way until the proxy's `released` is set, also when who sent it has died meanwhile. The answer never comes."""
+
+
+@dataclass(frozen=True)
 class Slow:
     """Pass everything on, later."""
 
@@ -50,7 +55,7 @@ class CutWatch:
     after_events: int = 0
 
 
-Fault = Refuse | Drop | Hang | Slow | CutWatch
+Fault = Refuse | Drop | Hang | Hold | Slow | CutWatch
 
 CONFLICT = Refuse(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
 GONE = Refuse(410, "Expired", "the provided continue parameter or resourceVersion is too old")

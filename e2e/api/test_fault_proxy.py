@@ -24,6 +24,7 @@ from e2e.api.faults import (
     Fault,
     FaultPlan,
     Hang,
+    Hold,
     Rule,
     Script,
     Seeded,
@@ -154,6 +155,20 @@ def test_a_hanging_write_has_happened_and_never_answers() -> None:
         waiting.cancel()
 
     run(story, AtWrite(2, Hang()))
+
+
+def test_a_held_write_arrives_after_its_sender_is_gone() -> None:
+    async def story(proxy: FaultProxy, client: aiohttp.ClientSession, seen: list[str]) -> None:
+        waiting = asyncio.ensure_future(client.post(PODS, data=b"text"))
+        await asyncio.wait_for(proxy.hung.wait(), 5)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert seen == []
+        proxy.released.set()
+        await asyncio.gather(*proxy.late)
+        assert seen == [f"POST {PODS}"]
+
+    run(story, AtWrite(1, Hold()))
 
 
 def test_a_slow_list_comes_late() -> None:

@@ -1,0 +1,121 @@
+"""A whole control plane with fake nodes for `kube_scale.py`: etcd, API server, controller-manager, scheduler and kwok, all from `make kube-binaries`.
+
+Fake pods have loopback addresses (127.64.0.0/10), so that one small HTTP server here can be the agent of every one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from e2e.api.access import read_kubeconfig
+from e2e.api.api_client import ApiClient, Object
+from e2e.cluster import binaries
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import ETCD, KUBERNETES, KWOK
+
+STAGES = Path(__file__).with_name("kwok_stages.yaml")
+CRDS = Path(__file__).parents[1] / "crds"
+POD_RANGE = "127.64.0.0/10"
+ANNOTATION = "kwok.x-k8s.io/node"
+
+
+class FakeNodes:
+    """An async context manager; `api` is its client."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+        self.bin = binaries.find([ETCD, KUBERNETES, KWOK])
+        self.plane = ControlPlane(folder / "control-plane", "bench", controllers=True, scheduler=True)
+
+    async def __aenter__(self) -> FakeNodes:
+        self.plane.start()
+        self.kwok = self._start_kwok()
+        self.kubectl("apply", "--server-side", "-f", str(CRDS))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CRDS))
+        self.api = await ApiClient(read_kubeconfig(self.plane.kubeconfig)).__aenter__()
+        for number in range(self.count):
+            await self.api.create(node(f"fake-{number:03}"))
+        await self._until_ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.api.__aexit__(kind, error, trace)
+        self.kwok.kill()
+        self.kwok.wait()
+        self.plane.stop()
+
+    def kubectl(self, *given: str) -> str:
+        command = [str(self.bin / "kubectl"), "--kubeconfig", str(self.plane.kubeconfig), *given]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def _start_kwok(self) -> subprocess.Popen[bytes]:
+        command = [
+            str(self.bin / "kwok"),
+            f"--kubeconfig={self.plane.kubeconfig}",
+            f"--config={STAGES}",
+            f"--cidr={POD_RANGE}",
+            f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+            "--node-lease-duration-seconds=200",
+            "--node-ip=127.0.0.1",
+        ]
+        with (self.folder / "kwok.log").open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    async def _until_ready(self) -> None:
+        async with asyncio.timeout(60):
+            while sum(map(_is_ready, await self.api.list("Node"))) < self.count:
+                await asyncio.sleep(0.2)
+
+
+class OperatorProcess:
+    """`python -m stoker.operator` as users run it, in a process of its own."""
+
+    def __init__(self, config: Path, log: Path) -> None:
+        sources = [str(CRDS.parent / root) for root in ("model", "operator")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
+        with log.open("wb") as file:
+            command = [sys.executable, "-m", "stoker.operator", "--config", str(config)]
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        self.log = log
+
+    def memory_mib(self, field: str) -> float:
+        """`VmRSS` now, `VmHWM` at most.
+
+        Raises:
+            SystemExit: it has ended.
+        """
+        if self.process.poll() is not None:
+            raise SystemExit(f"the operator ended, see {self.log}: {self.log.read_text()[-2000:]}")
+        lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines()
+        return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(field))
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def node(name: str) -> Object:
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {ANNOTATION: "fake"}, "labels": labels},
+    }
+
+
+def _is_ready(found: Object) -> bool:
+    conditions = found.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

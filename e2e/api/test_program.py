@@ -1,0 +1,195 @@
+"""`python -m stoker.operator` as a process, against a real API server: probes, one leader of two, hand-over, nothing left on objects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.api.plane import Plane
+from tests.operator.bad_manifests import JOB, changed
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("model", "operator")
+
+
+class Replica:
+    """One process of the operator."""
+
+    def __init__(self, plane: Plane, folder: Path, name: str, namespace: str, **given: Any) -> None:
+        config = {
+            "namespace": namespace,
+            "namespaces": [namespace],
+            "identity": name,
+            "api": {"kubeconfig": str(plane.kubeconfig)},
+            "listen": {"host": "127.0.0.1", "port": 0},
+            "lease": {"duration_s": 6, "renew_deadline_s": 4, "retry_s": 0.5},
+            **given,
+        }
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(config))
+        path = os.pathsep.join(str(ROOT / part) for part in SOURCES)
+        self.log = (folder / f"{name}.log").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.operator", "--config", str(file)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def port(self) -> int:
+        """As its log says; 0 while it does not listen yet."""
+        found = re.search(r"listens on port (\d+)", self.text)
+        return int(found[1]) if found else 0
+
+    @property
+    def text(self) -> str:
+        """Its log so far."""
+        return Path(self.log.name).read_text(encoding="utf-8")
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.get("/status").json()) if self.port else {}
+
+    def is_ready(self) -> bool:
+        return bool(self.port) and self.get("/readyz").status_code == 200
+
+    def leads(self) -> bool:
+        return bool(self.status().get("leading") and self.status().get("synced"))
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+
+def eventually(reached: Callable[[], bool], within_s: float = 60) -> float:
+    """Seconds until it was so."""
+    began = time.monotonic()
+    while time.monotonic() < began + within_s:
+        if reached():
+            return time.monotonic() - began
+        time.sleep(0.05)
+    raise AssertionError(f"it did not happen in {within_s:g} s")
+
+
+@pytest.fixture
+def start(plane: Plane, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    running: list[Replica] = []
+
+    def start(name: str, **given: Any) -> Replica:
+        running.append(Replica(plane, tmp_path, name, namespace, **given))
+        return running[-1]
+
+    yield start
+    for replica in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            replica.end(signal.SIGKILL)
+        replica.log.close()
+
+
+def test_of_two_replicas_one_works_and_a_clean_end_hands_over_at_once(start: Callable[..., Replica]) -> None:
+    one = start("one")
+    eventually(one.leads)
+    two = start("two")
+    eventually(two.is_ready)
+    assert two.status()["leader"] == "one"
+    assert not two.leads()
+    assert one.end() == 0
+    assert eventually(two.leads) < 3
+    assert "Traceback" not in one.text
+
+
+def test_a_killed_leader_is_replaced_when_its_lease_is_over(start: Callable[..., Replica]) -> None:
+    one = start("one")
+    eventually(one.leads)
+    two = start("two")
+    eventually(two.is_ready)
+    one.end(signal.SIGKILL)
+    assert 3 < eventually(two.leads) < 9
+
+
+def test_a_job_gets_its_pods_and_kopf_leaves_nothing_on_it(
+    start: Callable[..., Replica], plane: Plane, namespace: str
+) -> None:
+    one = start("one")
+    eventually(one.leads)
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": JOB["spec"]["checkpoint"]["storage"]["claimName"], "namespace": namespace},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    job = changed(JOB, {"metadata.namespace": namespace, "metadata.name": "run"})
+    for body in (claim, job):
+        plane.kubectl("create", "-f", "-", stdin=body)
+
+    def pods() -> list[dict[str, Any]]:
+        return list(json.loads(plane.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"])
+
+    eventually(lambda: len(pods()) == job["spec"]["workers"].get("replicas", 1))
+    stored = json.loads(plane.kubectl("get", "tj", "run", "-n", namespace, "-o", "json"))
+    assert "annotations" not in stored["metadata"]
+    assert "finalizers" not in stored["metadata"]
+    assert stored["status"]["phase"] in ("Starting", "Pending")
+    page = one.get("/metrics").text
+    assert "stoker_operator_leader 1.0" in page
+    assert 'stoker_operator_objects{kind="TrainingJob"} 1.0' in page
+    assert 'stoker_operator_reconcile_seconds_count{kind="TrainingJob"}' in page
+    eventually(lambda: "stoker_operator_wake_ups_total 0.0" not in one.get("/metrics").text)
+    assert one.end() == 0
+
+
+def test_pods_satisfy_the_restricted_profile(start: Callable[..., Replica], plane: Plane, namespace: str) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    plane.kubectl("label", "namespace", namespace, label)
+    test_a_job_gets_its_pods_and_kopf_leaves_nothing_on_it(start, plane, namespace)
+
+
+def test_what_the_api_server_refuses_is_in_the_status(
+    start: Callable[..., Replica], plane: Plane, namespace: str
+) -> None:
+    one = start("one")
+    eventually(one.leads)
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": namespace},
+        "spec": {"hard": {"pods": "0"}},
+        "status": {"hard": {"pods": "0"}, "used": {"pods": "0"}},
+    }
+    plane.kubectl("create", "-f", "-", stdin=quota)
+    plane.kubectl("replace", "--subresource=status", "-f", "-", stdin=quota)
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": JOB["spec"]["checkpoint"]["storage"]["claimName"], "namespace": namespace},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    for body in (claim, changed(JOB, {"metadata.namespace": namespace, "metadata.name": "run"})):
+        plane.kubectl("create", "-f", "-", stdin=body)
+
+    def message() -> str:
+        return str(
+            json.loads(plane.kubectl("get", "tj", "run", "-n", namespace, "-o", "json"))
+            .get("status", {})
+            .get("message")
+        )
+
+    eventually(lambda: "exceeded quota: none" in message())
+    plane.kubectl("delete", "quota", "none", "-n", namespace)
+    eventually(lambda: "quota" not in message())

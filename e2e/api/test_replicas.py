@@ -1,0 +1,183 @@
+"""Replicas of the whole program on one Lease: one works, the other takes over, and who lost the Lease writes no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from e2e.api.access import write_kubeconfig
+from e2e.api.fault_proxy import FaultProxy
+from e2e.api.faults import UNAVAILABLE, FaultPlan, Hang, Rule, Script
+from e2e.api.training_story import assert_once, begin, finish, has_saved, to_the_end, trains
+from e2e.api.world import Story, World, eventually
+from stoker.operator.config import ApiConfig, LeaseConfig, ListenConfig, OperatorConfig, PollConfig
+from stoker.operator.program import Program
+from stoker.operator.settings import Settings
+
+LEASE = LeaseConfig(duration_s=3, renew_deadline_s=2, retry_s=0.4)
+
+
+class ReplicaConfig(OperatorConfig):
+    """As in a file, but for the port of the fake programs."""
+
+    agent_port: int
+
+    def settings(self) -> Settings:
+        return replace(super().settings(), agent_port=self.agent_port)
+
+
+@dataclass
+class Replica:
+    """One process's worth of operator, behind a proxy of its own."""
+
+    program: Program
+    proxy: FaultProxy
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+    @property
+    def leads(self) -> bool:
+        return self.program.elector.leading
+
+    async def end(self) -> None:
+        """As on SIGTERM."""
+        self.stop.set()
+        await self.task
+
+    async def crash(self) -> None:
+        """As on SIGKILL: the Lease is not given back."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def writes(self) -> int:
+        """Everything but the Lease."""
+        return self.proxy.writes
+
+
+@asynccontextmanager
+async def replica(
+    world: World, name: str, plan: FaultPlan | None = None, *, wake_ups: bool = False
+) -> AsyncIterator[Replica]:
+    async with FaultProxy(world.plane.access, plan) as proxy:
+        file = write_kubeconfig(world.folder / f"{name}.yaml", proxy.url)
+        config = ReplicaConfig(
+            namespace=world.namespace,
+            namespaces=(world.namespace,),
+            identity=name,
+            api=ApiConfig(kubeconfig=str(file)),
+            listen=ListenConfig(host="127.0.0.1", port=0),
+            lease=LEASE,
+            poll=PollConfig(interval_s=0.1),
+            wake_ups=wake_ups,
+            agent_port=world.agents.port,
+        )
+        stop = asyncio.Event()
+        program = Program(config)
+        found = Replica(program, proxy, stop, asyncio.create_task(program.run(stop)))
+        try:
+            yield found
+        finally:
+            with suppress(asyncio.CancelledError):
+                await found.crash()
+
+
+async def until(reached: Callable[[], bool], what: str) -> float:
+    """Seconds until it is so."""
+
+    async def asked() -> bool:
+        return reached()
+
+    begin = time.monotonic()
+    await eventually(asked, what=what)
+    return time.monotonic() - begin
+
+
+def test_of_two_replicas_one_works(run: Callable[[Story], None]) -> None:
+    async def story(world: World) -> None:
+        async with replica(world, "a", wake_ups=True) as a, replica(world, "b", wake_ups=True) as b:
+            await until(lambda: a.leads or b.leads, "one leads")
+            leader, other = (a, b) if a.leads else (b, a)
+            await begin(world)
+            await to_the_end(world)
+            await assert_once(world)
+            assert not other.leads
+            assert other.writes() == 0
+            assert other.proxy.counts["update", "leases"] == 0
+            assert leader.writes() > 10
+
+    run(story)
+
+
+def test_a_leader_that_ends_hands_over_at_once(run: Callable[[Story], None]) -> None:
+    async def story(world: World) -> None:
+        async with replica(world, "a") as a:
+            await until(lambda: a.leads, "a leads")
+            async with replica(world, "b") as b:
+                await begin(world)
+                await eventually(lambda: trains(world), what="the job trains")
+                await a.end()
+                assert await until(lambda: b.leads, "b leads") < LEASE.duration_s - 0.5
+                await eventually(lambda: has_saved(world), what="its save is verified")
+                await finish(world)
+                await eventually(lambda: is_completed(world), what="the job is Completed")
+                await assert_once(world)
+
+    run(story)
+
+
+def test_a_leader_that_dies_is_replaced_when_its_lease_is_over(run: Callable[[Story], None]) -> None:
+    async def story(world: World) -> None:
+        async with replica(world, "a") as a:
+            await until(lambda: a.leads, "a leads")
+            async with replica(world, "b") as b:
+                await begin(world)
+                await eventually(lambda: trains(world), what="the job trains")
+                await a.crash()
+                assert not b.leads
+                await until(lambda: b.leads, "b leads")
+                await eventually(lambda: has_saved(world), what="its save is verified")
+                await finish(world)
+                await eventually(lambda: is_completed(world), what="the job is Completed")
+                await assert_once(world)
+
+    run(story)
+
+
+def test_a_leader_that_cannot_renew_stops_before_another_begins(run: Callable[[Story], None]) -> None:
+    """Its other requests would still get through: it does not send them."""
+
+    async def story(world: World) -> None:
+        async with replica(world, "a") as a:
+            await until(lambda: a.leads, "a leads")
+            async with replica(world, "b") as b:
+                await begin(world)
+                await eventually(lambda: trains(world), what="the job trains")
+                a.proxy.plan = Script(
+                    (
+                        Rule(Hang(after=False), "update", "leases", count=1000),
+                        Rule(UNAVAILABLE, "get", "leases", count=1000),
+                    )
+                )
+                led: list[int] = []
+
+                def b_leads_alone() -> bool:
+                    assert not (a.leads and b.leads)
+                    if not a.leads:
+                        led.append(a.writes())
+                    return b.leads
+
+                await until(b_leads_alone, "b leads")
+                await eventually(lambda: has_saved(world), what="its save is verified")
+                await finish(world)
+                await eventually(lambda: is_completed(world), what="the job is Completed")
+                assert a.writes() == led[0]
+                await assert_once(world)
+
+    run(story)
+
+
+async def is_completed(world: World) -> bool:
+    return await world.phase("TrainingJob", "run") == "Completed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +121,43 @@ def check_parity(device: str, tokens: int, vocab_size: int, depth: int, dtype: t
             assert torch.equal(deterministic.log_softmax(logits)[0, targets[row]], trained[row])
 
 
+def half_of_the_vocabulary(rank: int, folder: str, tokens: int, vocab_size: int, depth: int, device: str) -> None:
+    """One of two ranks: its loss, logprobs and gradients go to a file."""
+    from stoker.model.kernels.fused import cross_entropy, kernels
+
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    half = vocab_size // 2
+    hidden, table, targets, weights = torch.load(f"{folder}/inputs.pt")
+    leaves = [hidden.to(device), table[rank * half : (rank + 1) * half].to(device)]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    loss, _, logprobs = cross_entropy.chunked_cross_entropy(
+        kernels.plain_product, *leaves, targets, weights, rank * half, torch.distributed.group.WORLD
+    )
+    gradients = torch.autograd.grad(loss, leaves)
+    torch.save([x.cpu() for x in (loss.detach(), logprobs, *gradients)], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def check_group(device: str, tokens: int, vocab_size: int, depth: int) -> None:
+    """Two ranks with half of the table each give what one rank gives."""
+    hidden, table = fresh(tokens, depth, dtype=F32, device="cpu"), fresh(vocab_size, depth, dtype=F32, device="cpu")
+    targets, weights = torch.randint(vocab_size, (tokens,)), torch.rand(tokens)
+    leaves = [hidden.double().requires_grad_(), table.double().requires_grad_()]
+    each = F.cross_entropy(leaves[0] @ leaves[1].t(), targets, reduction="none")
+    wanted = torch.autograd.grad((each * weights).sum(), leaves)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save([hidden, table, targets, weights], f"{folder}/inputs.pt")
+        arguments = (folder, tokens, vocab_size, depth, device)
+        torch.multiprocessing.spawn(half_of_the_vocabulary, arguments, nprocs=2)
+        both = [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
+    for loss, logprobs, grad_hidden, _ in both:
+        close(loss, (each * weights).sum(), F32)
+        close(logprobs, -each, F32)
+        close(grad_hidden, wanted[0], F32)
+    close(torch.cat([gradients[3] for gradients in both]), wanted[1], F32)
+
+
 LOSSES: list[Shape] = [(0, 64, 64), (1, 100, 64), (70, 1000, 128), (513, 5003, 96), (300, 32000, 256)]
 SMALL_LOSSES: list[Shape] = [(0, 4, 16), (1, 5, 16), (140, 9, 16)]
 
@@ -174,6 +213,7 @@ def test_losses_agree_when_interpreted() -> None:
         for shape in SMALL_LOSSES
         for deterministic in (False, True)
     ]
+    calls.append((check_group, ("cpu", 5, 12, 16)))  # type: ignore[arg-type]
     interpreted.run([*calls, (check_parity, ("cpu", 3, 9, 16, F32))])
 
 

@@ -38,6 +38,11 @@ def test_auto_follows_the_table() -> None:
     assert (Ops().attention("auto"), Ops(deterministic=True).attention("auto")) == ("sdpa", "stoker")
 
 
+def test_fused_kernels_on_a_cpu_are_refused() -> None:
+    with pytest.raises(MissingKernel, match="'fused' needs a CUDA device, not 'cpu'"):
+        resolve_kernels("fused", "cpu")
+
+
 def test_ops_with_the_same_choice_are_equal() -> None:
     assert Ops() == Ops()
     assert Ops() != Ops(deterministic=True)

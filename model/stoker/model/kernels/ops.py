@@ -384,10 +384,13 @@ def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
         raise MissingKernel(f"kernels: {kernels!r} needs Triton, which is not installed") from error
 
 
-def resolve_kernels(name: str, device_type: str = "cpu") -> KernelsName:
-    """`auto` is `fused` on CUDA, else `reference`."""
+def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
+    """`auto` is `fused` on CUDA, else `reference`. Raises MissingKernel where the device cannot run what is named."""
+    is_cuda = torch.device(device).type == "cuda"
     if name == "auto":
-        return "fused" if device_type == "cuda" else "reference"
+        return "fused" if is_cuda else "reference"
+    if name == "fused" and not is_cuda:
+        raise MissingKernel(f"kernels: 'fused' needs a CUDA device, not {device!r}; allowed there: auto, reference")
     return cast("KernelsName", name)
 
 

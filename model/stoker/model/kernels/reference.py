@@ -283,10 +283,14 @@ def adam_(
 def adam_region(tensors: list[Tensor], rule: AdamStep, decay: float) -> None:
     """One decay for all elements, by torch's fused kernel."""
     kernel = torch._fused_adamw_ if rule.decoupled else torch._fused_adam_
+    master, grad, exp_avg, exp_avg_sq = tensors
     kernel(
-        *([tensor] for tensor in tensors),
+        [master],
+        [grad],
+        [exp_avg],
+        [exp_avg_sq],
         [],
-        [torch.tensor(float(rule.step), device=tensors[0].device)],
+        [torch.tensor(float(rule.step), device=master.device)],
         lr=rule.learning_rate,
         beta1=rule.beta1,
         beta2=rule.beta2,

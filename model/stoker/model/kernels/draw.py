@@ -69,30 +69,30 @@ def penalise(logits_BV: Tensor, rows: SampleRows, numbers_B7: Tensor, adjustment
 def draw(logits_BV: Tensor, greedy_B: Tensor, numbers_B7: Tensor, draws_B: Tensor, filtered: bool) -> Tensor:
     """Inverse of the cumulative distribution, in the order of the vocabulary."""
     temperature_B1 = numbers_B7[:, :1]
-    logits_BV = logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1)
-    best_B1 = logits_BV.gather(1, greedy_B.unsqueeze(1))
-    weights_BV = torch.exp(logits_BV - best_B1)
+    sharpness_B1 = 1 / torch.where(temperature_B1 == 0, 1.0, temperature_B1)
+    logits_BV = (logits_BV - logits_BV.gather(1, greedy_B.unsqueeze(1))) * sharpness_B1
+    weights_BV = torch.exp(logits_BV)
     if filtered:
-        weights_BV = weights_BV.masked_fill(logits_BV < threshold(logits_BV, best_B1, numbers_B7), 0.0)
+        weights_BV = weights_BV.masked_fill(logits_BV < threshold(logits_BV, numbers_B7), 0.0)
     cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = draws_B.unsqueeze(1) * cumulative_BV[:, -1:]
     return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=logits_BV.shape[1] - 1)
 
 
-def threshold(logits_BV: Tensor, best_B1: Tensor, numbers_B7: Tensor) -> Tensor:
-    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row. Ties with it stay."""
+def threshold(logits_BV: Tensor, numbers_B7: Tensor) -> Tensor:
+    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row, whose largest is 0. Ties with it stay."""
     vocab_size = logits_BV.shape[1]
     top_p_B1, top_k_B1, min_p_B1 = (numbers_B7[:, column : column + 1] for column in (1, 2, 3))
     limit_B1 = torch.where(top_k_B1 > 0, top_k_B1, vocab_size).clamp(max=vocab_size).long()
     sorted_BV = logits_BV.sort(dim=1, descending=True).values
     rank_V = torch.arange(vocab_size, device=logits_BV.device)
-    weights_BV = torch.exp(sorted_BV - best_B1).double().masked_fill(rank_V >= limit_B1, 0.0)
+    weights_BV = torch.exp(sorted_BV).double().masked_fill(rank_V >= limit_B1, 0.0)
     cumulative_BV = weights_BV.cumsum(-1)
     wanted_B1 = top_p_B1.double() * cumulative_BV[:, -1:]
     kept_B1 = ((cumulative_BV - weights_BV < wanted_B1) & (rank_V < limit_B1)).sum(-1, keepdim=True).clamp_(min=1)
     found_B1 = sorted_BV.gather(1, kept_B1 - 1)
     is_free_B1 = (limit_B1 == vocab_size) & (top_p_B1 == 1)
-    return torch.maximum(best_B1 + torch.log(min_p_B1), torch.where(is_free_B1, -math.inf, found_B1))
+    return torch.maximum(torch.log(min_p_B1), torch.where(is_free_B1, -math.inf, found_B1))
 
 
 # Random numbers.

@@ -16,7 +16,7 @@ from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, S
 
 SPLIT = 4096
 """Logits of one split."""
-SEARCH_BLOCK = 4096
+SEARCH_BLOCK = 8192
 """Logits that the search for a threshold takes at once."""
 COUNT_TOKENS = 1024
 """Tokens of the history that one program counts."""
@@ -135,10 +135,10 @@ def row_numbers(numbers, seat):
 
 
 @triton.jit
-def row_temperature(numbers, seat):
-    """What divides the logits: 1 for greedy rows, whose draw is not used."""
+def row_sharpness(numbers, seat):
+    """1 / temperature; 1 for greedy rows, whose draw is not used."""
     temperature = tl.load(row_numbers(numbers, seat) + TEMPERATURE)
-    return tl.where(temperature == 0.0, 1.0, temperature)
+    return tl.div_rn(1.0, tl.where(temperature == 0.0, 1.0, temperature))
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def scan_kernel(
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     values = tl.where(values != values, float("inf"), values)  # a nan makes the row as invalid as an infinity does
-    temperature = row_temperature(numbers, tl.load(seats + row))
+    sharpness = row_sharpness(numbers, tl.load(seats + row))
     if FILTERED:
         base = tl.load(biggest + row * splits)  # of the whole row: the search left it there
         inside = inside & (values >= tl.load(thresholds + row))
@@ -167,9 +167,8 @@ def scan_kernel(
         base, best_token = largest(values, token)
         tl.store(biggest + row * splits + split, base)
         tl.store(best_tokens + row * splits + split, best_token)
-    scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
-    weights = tl.where(inside & (values > float("-inf")), tl.exp(scaled), 0.0)
-    tl.store(totals + row * splits + split, tl.sum(weights.to(tl.float64), 0))
+    weights = tl.where(inside & (values > float("-inf")), tl.exp((values - base) * sharpness), 0.0)
+    tl.store(totals + row * splits + split, tl.sum(weights, 0).to(tl.float64))
 
 
 @triton.jit
@@ -188,19 +187,64 @@ def logit_of(key, step: tl.constexpr):
 
 
 @triton.jit
-def above(row, vocab_size, key, base, temperature, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many logits of a row have at least this key, or the sum of their weights."""
-    sums = tl.zeros([BLOCK], dtype=tl.int32 if COUNTS else tl.float64)
+def above(
+    row, vocab_size, low, middle, high, base, sharpness, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """How many logits of a row have at least each of three keys, and (WEIGHTS) the sums of their weights."""
+    count_low, count_middle, count_high = (tl.zeros([BLOCK], dtype=tl.int32),) * 3
+    sum_low, sum_middle, sum_high = (tl.zeros([BLOCK], dtype=tl.float32),) * 3
     for begin in range(0, vocab_size, BLOCK):
         token = begin + tl.arange(0, BLOCK)
         values = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
-        taken = (ordered(values) >= key) & (token < vocab_size)
-        if COUNTS:
-            sums += taken.to(tl.int32)
+        keys = ordered(values)
+        is_low = (keys >= low) & (token < vocab_size)
+        count_low += is_low.to(tl.int32)
+        count_middle += (keys >= middle).to(tl.int32)
+        count_high += (keys >= high).to(tl.int32)
+        if WEIGHTS:
+            weights = tl.exp((values - base) * sharpness)
+            sum_low += tl.where(is_low, weights, 0.0)
+            sum_middle += tl.where(keys >= middle, weights, 0.0)
+            sum_high += tl.where(keys >= high, weights, 0.0)
+    counts = tl.sum(count_low, 0), tl.sum(count_middle, 0), tl.sum(count_high, 0)
+    return counts, (tl.sum(sum_low, 0), tl.sum(sum_middle, 0), tl.sum(sum_high, 0))
+
+
+@triton.jit
+def last_key(
+    row, vocab_size, found, beyond, count_found, wanted, base, sharpness,
+    WEIGHTS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest key above which there are still `wanted` logits, or (WEIGHTS) weights, and the number of logits there.
+
+    `found` is known to have enough, `beyond` not. Each pass over the row quarters the range; the search ends when at most one logit is left in it.
+    """
+    count_beyond = tl.full([], 0, dtype=tl.int32)
+    while (beyond - found > 1) & (count_found - count_beyond > 1):
+        quarter = tl.maximum((beyond - found) >> 2, 1)
+        low = found + quarter
+        middle = tl.minimum(low + quarter, beyond)
+        high = tl.minimum(middle + quarter, beyond)
+        counts, sums = above(
+            row, vocab_size, low << STEP, middle << STEP, high << STEP, base, sharpness, WEIGHTS, BLOCK
+        )
+        if WEIGHTS:
+            enough_low, enough_middle, enough_high = sums[0] >= wanted, sums[1] >= wanted, sums[2] >= wanted
         else:
-            weights = tl.exp(tl.div_rn(values, temperature) - tl.div_rn(base, temperature))
-            sums += tl.where(taken, weights, 0.0).to(tl.float64)
-    return tl.sum(sums, 0)
+            enough_low, enough_middle, enough_high = counts[0] >= wanted, counts[1] >= wanted, counts[2] >= wanted
+        if enough_high & (high < beyond):
+            found, count_found = high, counts[2]
+        elif enough_middle & (middle < beyond):
+            found, count_found = middle, counts[1]
+            beyond, count_beyond = high, tl.where(high < beyond, counts[2], count_beyond)
+        elif enough_low:
+            found, count_found = low, counts[0]
+            beyond, count_beyond = middle, tl.where(middle < beyond, counts[1], count_beyond)
+        else:
+            beyond, count_beyond = low, counts[0]
+        if (WEIGHTS == 0) & (count_found == wanted):  # exactly these are taken
+            beyond = found + 1
+    return found, count_found
 
 
 @triton.jit
@@ -208,58 +252,37 @@ def threshold_kernel(
     logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
     BITS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the smallest logit that min-p, top-k and top-p leave, by halving the range of the ordered keys. A key of 16-bit logits has 16 bits that count."""
+    """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys. A key of 16-bit logits has 16 bits that count."""
     row = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + row)
     own = row_numbers(numbers, seat)
-    temperature = row_temperature(numbers, seat)
+    sharpness = row_sharpness(numbers, seat)
     top_p, min_p = tl.load(own + TOP_P), tl.load(own + MIN_P)
     limit = tl.load(own + TOP_K).to(tl.int32)
     limit = tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
     split = tl.arange(0, SPLITS)
     maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
     firsts = tl.load(best_tokens + row * splits + split, mask=split < splits, other=2147483647)
+    sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
     base, best_token = largest(maxima, firsts)
-    is_greedy = tl.load(own + TEMPERATURE) == 0.0
+    total = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp((maxima - base) * sharpness), 0.0), 0).to(tl.float32)
     start = logits + row * stride
     step: tl.constexpr = 32 - BITS
-    top = ordered(base).to(tl.int64) >> step
+    end = (ordered(base).to(tl.int64) >> step) + 1
     found = tl.full([], -2147483648, dtype=tl.int64) >> step  # keys from here on are taken; all of them at first
-    limited = (limit < vocab_size) & (seat >= 0) & (is_greedy == 0)
-    if limited:  # the largest key that still leaves `limit` logits
-        beyond = top + 1
-        while beyond - found > 1:
-            middle = (found + beyond) >> 1
-            if above(start, vocab_size, middle << step, base, temperature, True, BLOCK) >= limit:
-                found = middle
-            else:
-                beyond = middle
-    if (top_p < 1.0) & (seat >= 0) & (is_greedy == 0):
-        if limited:  # equal logits at the limit: only as many of them count as it leaves
-            next_key = (found + 1) << step
-            has_next = found < top
-            more = tl.full([], 0.0, dtype=tl.float64)
-            count = tl.full([], 0, dtype=tl.int32)
-            if has_next:
-                more = above(start, vocab_size, next_key, base, temperature, False, BLOCK)
-                count = above(start, vocab_size, next_key, base, temperature, True, BLOCK)
-            at_limit = tl.exp(tl.div_rn(logit_of(found, step), temperature) - tl.div_rn(base, temperature))
-            total = more + (limit - count).to(tl.float64) * at_limit
-        else:
-            scale = tl.exp(tl.div_rn(maxima, temperature) - tl.div_rn(base, temperature))
-            sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-            total = tl.sum(tl.where(maxima > float("-inf"), sums * scale, 0.0), 0)
-        wanted = top_p.to(tl.float64) * total
-        beyond = top + 1
-        while beyond - found > 1:
-            middle = (found + beyond) >> 1
-            if above(start, vocab_size, middle << step, base, temperature, False, BLOCK) >= wanted:
-                found = middle
-            else:
-                beyond = middle
+    count = vocab_size
+    is_drawn = (seat >= 0) & (tl.load(own + TEMPERATURE) != 0.0) & (tl.abs(base) < float("inf"))
+    if is_drawn & (limit < vocab_size):
+        found, count = last_key(start, vocab_size, found, end, count, limit, base, sharpness, False, step, BLOCK)
+        if top_p < 1.0:  # of equal logits at the limit only as many count as it leaves
+            key = found << step
+            _, weights = above(start, vocab_size, key, key, key, base, sharpness, True, BLOCK)
+            total = weights[0] - tl.maximum(count - limit, 0) * tl.exp((logit_of(found, step) - base) * sharpness)
+    if is_drawn & (top_p < 1.0):
+        found, count = last_key(start, vocab_size, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
     is_free = (found << step) == -2147483648
     threshold = tl.where(is_free, float("-inf"), logit_of(found, step))
-    lowest = tl.where(min_p > 0.0, base + temperature * tl.log(min_p), float("-inf"))
+    lowest = tl.where(min_p > 0.0, base + tl.div_rn(tl.log(min_p), sharpness), float("-inf"))
     tl.debug_barrier()  # the maxima are read before the first is replaced
     tl.store(thresholds + row, tl.maximum(threshold, lowest))
     tl.store(best_tokens + row * splits, best_token)
@@ -293,7 +316,7 @@ def draw_kernel(
     """One row: the split in which the cumulative sum passes the random number, then the token."""
     row = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + row)
-    temperature = row_temperature(numbers, seat)
+    sharpness = row_sharpness(numbers, seat)
     split = tl.arange(0, SPLITS)
     has_split = split < splits
     if FILTERED:
@@ -303,7 +326,7 @@ def draw_kernel(
         maxima = tl.load(biggest + row * splits + split, mask=has_split, other=float("-inf"))
         firsts = tl.load(best_tokens + row * splits + split, mask=has_split, other=2147483647)
         base, best_token = largest(maxima, firsts)
-        scale = tl.exp(tl.div_rn(maxima, temperature) - tl.div_rn(base, temperature))
+        scale = tl.exp((maxima - base) * sharpness)
         sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
         sums = tl.where(maxima > float("-inf"), sums * scale, 0.0)
     cumulative = tl.cumsum(sums, 0)
@@ -322,8 +345,7 @@ def draw_kernel(
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     if FILTERED:
         inside = inside & (values >= tl.load(thresholds + row))
-    scaled = tl.div_rn(values, temperature) - tl.div_rn(base, temperature)
-    weights = tl.where(inside, tl.exp(scaled), 0.0).to(tl.float64)
+    weights = tl.where(inside, tl.exp((values - base) * sharpness), 0.0).to(tl.float64)
     has_weight = weights > 0.0
     passed_here = tl.cumsum(weights, 0) + before <= target
     first = tl.min(tl.where(has_weight & ~passed_here, token, 2147483647), 0)

@@ -1,0 +1,88 @@
+"""Story 5: the operator is restarted, upgraded and rolled back, and its leader killed, beside a running job and a deployment under load: no pod restarts, no request fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.charts.helm import NAMESPACE, STOKER
+from e2e.charts.release import Releases
+from e2e.stories.installation import IMAGES, VALUES
+from e2e.stories.operator_pods import OperatorPods
+from e2e.stories.story import Object, Story
+from tests.stories.load import Load
+from tests.stories.manifests import claim, corpus, deployment, job
+
+NEXT = {**IMAGES, "control": {**IMAGES["control"], "tag": "e2e-next"}}
+STEPS = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": 100, "checkpoint.maxToKeep": 2}
+ENOUGH = 5
+"""Answers to wait for after each change."""
+
+
+@pytest.fixture
+def operator(story: Story, releases: Releases) -> Iterator[OperatorPods]:
+    """The operator as it was installed, before and after."""
+    yield OperatorPods(story)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
+
+
+def test_pods_and_requests_know_nothing_of_the_operators_restarts(
+    story: Story, operator: OperatorPods, releases: Releases
+) -> None:
+    story.apply(corpus(), claim("checkpoints"), claim("logs"), job("long", STEPS))
+    story.wait("TrainingJob", "long", lambda found: saved(found) > 0, "a first save", 120)
+    story.apply(
+        deployment("teller", {"checkpointRef": {"name": story.all("Checkpoint", job="long")[0]["metadata"]["name"]}})
+    )
+    story.wait_for_phase("InferenceDeployment", "teller", "Serving", timeout_s=90)
+    before = runs(story)
+    assert len(before) == 3
+
+    with Load(address(story, "teller"), "teller", lengths=(16, 64)) as load:
+        operator.restart()
+        goes_on(story, load)
+
+        killed = operator.holder()
+        story.kill(operator.leader())
+        story.wait_until(lambda: operator.holder() not in ("", killed), "led by another", 60)
+        goes_on(story, load)
+
+        releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, "images": NEXT})
+        assert operator.image() == "localhost/stoker/control:e2e-next"
+        goes_on(story, load)
+
+    assert load.failures == []
+    assert runs(story) == before, "no pod was restarted or replaced"
+    status = story.status("TrainingJob", "long")
+    assert (status["attempt"]["number"], status.get("restarts", 0)) == (0, 0)
+    assert len(load.fingerprints) == 1
+
+
+def goes_on(story: Story, load: Load) -> None:
+    """Requests are answered, and the operator works: a new save of the job becomes a Checkpoint."""
+    answers, step = len(load.answers), saved(story.get("TrainingJob", "long"))
+    story.wait_until(lambda: load.failures or len(load.answers) >= answers + ENOUGH, f"{ENOUGH} more answers")
+    story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}", 90)
+
+
+def saved(found: Object) -> int:
+    """The step of the job's newest verified checkpoint."""
+    return int(((found.get("status") or {}).get("newestVerifiedCheckpoint") or {}).get("step", 0))
+
+
+def runs(story: Story) -> dict[str, tuple[str, int, str]]:
+    """Name of a pod -> its uid, restarts and the start of its container; task pods left out."""
+    found = {}
+    for pod in story.pods():
+        if pod["metadata"]["labels"]["stoker.dev/role"] != "task":
+            (container,) = pod["status"]["containerStatuses"]
+            began = container["state"].get("running", {}).get("startedAt", "")
+            found[pod["metadata"]["name"]] = (pod["metadata"]["uid"], container["restartCount"], began)
+    return found
+
+
+def address(story: Story, service: str) -> str:
+    """A Service's own address: this machine reaches it as a pod does."""
+    spec = story.get("Service", service)["spec"]
+    return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"

@@ -156,7 +156,7 @@ class Run:
         set_threads(self.config)
         begin = time.perf_counter()
         ops, self.attention = make_ops(self.config, device)
-        decoder = Decoder(self.model, ops, device="meta")
+        self.decoder = decoder = Decoder(self.model, ops, device="meta")
         start = Start(decoder, 0, lambda _done, _total: None)
         self.zero = make_zero(self.config, decoder, communicator, device, start.fill)
         recompute = self.config.memory.activation_checkpointing == "full"
@@ -172,10 +172,16 @@ class Run:
         begin = time.perf_counter()
         self.steps += 1
         batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
-        targets = self.row.sequence * self.row.sequences * self.row.micro_batches * self.communicator.size
-        result = self.train_step(self.steps, batches, self.row.micro_batches, targets, 1e-4, Wishes())
+        result = self.train_step(
+            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, Wishes()
+        )
         self.losses.append((result.loss, result.grad_norm))
         return time.perf_counter() - begin
+
+    def wished(self, wishes: Wishes) -> bool:
+        """Whether any rank wishes a save (collective; waits for the device)."""
+        mine = torch.tensor([float(wishes.save)], device=self.device)
+        return bool(self.communicator.exchange(mine).max() > 0)
 
     @property
     def tokens(self) -> int:
@@ -322,22 +328,21 @@ def work(options: argparse.Namespace) -> None:
                 print("RESULT " + json.dumps(facts), flush=True)
 
 
-def spawn(options: argparse.Namespace) -> list[dict[str, Any]]:
+def spawn(script: str, gpus: int, more: list[str]) -> list[dict[str, Any]]:
+    """Run this command line again, once per GPU; what rank 0 found."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     ranks = []
-    for rank in range(options.gpus):
+    for rank in range(gpus):
+        place = {"RANK": rank, "WORLD_SIZE": gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {
             **os.environ,
+            **{name: str(value) for name, value in place.items()},
             "CUDA_VISIBLE_DEVICES": str(rank),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(options.gpus),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "8",
         }
-        command = [sys.executable, __file__, *sys.argv[1:], "--rank"]
+        command = [sys.executable, script, *sys.argv[1:], *more, "--rank"]
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True)
         )
@@ -357,6 +362,9 @@ def spawn(options: argparse.Namespace) -> list[dict[str, Any]]:
 def show(facts: dict[str, Any]) -> None:
     if "error" in facts:
         print(f"{facts['run']}: {facts['error']}", flush=True)
+        return
+    if "saves" in facts:
+        print(json.dumps(facts, indent=1), flush=True)
         return
     print(
         f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, peak {facts['peak_gib']} GiB "
@@ -394,7 +402,7 @@ def main() -> None:
     if options.rank:
         work(options)
         return
-    found = spawn(options)
+    found = spawn(__file__, options.gpus, [])
     facts = {"bench": "trainer_gpu", "torch": torch.__version__, "results": found}
     if options.out is not None:
         (options.out / f"trainer_gpu-{options.gpus}-{int(time.time())}.json").write_text(json.dumps(facts))

@@ -38,19 +38,19 @@ def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
     beacon = team.beacon
     assert isinstance(beacon, RecordingBeacon)
     saver = Saver(CheckpointRoot(Path(folder)), "0a1b2c3d", team.save_group, beacon, {"config.json": b"{}"}, keep=None)
-    saver.start(plan(1), half(rank, 1.0))
+    saver.start(plan(1), lambda: half(rank, 1.0))
     first = saver.wait()
     if rank == 1:  # a disk on which only small files fit
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    saver.start(plan(2, requests=("wanted",) if rank == 0 else ()), half(rank, 2.0))
+    saver.start(plan(2, requests=("wanted",) if rank == 0 else ()), lambda: half(rank, 2.0))
     second = saver.wait()
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    saver.start(plan(3), half(rank, 3.0))
+    saver.start(plan(3), lambda: half(rank, 3.0))
     third = saver.wait()
-    saver.start(plan(3), half(rank, 4.0))
+    saver.start(plan(3), lambda: half(rank, 4.0))
     return {"problems": [first, second, third, saver.wait()], "events": beacon.events}
 
 

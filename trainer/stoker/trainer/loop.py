@@ -15,7 +15,7 @@ from stoker.trainer.data.batch import MicroBatch
 from stoker.trainer.metrics import MetricLog, StepClock
 from stoker.trainer.saver import SavePlan, Saver, StorageFailed
 from stoker.trainer.schedule import learning_rate
-from stoker.trainer.snapshot import host_pieces, state_tensors
+from stoker.trainer.snapshot import Snapshots, state_tensors
 from stoker.trainer.train_step import ForwardPass, StepResult, TrainStep, validation_loss
 from stoker.trainer.wishes import Inbox, Wishes
 from stoker.trainer.zero import Zero
@@ -73,6 +73,7 @@ class Loop:
         self._forward = forward
         self._zero = zero
         self._parts = parts
+        self._snapshots = Snapshots(zero, parts)
         self._saver = saver
         self._beacon = beacon
         self._inbox = inbox
@@ -90,6 +91,7 @@ class Loop:
             StorageFailed: the last save could not be written.
         """
         self._beacon.phase("FirstStep")
+        self._snapshots.prepare()
         while self.progress.step < self.total_steps:
             result = self._step()
             self._validate_if_due()
@@ -170,7 +172,7 @@ class Loop:
         if reason is None:
             return
         self._beacon.phase("Saving")
-        self._saver.start(self._plan(reason), host_pieces(self._zero, self._parts))
+        self._saver.start(self._plan(reason), self._snapshots.take)
         if not self._config.checkpoint.async_save:
             self._saver.wait()
         self._beacon.phase("Training")

@@ -1,4 +1,4 @@
-"""Saves while training goes on: every rank writes its own pieces in a thread, rank 0 commits, reads back and reports.
+"""Saves while training goes on: every rank writes its own pieces in a thread, rank 0 commits and reports, and all read back.
 
 A save has one snapshot in host memory; the training may change its tensors as soon as `start` returns. One save is in flight at a time.
 """
@@ -6,7 +6,7 @@ A save has one snapshot in host memory; the training may change its tensors as s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,10 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> None:
-        """Begin to write; waits for the save before it."""
+    def start(self, plan: SavePlan, take: Callable[[], Iterable[HostPiece]]) -> None:
+        """Wait for the save before it, `take` the pieces, and begin to write them as they come."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(plan, pieces), name=f"save-{plan.step}")
+        self._thread = threading.Thread(target=self._run, args=(plan, take()), name=f"save-{plan.step}")
         self._thread.start()
 
     def wait(self) -> str | None:
@@ -92,7 +92,7 @@ class Saver:
             self._thread = None
         return self._error
 
-    def _run(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> None:
+    def _run(self, plan: SavePlan, pieces: Iterable[HostPiece]) -> None:
         name = folder_name(plan.step, self._writer)
         event = SaveEvent(
             id=plan.requests[0] if plan.requests else name,
@@ -118,7 +118,7 @@ class Saver:
         self._answer(plan.requests, event)
         self._retain()
 
-    def _write(self, plan: SavePlan, pieces: Sequence[HostPiece]) -> Published:
+    def _write(self, plan: SavePlan, pieces: Iterable[HostPiece]) -> Published:
         """Every rank writes, rank 0 publishes; raises StorageFailed on every rank when any rank failed."""
         staging, problem = self._group.broadcast(
             _attempt(lambda: str(self._root.begin(plan.step, self._writer)), self._leads)
@@ -136,7 +136,7 @@ class Saver:
             raise StorageFailed(problem)
         return Published(**published)
 
-    def _write_pieces(self, staging: Path, pieces: Sequence[HostPiece]) -> list[dict[str, Any]]:
+    def _write_pieces(self, staging: Path, pieces: Iterable[HostPiece]) -> list[dict[str, Any]]:
         with PieceWriter(staging, f"rank-{self._group.rank:05d}.bin") as writer:
             for piece in pieces:
                 writer.add(piece.tensor, piece.box, piece.flat, piece.data)
@@ -154,11 +154,10 @@ class Saver:
         return vars(self._root.publish(staging, manifest))
 
     def _read_back(self, published: Published) -> bool:
-        """Rank 0 reads everything again; the others learn what it found."""
-        good, problem = _attempt(
-            lambda: verify(self._root.root / published.folder_name, published.digest).ok, self._leads
-        )
-        good = bool(self._group.broadcast(good and problem is None))
+        """Every rank reads a share of all that was written, another one's where there are several; all learn what was found."""
+        folder, share = self._root.root / published.folder_name, (self._group.rank, self._group.size)
+        found = self._group.gather(_attempt(lambda: verify(folder, published.digest, share=share).ok, True))
+        good = bool(self._group.broadcast(all(good is True for good, _ in found)))
         self._verified[published.folder_name] = good
         return good
 

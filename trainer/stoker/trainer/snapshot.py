@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
+from stoker.trainer.communicator import Pending
 from stoker.trainer.piece_map import shard_pieces, state_names
+from stoker.trainer.pinned import pinned_memory
 from stoker.trainer.saver import HostPiece
 from stoker.trainer.zero import STATE_KINDS, BucketState, Zero
 
@@ -22,16 +25,69 @@ def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
     return [TensorInfo(name, shape, "float32") for name, shape in state_names(parts).items()]
 
 
-def host_pieces(zero: Zero, parts: Sequence[Part]) -> list[HostPiece]:
-    """A copy of this rank's shards, cut by tensor. Later updates do not reach it."""
-    pieces = []
-    for state in zero.states:
-        host = {kind: _to_host(shard) for kind, shard in state.shards().items()}
-        for item in shard_pieces(state.bucket, zero.communicator.rank, parts):
-            for kind in STATE_KINDS:
-                tensor = TensorInfo(f"{kind}.{item.name}", item.shape, "float32")
-                pieces.append(HostPiece(tensor, item.box, item.flat, host[kind][item.start : item.end].numpy()))
-    return pieces
+class Snapshots:
+    """Copies of this rank's shards in host memory, cut by tensor: one at a time.
+
+    On a GPU the memory is page-locked and allocated once; the copy goes on beside the next forward and backward, bucket by bucket, and only the next
+    update waits for it, on the device. On the CPU the copy is made at once.
+    """
+
+    def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
+        self._zero = zero
+        self._pieces = [shard_pieces(state.bucket, zero.communicator.rank, parts) for state in zero.states]
+        device = zero.states[0].master.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._memory: Future[list[dict[str, Tensor]]] | None = None
+
+    def prepare(self) -> None:
+        """Begin to allocate the memory, in a thread: locking many gigabytes takes seconds. Without this the first snapshot waits for it."""
+        if self._stream is not None and self._memory is None:
+            allocator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+            self._memory = allocator.submit(self._allocate)
+            allocator.shutdown(wait=False)
+
+    @property
+    def ready(self) -> bool:
+        """A snapshot would not wait for memory."""
+        return self._stream is None or (self._memory is not None and self._memory.done())
+
+    def take(self) -> Iterator[HostPiece]:
+        """The state as it is now, whatever is done to it later. The pieces come as they arrive, in any thread; they live until the next `take`."""
+        states = self._zero.states
+        if self._stream is None:
+            host = [{kind: shard.detach().clone() for kind, shard in state.shards().items()} for state in states]
+            return self._cut(host, [None] * len(host))
+        self.prepare()
+        assert self._memory is not None
+        memory = self._memory.result()
+        return self._cut(memory, [self._copy(state, host) for state, host in zip(states, memory, strict=True)])
+
+    def _allocate(self) -> list[dict[str, Tensor]]:
+        return [
+            {kind: pinned_memory(shard.numel()) for kind, shard in state.shards().items()}
+            for state in self._zero.states
+        ]
+
+    def _copy(self, state: BucketState, host: dict[str, Tensor]) -> torch.cuda.Event:
+        stream, device = self._stream, state.master.device
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for kind, shard in state.shards().items():
+                host[kind].copy_(shard.detach(), non_blocking=True)
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        state.hold(Pending(lambda: torch.cuda.current_stream(device).wait_event(copied)))
+        return copied
+
+    def _cut(self, host: Sequence[dict[str, Tensor]], copied: Sequence[torch.cuda.Event | None]) -> Iterator[HostPiece]:
+        for shards, event, items in zip(host, copied, self._pieces, strict=True):
+            if event is not None:
+                event.synchronize()
+            for item in items:
+                for kind in STATE_KINDS:
+                    tensor = TensorInfo(f"{kind}.{item.name}", item.shape, "float32")
+                    yield HostPiece(tensor, item.box, item.flat, shards[kind][item.start : item.end].numpy())
 
 
 def load_state(
@@ -75,7 +131,3 @@ def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Seq
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(f"{reader.folder} is a checkpoint of another model: {'; '.join(problems[:3])}{more}")
-
-
-def _to_host(shard: Tensor) -> Tensor:
-    return shard.detach().to("cpu", copy=True)

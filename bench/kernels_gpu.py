@@ -315,7 +315,7 @@ def works(ops: Ops) -> Iterator[Work]:
 
 UNCAPTURED = ("cross_entropy",)
 """They wait for the host or hold autograd's own streams: timed by events."""
-TWINLESS = ("sample top", "cross_entropy")
+TWINLESS = ("sample", "cross_entropy", "adam_")
 """torch's way waits for the device or does not fit."""
 
 

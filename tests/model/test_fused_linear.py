@@ -71,6 +71,26 @@ def check_invariance(device: str, outputs: int, depth: int, counts: tuple[int, .
         assert torch.equal(tiled_linear.product(x[-count:], weight), whole[-count:]), f"last {count} rows"
 
 
+def check_gradient_places(device: str) -> None:
+    """Weights' gradients go into the buffers that their owner gives, and are those very buffers."""
+    from stoker.model.kernels.fused import kernels
+
+    x = fresh(6, 32, dtype=F32, device=device)
+    weights = [torch.nn.Parameter(fresh(rows, 32, dtype=F32, device=device)) for rows in (32, 9)]
+    places = [torch.full_like(weight, float("nan"), requires_grad=False) for weight in weights]
+    for weight, place in zip(weights, places, strict=True):
+        weight.gradient_place = place.detach  # type: ignore[attr-defined]
+    hidden = kernels.linear(x, weights[0], None)
+    targets, ones = torch.arange(6, device=device), torch.ones(6, device=device)
+    kernels.cross_entropy(hidden, weights[1], targets, ones, 0, None)[0].backward()  # type: ignore[no-untyped-call]
+    twins = [weight.detach().double().requires_grad_() for weight in weights]
+    F.cross_entropy(x.double() @ twins[0].t() @ twins[1].t(), targets, reduction="sum").backward()
+    for weight, place, twin in zip(weights, places, twins, strict=True):
+        assert weight.grad is not None
+        assert weight.grad.data_ptr() == place.data_ptr()
+        close(place, twin.grad, F32)  # type: ignore[arg-type]
+
+
 def check_cross_entropy(
     device: str, shape: Shape, dtype: torch.dtype, deterministic: bool, rows_each: int, on_host: bool
 ) -> None:
@@ -196,6 +216,11 @@ def test_output_layer_and_loss_agree(
 
 
 @pytest.mark.gpu
+def test_gradients_of_weights_go_where_their_owner_wants_them() -> None:
+    check_gradient_places("cuda")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 def test_logprobs_of_loss_and_of_log_softmax_have_the_same_bits(dtype: torch.dtype) -> None:
     check_parity("cuda", 150, 32003, 256, dtype)
@@ -213,6 +238,7 @@ def test_losses_agree_when_interpreted() -> None:
         for shape in SMALL_LOSSES
         for deterministic in (False, True)
     ]
+    calls.append((check_gradient_places, ("cpu",)))  # type: ignore[arg-type]
     calls.append((check_group, ("cpu", 5, 12, 16)))  # type: ignore[arg-type]
     interpreted.run([*calls, (check_parity, ("cpu", 3, 9, 16, F32))])
 

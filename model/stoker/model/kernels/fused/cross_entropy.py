@@ -6,7 +6,6 @@ T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from stoker.model.kernels.fused.linear import Place, Product, gradient_place
 from stoker.model.kernels.fused.log_softmax import row_statistics
 
-CHUNK_BYTES = 1100 * 2**20
-"""Logits of one chunk: 4,096 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
+CHUNK_BYTES = 2200 * 2**20
+"""Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
 ROW_MULTIPLE = 128
 BLOCK = 4096
-
-Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def chunked_cross_entropy(
@@ -76,6 +74,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
+        ctx.place = gradient_place(weight_VD)
         chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
         for chunk in chunks:
             logits = product(hidden_TD[chunk], weight_VD)
@@ -97,12 +96,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, _grad_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("cross_entropy: backward ran before; its gradients were scaled in place and are gone")
-        gradients, ctx.gradients = ctx.gradients, None
-        wanted = [
-            scale_(gradient, grad_loss) if needed else None
-            for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
-        ]
-        return (*wanted, *(None,) * 7)
+        (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        return (
+            scale_(grad_hidden, grad_loss) if needs_hidden else None,
+            scaled_weight_gradient(grad_weight, grad_loss, ctx.place) if needs_weight else None,
+            *(None,) * 7,
+        )
 
 
 def add_product(total: Tensor | None, grad_nV: Tensor, hidden_nD: Tensor, is_only: bool) -> Tensor:
@@ -161,6 +161,11 @@ def softmax_in_place(
         softmax_kernel[(logits_nV.shape[0],)](
             *arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, num_warps=8
         )
+
+
+def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, place: Place | None) -> Tensor:
+    buffer = None if place is None else place()
+    return scale_(grad_VD, factor) if buffer is None else torch.mul(grad_VD, factor, out=buffer)
 
 
 def scale_(x: Tensor, factor: Tensor) -> Tensor:

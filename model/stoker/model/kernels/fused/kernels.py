@@ -10,7 +10,7 @@ from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
-from stoker.model.kernels.fused.linear import linear, pack
+from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
 from stoker.model.kernels.fused.rotation import rotate, rotate_and_write
@@ -47,7 +47,3 @@ def cross_entropy(
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return chunked_cross_entropy(plain_product, hidden_TD, weight_VD, targets_T, weights_T, first_token, group)
-
-
-def plain_product(a_nd: Tensor, b_ed: Tensor) -> Tensor:
-    return a_nd @ b_ed.t()

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BACKWARD_PROGRAMS = 264
-"""Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on T alone."""
+BACKWARD_ELEMENTS = 132 * 16384
+"""Columns of all programs of the backward pass together. Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on the shape alone."""
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -104,8 +104,9 @@ def backward(
     grad, grad_x = grad_TD.reshape(-1, columns).contiguous(), torch.empty_like(total)
     if not total.numel():
         return grad_x.view(total_TD.shape), torch.zeros_like(weight_D)
-    rows_each = triton.cdiv(total.shape[0], BACKWARD_PROGRAMS)
-    programs, block = triton.cdiv(total.shape[0], rows_each), triton.next_power_of_2(columns)
+    block = triton.next_power_of_2(columns)
+    rows_each = triton.cdiv(total.shape[0], max(132, BACKWARD_ELEMENTS // block))
+    programs = triton.cdiv(total.shape[0], rows_each)
     partial = torch.empty(programs, columns, dtype=torch.float32, device=total.device)
     backward_kernel[(programs,)](
         grad,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 HEADS = 8
 """Heads of one program."""
+WARPS = 2
 BACKWARD_TOKENS = 16
 """Tokens of one program of the backward pass: it adds the norms' gradients over them."""
 
@@ -157,7 +158,7 @@ def launch(
         WRITES=writes,
         HEADS=HEADS,
         HALF=triton.next_power_of_2(max(head_dim // 2, 1)),
-        num_warps=2,
+        num_warps=WARPS,
     )
 
 
@@ -193,7 +194,7 @@ def backward_of_one(
         TOKENS=BACKWARD_TOKENS,
         HEADS=HEADS,
         HALF=triton.next_power_of_2(max(head_dim // 2, 1)),
-        num_warps=2,
+        num_warps=WARPS,
     )
     return grad_x, partial.sum(0).to(weight.dtype)
 

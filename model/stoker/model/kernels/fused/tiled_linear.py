@@ -6,12 +6,14 @@ T rows, D input size, E output size.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from stoker.model.kernels.fused.linear import Linear
 
 GROUP = 8
 """Row tiles that share the weight's tiles in the cache."""
@@ -25,32 +27,28 @@ class Tile(NamedTuple):
     stages: int
 
 
-FEW = Tile(64, 64, 128, 4, 4)
-"""Up to 64 rows: the weight's bytes count, so many small programs."""
-MANY = Tile(128, 256, 64, 8, 3)
+TILES = {
+    16: Tile(16, 32, 256, 4, 4),
+    32: Tile(32, 32, 256, 4, 3),
+    64: Tile(64, 64, 128, 4, 4),
+    1024: Tile(128, 128, 64, 8, 4),
+}
+"""By the most rows that each is for. All give the same bits, as a test holds: the chain over the columns does not depend on the tile."""
+MANY = Tile(256, 128, 64, 8, 3)
 WIDE = Tile(64, 64, 32, 4, 3)
 """float32, whose products are not for tensor cores."""
 
 
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     needs_grad = torch.is_grad_enabled() and (x_TD.requires_grad or weight_ED.requires_grad)
-    y_TE: Tensor = RowTiledLinear.apply(x_TD, weight_ED) if needs_grad else product(x_TD, weight_ED)
+    y_TE: Tensor = Linear.apply(x_TD, weight_ED, product) if needs_grad else product(x_TD, weight_ED)
     return y_TE if bias_E is None else y_TE + bias_E
 
 
-class RowTiledLinear(torch.autograd.Function):
-    """Forward: x @ W^T in tiles. Backward: plain products."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-        ctx.save_for_backward(x_TD, weight_ED)
-        return product(x_TD, weight_ED)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x_TD, weight_ED = ctx.saved_tensors
-        needs_x, needs_weight = ctx.needs_input_grad
-        return grad_TE @ weight_ED if needs_x else None, grad_TE.t() @ x_TD if needs_weight else None
+def tile_for(num_rows: int, dtype: torch.dtype) -> Tile:
+    if dtype is torch.float32:
+        return WIDE
+    return next((tile for limit, tile in TILES.items() if num_rows <= limit), MANY)
 
 
 def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
@@ -60,7 +58,7 @@ def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
     y_TE = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not y_TE.numel():
         return y_TE
-    tile = WIDE if x.dtype is torch.float32 else FEW if num_rows <= FEW.rows else MANY
+    tile = tile_for(num_rows, x.dtype)
     grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs),)
     product_kernel[grid](
         x,

@@ -21,7 +21,7 @@ def key_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
         return TileConfig(rows=32, keys=32, num_warps=4, num_stages=1)
     if head_dim > 128:
         return TileConfig(rows=32, keys=64, num_warps=4, num_stages=1)
-    return TileConfig(rows=64, keys=128, num_warps=8, num_stages=2)
+    return TileConfig(rows=64, keys=128, num_warps=8, num_stages=3)
 
 
 def query_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
@@ -29,7 +29,7 @@ def query_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
         return TileConfig(rows=32, keys=32, num_warps=4, num_stages=1)
     if head_dim > 128:
         return TileConfig(rows=64, keys=32, num_warps=4, num_stages=1)
-    return TileConfig(rows=128, keys=64, num_warps=8, num_stages=2)
+    return TileConfig(rows=128, keys=64, num_warps=8, num_stages=3)
 
 
 def attend_backward(
@@ -160,18 +160,20 @@ def key_kernel(
     grad_k = tl.zeros((BLOCK_N, H), tl.float32)
     grad_v = tl.zeros((BLOCK_N, H), tl.float32)
     rows = tl.arange(0, BLOCK_M)
-    heads = kv_head * G + rows % G
+    q_offsets = (rows // G) * stride_qt + (rows % G) * stride_qh
+    row_offsets = (rows // G) * NUM_HEADS + rows % G
     last = seq_len
     if HAS_WINDOW:
         last = tl.minimum(seq_len, first + BLOCK_N - 1 + window)
     for m in range(first // TILE_QUERIES * TILE_QUERIES, last, TILE_QUERIES):
         queries = m + rows // G
         is_row = (rows < TILE_QUERIES * G) & (queries < seq_len)
-        query_tokens = (start + queries).to(tl.int64)
-        q = load_rows(q_ptr, query_tokens * stride_qt + heads * stride_qh, is_row, HEAD_DIM, H, True)
-        grad = load_rows(grad_ptr, (query_tokens * NUM_HEADS + heads) * HEAD_DIM, is_row, HEAD_DIM, H, True)
-        lse = tl.load(lse_ptr + query_tokens * NUM_HEADS + heads, mask=is_row, other=0.0)
-        inner = tl.load(inner_ptr + query_tokens * NUM_HEADS + heads, mask=is_row, other=0.0)
+        token = tl.cast(start + m, tl.int64)
+        first_row = token * NUM_HEADS + kv_head * G
+        q = load_rows(q_ptr + token * stride_qt + kv_head * G * stride_qh, q_offsets, is_row, HEAD_DIM, H, True)
+        grad = load_rows(grad_ptr + first_row * HEAD_DIM, row_offsets * HEAD_DIM, is_row, HEAD_DIM, H, True)
+        lse = tl.load(lse_ptr + first_row + row_offsets, mask=is_row, other=0.0)
+        inner = tl.load(inner_ptr + first_row + row_offsets, mask=is_row, other=0.0)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         visible = (keys[:, None] <= queries[None, :]) & is_row[None, :]
         if HAS_WINDOW:
@@ -241,15 +243,17 @@ def query_kernel(
     lse = tl.load(lse_ptr + out_rows, mask=is_row, other=0.0)
     inner = tl.load(inner_ptr + out_rows, mask=is_row, other=0.0)
     grad_q = tl.zeros((BLOCK_M, H), tl.float32)
+    k_offsets = tl.arange(0, BLOCK_N) * stride_kt
+    v_offsets = tl.arange(0, BLOCK_N) * stride_vt
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(first - window + 1, 0) // BLOCK_N * BLOCK_N
     for n in range(begin, tl.minimum(first + TILE_QUERIES, seq_len), BLOCK_N):
         keys = n + tl.arange(0, BLOCK_N)
         is_key = keys < seq_len
-        key_tokens = (start + keys).to(tl.int64)
-        k = load_rows(k_ptr, key_tokens * stride_kt + kv_head * stride_kh, is_key, HEAD_DIM, H, True)
-        v = load_rows(v_ptr, key_tokens * stride_vt + kv_head * stride_vh, is_key, HEAD_DIM, H, True)
+        token = tl.cast(start + n, tl.int64)
+        k = load_rows(k_ptr + token * stride_kt + kv_head * stride_kh, k_offsets, is_key, HEAD_DIM, H, True)
+        v = load_rows(v_ptr + token * stride_vt + kv_head * stride_vh, v_offsets, is_key, HEAD_DIM, H, True)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         visible = keys[None, :] <= queries[:, None]
         if HAS_WINDOW:

@@ -15,26 +15,24 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
-from stoker.model.kernels.fused.attention.splits import MAX_SPLITS, DecodeScratch, num_splits
-from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step
+from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits, split_keys
+from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step, tile_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How the keys are cut."""
+    """How a split's keys are taken."""
 
     keys: int
     """Keys of one tile."""
-    split_keys: int
-    """A split has at least so many keys; a multiple of `keys`."""
     num_warps: int
     num_stages: int
 
 
 def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
     if dtype is torch.float32 or head_dim > 128:
-        return DecodeConfig(keys=32, split_keys=128, num_warps=4, num_stages=2)
-    return DecodeConfig(keys=64, split_keys=128, num_warps=4, num_stages=3)
+        return DecodeConfig(keys=32, num_warps=4, num_stages=2)
+    return DecodeConfig(keys=64, num_warps=2, num_stages=3)
 
 
 def attend_decode(
@@ -50,6 +48,7 @@ def attend_decode(
     window: int | None,
     out_TNH: Tensor | None = None,
     config: DecodeConfig | None = None,
+    min_keys: int | None = None,
 ) -> Tensor:
     """out_TNH, whose row i is sequence i's query; further rows are not touched. k and v are [blocks, block_size, K, H] views of one layer. A sequence of length 0 gives zeros."""
     check_scale(scale)
@@ -72,6 +71,7 @@ def attend_decode(
         block_tables,
         scale * LOG2_E,
         0 if window is None else window,
+        split_keys(num_sequences, num_kv_heads) if min_keys is None else min_keys,
         q_TNH.stride(0),
         q_TNH.stride(1),
         k.stride(0),
@@ -90,8 +90,6 @@ def attend_decode(
         PRECISION=precision(q_TNH.dtype),
         BLOCK_M=max(16, triton.next_power_of_2(group)),
         BLOCK_N=config.keys,
-        MIN_KEYS=config.split_keys,
-        MAX_SPLITS=MAX_SPLITS,
         HEADS=triton.next_power_of_2(group),
         PARTS=max(1, 32 // triton.next_power_of_2(group)),
         num_warps=config.num_warps,
@@ -100,7 +98,7 @@ def attend_decode(
     return out_TNH
 
 
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["seq_lens_ptr", "tables_ptr"])
+@triton.jit(do_not_specialize=["window", "min_keys"], do_not_specialize_on_alignment=["seq_lens_ptr", "tables_ptr"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -113,6 +111,7 @@ def decode_kernel(
     tables_ptr,
     scale_log2,
     window,
+    min_keys,
     stride_qt,
     stride_qh,
     stride_kb,
@@ -131,8 +130,6 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -145,7 +142,7 @@ def decode_kernel(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
-    wanted = tl.minimum(tl.cdiv(seq_len - begin, MIN_KEYS), splits)
+    wanted = tl.minimum(tl.cdiv(seq_len - begin, min_keys), splits)
     split_keys = tl.cdiv(tl.cdiv(seq_len - begin, tl.maximum(wanted, 1)), BLOCK_N) * BLOCK_N
     active = tl.cdiv(seq_len - begin, tl.maximum(split_keys, 1))  # rounding up may leave splits without keys
     if split >= tl.maximum(active, 1):
@@ -163,11 +160,13 @@ def decode_kernel(
     out = tl.zeros((BLOCK_M, H), tl.float32)
     biggest = tl.full((BLOCK_M,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    blocks = tile_blocks(first, end, table, BLOCK_SIZE, BLOCK_N)
     for n in range(first, end, BLOCK_N):
+        k_place, k_offsets = key_places(n, blocks, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        v_place, v_offsets = key_places(n, blocks, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        blocks = tile_blocks(n + BLOCK_N, end, table, BLOCK_SIZE, BLOCK_N)
         keys = n + tl.arange(0, BLOCK_N)
-        k_place, k_offsets = key_places(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
         k = load_rows(k_ptr + kv_head * stride_kh + k_place, k_offsets, keys < end, HEAD_DIM, H, True)
-        v_place, v_offsets = key_places(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
         v = load_rows(v_ptr + kv_head * stride_vh + v_place, v_offsets, keys < end, HEAD_DIM, H, True)
         visible = (keys < end)[None, :]
         if HAS_WINDOW:
@@ -200,7 +199,6 @@ def decode_kernel(
                 G,
                 HEAD_DIM,
                 H,
-                MAX_SPLITS,
                 HEADS,
                 PARTS,
             )
@@ -218,36 +216,34 @@ def combine(
     G: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Weigh the parts of one sequence and kv head by their maxima and add them, some at a time."""
+    """Weigh the parts of one sequence and kv head by their maxima and add them, some at a time and in their order."""
     heads = tl.arange(0, HEADS)
     columns = tl.arange(0, H)
-    splits = tl.arange(0, MAX_SPLITS)
-    all_rows = (first_part + splits)[:, None] * G + heads[None, :]
-    is_there = (splits < active)[:, None] & (heads < G)[None, :]
-    biggest = tl.load(part_sums_ptr + all_rows, mask=is_there, other=LOWEST, cache_modifier=".cg")
-    total = tl.load(part_sums_ptr + num_parts + all_rows, mask=is_there, other=0.0, cache_modifier=".cg")
-    highest = tl.max(biggest, 0)
-    sums = tl.sum(tl.exp2(biggest - highest[None, :]) * total, 0)
     out = tl.zeros((HEADS, H), tl.float32)
+    biggest = tl.full((HEADS,), LOWEST, tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
     for begin in range(0, active, PARTS):
         parts = begin + tl.arange(0, PARTS)
         part_rows = (first_part + parts)[:, None] * G + heads[None, :]
         is_part = (parts < active)[:, None] & (heads < G)[None, :]
-        weight = tl.exp2(
-            tl.load(part_sums_ptr + part_rows, mask=is_part, other=LOWEST, cache_modifier=".cg") - highest[None, :]
-        )
-        part = tl.load(
+        part_biggest = tl.load(part_sums_ptr + part_rows, mask=is_part, other=LOWEST, cache_modifier=".cg")
+        part_total = tl.load(part_sums_ptr + num_parts + part_rows, mask=is_part, other=0.0, cache_modifier=".cg")
+        part_out = tl.load(
             part_out_ptr + part_rows[:, :, None] * HEAD_DIM + columns[None, None, :],
             mask=is_part[:, :, None] & (columns < HEAD_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        out += tl.sum(part * weight[:, :, None], 0)
-    out = out / tl.where(sums > 0, sums, 1.0)[:, None]
+        new_biggest = tl.maximum(biggest, tl.max(part_biggest, 0))
+        weights = tl.exp2(part_biggest - new_biggest[None, :])
+        shrink = tl.exp2(biggest - new_biggest)
+        total = total * shrink + tl.sum(part_total * weights, 0)
+        out = out * shrink[:, None] + tl.sum(part_out * weights[:, :, None], 0)
+        biggest = new_biggest
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
         out_ptr + (first_row + heads)[:, None] * HEAD_DIM + columns[None, :],
         out.to(out_ptr.dtype.element_ty),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.model.kernels.fused.attention.tile import find_sequence, key_places, load_rows, softmax_step
+from stoker.model.kernels.fused.attention.tile import find_sequence, key_places, load_rows, softmax_step, tile_blocks
 
 LOWEST = tl.constexpr(-1.0e30)
 """A running maximum below every score, yet finite: a row that has seen nothing makes no NaN."""
@@ -196,16 +196,19 @@ def forward_kernel(
     biggest = tl.full((BLOCK_M,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     keys = tl.arange(0, BLOCK_N)
+    blocks = tile_blocks(begin, end, table, BLOCK_SIZE, BLOCK_N)
     for n in range(begin, all_visible, BLOCK_N):  # every row sees every key
-        k_place, k_offsets = key_places(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k_place, k_offsets = key_places(n, blocks, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        v_place, v_offsets = key_places(n, blocks, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        blocks = tile_blocks(n + BLOCK_N, end, table, BLOCK_SIZE, BLOCK_N)
         k = load_rows(k_base + k_place, k_offsets, keys < BLOCK_N, HEAD_DIM, H, False)
-        v_place, v_offsets = key_places(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
         v = load_rows(v_base + v_place, v_offsets, keys < BLOCK_N, HEAD_DIM, H, False)
         out, biggest, total = softmax_step(q, k, v, out, biggest, total, keys, scale_log2, False, PRECISION)
     for n in range(all_visible, end, BLOCK_N):  # the diagonal, or a window
-        k_place, k_offsets = key_places(n, end, table, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        k_place, k_offsets = key_places(n, blocks, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N)
+        v_place, v_offsets = key_places(n, blocks, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
+        blocks = tile_blocks(n + BLOCK_N, end, table, BLOCK_SIZE, BLOCK_N)
         k = load_rows(k_base + k_place, k_offsets, n + keys < end, HEAD_DIM, H, True)
-        v_place, v_offsets = key_places(n, end, table, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N)
         v = load_rows(v_base + v_place, v_offsets, n + keys < end, HEAD_DIM, H, True)
         visible = (n + keys)[None, :] <= positions[:, None]
         if HAS_WINDOW:

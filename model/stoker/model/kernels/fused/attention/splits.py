@@ -16,6 +16,12 @@ def num_splits(num_rows: int, num_kv_heads: int) -> int:
     return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
 
 
+def split_keys(num_rows: int, num_kv_heads: int) -> int:
+    """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way through memory."""
+    programs = num_rows * num_kv_heads
+    return 128 if programs <= 64 else 256 if programs <= 512 else 512
+
+
 class DecodeScratch:
     """Made once for a size, so that graphs keep the addresses; launches that follow one another on a stream may share it."""
 

@@ -25,21 +25,31 @@ def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
 
 
 @triton.jit
-def key_places(begin, end, table, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where keys begin.. lie, in elements: (int64 place of the tile, [BLOCK_N] offsets of its rows from there). BLOCK_SIZE 0: one after another; else through the block table, of which ids beyond `end` are not read."""
+def tile_blocks(begin, end, table, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The block of the tile of keys at `begin`, or of each of its keys where blocks are smaller. Nothing beyond `end` is read, and there the answer is any block. Asked for one tile ahead, it costs no wait."""
+    if BLOCK_SIZE == 0:
+        blocks = tl.cast(begin, tl.int32)
+    elif BLOCK_SIZE % BLOCK_N == 0:
+        blocks = tl.load(table + tl.minimum(begin, tl.maximum(end - 1, 0)) // BLOCK_SIZE)
+    else:
+        keys = begin + tl.arange(0, BLOCK_N)
+        blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    return blocks
+
+
+@triton.jit
+def key_places(begin, blocks, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the keys of a tile lie, in elements: (int64 place of the tile, [BLOCK_N] offsets of its rows from there). BLOCK_SIZE 0: one after another; else in the given blocks."""
     rows = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE == 0:
         place = tl.cast(begin, tl.int64) * stride_row
         offsets = rows * stride_row
     elif BLOCK_SIZE % BLOCK_N == 0:  # the tile lies in one block
-        block = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
-        place = block * stride_block + (begin % BLOCK_SIZE) * stride_row
+        place = blocks.to(tl.int64) * stride_block + (begin % BLOCK_SIZE) * stride_row
         offsets = rows * stride_row
     else:
         place = tl.cast(begin, tl.int64) * 0
-        keys = begin + rows
-        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
-        offsets = block * stride_block + (keys % BLOCK_SIZE) * stride_row
+        offsets = blocks.to(tl.int64) * stride_block + ((begin + rows) % BLOCK_SIZE) * stride_row
     return place, offsets
 
 

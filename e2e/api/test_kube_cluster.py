@@ -182,6 +182,23 @@ def test_a_status_is_replaced_as_a_whole(plane: Plane) -> None:
     tell(plane, story)
 
 
+def test_a_revision_that_leaves_the_applied_list_goes_whole(plane: Plane) -> None:
+    """The pool is made by POST, which owns what an apply does not change."""
+
+    async def story(cluster: KubeCluster) -> None:
+        made = pool("rolled", replicas=3)
+        await cluster.create(made)
+        one, two = made["spec"]["revisions"][0], {"name": "two", "share": 100, "template": {"config": {}, "pod": {}}}
+        spec: Object = {"maxSurge": 1}
+        for revisions in ([two, {**one, "share": 0}], [two]):
+            await cluster.apply({**made, "spec": {**spec, "revisions": revisions}}, manager="stoker-operator")
+        found = await cluster.get("EnginePool", NAMESPACE, "rolled")
+        assert [(item["name"], item["share"]) for item in found["spec"]["revisions"]] == [("two", 100)]
+        assert found["spec"]["replicas"] == 3
+
+    tell(plane, story)
+
+
 def test_a_deleted_gated_pod_is_gone_at_once(plane: Plane) -> None:
     async def story(cluster: KubeCluster) -> None:
         pod = await cluster.create(gated_pod("brief"))

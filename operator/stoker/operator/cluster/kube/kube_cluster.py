@@ -13,6 +13,7 @@ from typing import Any
 from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.kube.connection import JSON, Connection
 from stoker.operator.cluster.kube.errors import error_of
+from stoker.operator.cluster.kube.ownership import owned_by_apply
 from stoker.operator.cluster.kube.paths import collection, selector, single
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.cluster.seam import (
@@ -29,14 +30,16 @@ from stoker.operator.cluster.seam import (
 from stoker.operator.plan import Call, Object, Ref
 
 MANAGER = "stoker-operator"
+REPLICAS = ("spec", "replicas")
+"""Written through /scale, never applied."""
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_LIST = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 WATCH_S = 290
 """After so long the server ends a watch, and it is begun anew."""
-SILENCE_S = 75.0
-"""Bookmarks come about once a minute; a connection that is silent for longer is dead."""
+SILENCE_S = 120.0
+"""Bookmarks come every 60 to 75 s; a connection that is silent for longer is dead."""
 MAX_ADDRESSES = 10_000
 TRIES = 5
 
@@ -55,7 +58,7 @@ class KubeCluster:
     """Every call is one request, with few exceptions that say so."""
 
     def __init__(
-        self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 250
+        self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
     ) -> None:
         self.connection = connection
         self.pods = pods
@@ -136,6 +139,8 @@ class KubeCluster:
 
     async def apply(self, body: Object, *, manager: str) -> Object:
         kind = _kind(body["kind"])
+        if kind.scale:
+            await self._take_over(body, manager)
         return await self.connection.request(
             "PATCH",
             single(kind, _namespace(body), body["metadata"]["name"]),
@@ -144,6 +149,27 @@ class KubeCluster:
             body=body,
             content_type=APPLY_PATCH,
         )
+
+    async def _take_over(self, body: Object, manager: str) -> None:
+        """An object with /scale is made by POST, which gives it its replicas; before the first apply its other fields become the applier's."""
+        for _ in range(TRIES):
+            try:
+                live = await self.get(body["kind"], _namespace(body), body["metadata"]["name"])
+            except NotFound:
+                return
+            metadata = live["metadata"]
+            owned = owned_by_apply(metadata.get("managedFields") or (), manager, REPLICAS)
+            if owned is None:
+                return
+            ref = Ref(body["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+            try:
+                await self.patch(
+                    ref, {"metadata": {"resourceVersion": metadata["resourceVersion"], "managedFields": owned}}
+                )
+            except Conflict:
+                continue
+            return
+        raise Conflict(f"{body['kind']} {_namespace(body)}/{body['metadata']['name']} changes all the time")
 
     async def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
         guarded = {**body, "metadata": {**(body.get("metadata") or {}), "uid": ref.uid}}

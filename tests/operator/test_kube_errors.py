@@ -65,7 +65,7 @@ def test_how_long_to_wait_is_taken_from_header_or_details(
 
 @pytest.mark.parametrize("text", ["<html>bad gateway</html>", "", "[1]", "3"])
 def test_an_answer_that_is_no_status_is_its_own_message(text: str) -> None:
-    assert status_of(text) == {"message": text}
+    assert status_of(text.encode()) == {"message": text}
 
 
 def test_paths_of_core_named_and_cluster_wide_kinds() -> None:

@@ -67,8 +67,7 @@ def _set_up_logs(config: OperatorConfig) -> None:
     if config.log_format == "json":
         for handler in root.handlers:
             handler.setFormatter(JsonLines())
-    for noisy in ("httpx", "httpcore"):  # one line per poll otherwise
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(max(root.level, logging.WARNING))  # a line per event otherwise
 
 
 if __name__ == "__main__":

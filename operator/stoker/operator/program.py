@@ -68,7 +68,11 @@ class Program:
         self._lease = lease
         terms = Terms(config.lease.duration_s, config.lease.renew_deadline_s, config.lease.retry_s)
         self.elector = Elector(lease, self.identity, terms, self.clock)
-        self.shell = Shell(self.access, self._wake, namespaces=config.namespaces) if config.wake_ups else None
+        self.shell = (
+            Shell(self.access, self._wake, namespaces=config.namespaces, kinds=config.wake_ups)
+            if config.wake_ups
+            else None
+        )
         self.server = Server(self._app(), bind_tcp(config.listen.host, config.listen.port))
 
     async def run(self, stop: asyncio.Event) -> None:

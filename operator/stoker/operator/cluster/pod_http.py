@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import httpx
+import aiohttp
 
 from stoker.operator.clock import Clock
 from stoker.operator.cluster.seam import PodRefused, PodUnreachable
@@ -15,10 +15,12 @@ from stoker.pod.control_key import sign
 
 CALL_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1 << 20
+MAX_CONNECTIONS = 256
+IDLE_S = 15.0
 
 
 class PodHttp:
-    """One client for all pods. `new_token_id` never repeats."""
+    """One client for all pods, used from one event loop. `new_token_id` never repeats."""
 
     def __init__(
         self, private_key: bytes, clock: Clock, new_token_id: Callable[[], str], *, poll_timeout_s: float = 5.0
@@ -27,18 +29,18 @@ class PodHttp:
         self.clock = clock
         self.new_token_id = new_token_id
         self.poll_timeout_s = poll_timeout_s
-        self._client = httpx.AsyncClient(trust_env=False)  # a proxy has no business between operator and pod
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def poll(self, url: str) -> Mapping[str, Any]:
         """The pod's `/status`. Raises PodUnreachable."""
-        try:
-            answer = await self._client.get(f"{url}/status", timeout=self.poll_timeout_s)
-        except httpx.HTTPError as error:
-            raise PodUnreachable(f"{url}/status: {error or type(error).__name__}") from error
-        return _json(f"{url}/status", answer, PodUnreachable)
+        where = f"{url}/status"
+        status, content = await self._ask(where, "GET", where, self.poll_timeout_s)
+        return _json(where, status, content, PodUnreachable)
 
     async def call(self, url: str, call: Call) -> Mapping[str, Any]:
         """A control call with its token. Raises PodUnreachable, PodRefused."""
@@ -54,13 +56,39 @@ class PodHttp:
         )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         where = f"{call.method} {call.path} of pod {call.pod.namespace}/{call.pod.name}"
+        status, content = await self._ask(where, call.method, f"{url}{call.path}", CALL_TIMEOUT_S, body, headers)
+        return _json(where, status, content, PodRefused)
+
+    async def _ask(
+        self,
+        where: str,
+        method: str,
+        url: str,
+        seconds: float,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and content, at most one byte more than is allowed. Raises PodUnreachable."""
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            answer = await self._client.request(
-                call.method, f"{url}{call.path}", content=body, headers=headers, timeout=CALL_TIMEOUT_S
-            )
-        except httpx.HTTPError as error:
+            async with self._client().request(
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                content = bytearray()
+                async for chunk in answer.content.iter_any():
+                    content += chunk
+                    if len(content) > MAX_ANSWER_BYTES:
+                        break
+                return answer.status, bytes(content)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise PodUnreachable(f"{where}: {error or type(error).__name__}") from error
-        return _json(where, answer, PodRefused)
+
+    def _client(self) -> aiohttp.ClientSession:
+        """No proxy has any business between operator and pod."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=IDLE_S)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        return self._session
 
 
 def http_port(pod: Object) -> int | str:
@@ -75,13 +103,13 @@ def http_port(pod: Object) -> int | str:
     return "http" if any(port.get("name") == "http" for port in ports) else int(ports[0]["containerPort"])
 
 
-def _json(where: str, answer: httpx.Response, refusal: type[PodRefused | PodUnreachable]) -> Mapping[str, Any]:
-    if answer.status_code >= 300:
-        raise refusal(f"{where}: {answer.status_code} {answer.text[:400]}")
-    if len(answer.content) > MAX_ANSWER_BYTES:
-        raise refusal(f"{where}: an answer of {len(answer.content)} bytes is too long")
+def _json(where: str, status: int, content: bytes, refusal: type[PodRefused | PodUnreachable]) -> Mapping[str, Any]:
+    if status >= 300:
+        raise refusal(f"{where}: {status} {content[:400].decode(errors='replace')}")
+    if len(content) > MAX_ANSWER_BYTES:
+        raise refusal(f"{where}: an answer of more than {MAX_ANSWER_BYTES} bytes is too long")
     try:
-        body = answer.json()
+        body = json.loads(content)
     except ValueError as error:
         raise refusal(f"{where}: the answer is not JSON") from error
     if not isinstance(body, dict):

@@ -89,12 +89,12 @@ class Connection:
         """
         await self.limit.take()
         asked = _Asked(method, path, resource, query, body, content_type, accept, timeout_s or self.timeout_s)
-        code, headers, text = await self._send(asked)
+        code, headers, content = await self._send(asked)
         if code == 401 and await self._renew():
-            code, headers, text = await self._send(asked)
+            code, headers, content = await self._send(asked)
         if code >= 400:
-            raise error_of(code, status_of(text), headers, asked.where)
-        return _decoded(text, asked.where)
+            raise error_of(code, status_of(content), headers, asked.where)
+        return _decoded(content, asked.where)
 
     async def stream(
         self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float, accept: str = JSON
@@ -110,10 +110,10 @@ class Connection:
             response = await self._open_response(asked, timeout)
             try:
                 if response.status >= 400:
-                    text = (await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace")
+                    content = await response.content.read(MAX_ERROR_BYTES)
                     if response.status == 401:
                         await self._renew()
-                    raise error_of(response.status, status_of(text), response.headers, asked.where)
+                    raise error_of(response.status, status_of(content), response.headers, asked.where)
                 async for line in _lines(response.content, asked.where):
                     yield _decoded(line, asked.where)
             finally:
@@ -121,7 +121,7 @@ class Connection:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
 
-    async def _send(self, asked: _Asked) -> tuple[int, Mapping[str, str], str]:
+    async def _send(self, asked: _Asked) -> tuple[int, Mapping[str, str], bytes]:
         started = time.monotonic()
         code = 0
         timeout = aiohttp.ClientTimeout(total=asked.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -129,10 +129,10 @@ class Connection:
             response = await self._open_response(asked, timeout)
             try:
                 code = response.status
-                text = await response.text(errors="replace")
+                content = await response.read()
             finally:
                 response.release()
-            return code, response.headers, text
+            return code, response.headers, content
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
         finally:
@@ -208,9 +208,9 @@ async def _lines(content: aiohttp.StreamReader, where: str) -> AsyncIterator[byt
         raise ClusterError(f"{where}: the watch broke off inside an event")
 
 
-def _decoded(text: str | bytes, where: str) -> Object:
+def _decoded(content: bytes, where: str) -> Object:
     try:
-        body = json.loads(text)
+        body = json.loads(content)
     except ValueError as error:
         raise ClusterError(f"{where}: the answer is not JSON") from error
     if not isinstance(body, dict):

@@ -46,8 +46,9 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
     return ServerError(message) if code >= 500 else ClusterError(message)
 
 
-def status_of(text: str) -> Mapping[str, Any]:
+def status_of(content: bytes) -> Mapping[str, Any]:
     """The `Status` in an answer's body; whatever else is there (a proxy's page) becomes its message."""
+    text = content.decode(errors="replace")
     try:
         body = json.loads(text)
     except ValueError:

@@ -22,7 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     """0 after an orderly end, 75 when the state folder is taken."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     options = Options(state=given.state, addresses=given.addresses, leash=given.leash)
     admission = Admission(definition(info) for info in KIND_INFOS)
     try:

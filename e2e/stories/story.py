@@ -53,15 +53,17 @@ class Story:
         self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
 
     def end(self) -> None:
-        """Deletes the namespace; everything in it must go by itself.
+        """Deletes everything of ours, then the namespace; all of it must go by itself.
 
         Raises:
             AssertionError: something does not go.
         """
-        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
-        self.wait_until(
-            lambda: self.api.get(f"/api/v1/namespaces/{self.namespace}") is None, f"namespace {self.namespace} gone", 90
-        )
+        for kind in OURS:
+            self.api.delete(f"/{self._path(kind)}")
+        self.wait_until(lambda: not any(self.all(kind) for kind in (*OURS, "Pod")), "everything deleted", 90)
+        path = f"/api/v1/namespaces/{self.namespace}"
+        self.api.delete(path)
+        self.wait_until(lambda: self.api.get(path) is None, f"namespace {self.namespace} gone", 60)
 
     def close(self) -> None:
         """Closes the connection to the API server."""

@@ -72,10 +72,10 @@ def saved(found: Object) -> int:
 
 
 def runs(story: Story) -> dict[str, tuple[str, int, str]]:
-    """Name of a pod -> its uid, restarts and the start of its container; task pods left out."""
+    """Name of a pod of ours -> its uid, restarts and the start of its container; task pods left out."""
     found = {}
-    for pod in story.pods():
-        if pod["metadata"]["labels"]["stoker.dev/role"] != "task":
+    for role in ("trainer", "engine", "router"):
+        for pod in story.pods(role=role):
             (container,) = pod["status"]["containerStatuses"]
             began = container["state"].get("running", {}).get("startedAt", "")
             found[pod["metadata"]["name"]] = (pod["metadata"]["uid"], container["restartCount"], began)

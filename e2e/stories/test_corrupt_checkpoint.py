@@ -1,0 +1,61 @@
+"""Story 3: the newest checkpoint is damaged on disk. The resume uses the one before and says so; the Checkpoint turns Corrupt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.stories.story import Object, Story, phase
+from tests.stories.manifests import claim, corpus, job
+
+EVERY = 20
+RUN = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": EVERY, "checkpoint.maxToKeep": 5}
+
+
+def test_a_resume_passes_over_a_damaged_checkpoint_and_says_so(story: Story) -> None:
+    story.apply(corpus(), claim("checkpoints"), claim("logs"), job("train", RUN))
+    story.wait("TrainingJob", "train", lambda found: len(verified(story)) >= 2, "saved twice", 120)
+    story.patch("TrainingJob", "train", {"run": {"suspend": True}})
+    story.wait_for_phase("TrainingJob", "train", "Suspended")
+    *_, before, newest = verified(story)
+
+    flip_a_bit(story.folder("checkpoints") / "train" / newest["status"]["folder"])
+    story.patch("TrainingJob", "train", {"run": {"suspend": False}})
+
+    resumed_older = story.wait(
+        "TrainingJob", "train", lambda found: found["status"]["attempt"]["number"] == 2, "resumed older"
+    )
+    status = resumed_older["status"]
+    failure = status["attempts"][0]["failure"]
+    assert (failure["cause"], failure["action"]) == ("CheckpointCorrupt", "ResumeOlder")
+    assert newest["status"]["folder"] in failure["detail"]
+    assert status["attempt"]["resumedFrom"]["folder"] == before["status"]["folder"]
+    assert status["lostSteps"] == newest["status"]["step"] - before["status"]["step"]
+    [said] = story.events("TrainingJob", "train")["CheckpointCorrupt"]
+    assert said.endswith("ResumeOlder")
+
+    damaged = story.wait_for_phase("Checkpoint", newest["metadata"]["name"], "Corrupt")
+    assert "corrupt" in damaged["status"]["message"]
+    assert story.condition("Checkpoint", newest["metadata"]["name"], "Verified")["status"] == "False"
+    assert phase(story.get("Checkpoint", before["metadata"]["name"])) == "Complete"
+    step = before["status"]["step"]
+    story.wait(
+        "TrainingJob",
+        "train",
+        lambda found: (found["status"]["newestVerifiedCheckpoint"] or {})["step"] > step,
+        "further",
+        90,
+    )
+
+
+def verified(story: Story) -> list[Object]:
+    """The job's verified Checkpoints by step."""
+    found = [item for item in story.all("Checkpoint", job="train") if item.get("status", {}).get("verifiedAt")]
+    return sorted(found, key=lambda item: int(item["status"]["step"]))
+
+
+def flip_a_bit(folder: Path) -> None:
+    """In the middle of the largest file of a checkpoint, as a bad disk does."""
+    file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)

@@ -1,0 +1,37 @@
+"""Story 7: a job that cannot be placed says which resource is missing; when a node with capacity joins, it starts."""
+
+from __future__ import annotations
+
+from e2e.cluster.spec import NodeSpec
+from e2e.stories.story import Object, Story
+from tests.stories.manifests import claim, corpus, job
+
+LARGE = {"workers.gpusPerPod": 8, "workers.ranksPerPod": 1, "runtime.device": "cpu", "training.totalSteps": 40}
+HEAVY = {"workers.resources": {"requests": {"memory": "900Gi"}}}
+
+
+def test_a_job_says_which_resource_is_missing_and_starts_when_a_node_brings_it(story: Story) -> None:
+    story.apply(corpus(), claim("checkpoints"), claim("logs"), job("large", LARGE), job("heavy", HEAVY))
+
+    large = story.wait("TrainingJob", "large", lambda found: "nvidia.com/gpu" in message(found), "waiting for GPUs")
+    heavy = story.wait("TrainingJob", "heavy", lambda found: "memory" in message(found), "waiting for memory")
+    assert message(large) == (
+        "1 of 1 pods wait: WaitingForGPUs: 2 of 3 nodes lack nvidia.com/gpu, 1 had untolerated taint(s)"
+    )
+    assert "2 of 3 nodes lack memory" in message(heavy)
+    assert [found["status"]["phase"] for found in (large, heavy)] == ["Pending", "Pending"]
+    assert story.condition("TrainingJob", "large", "Ready")["status"] == "False"
+    assert story.condition("TrainingJob", "large", "Ready")["reason"] == "WaitingForGPUs"
+    assert story.condition("TrainingJob", "large", "Stalled") == {}, "waiting for capacity is no mistake"
+
+    story.cluster.add_node(NodeSpec(name="node-large", gpus=8))
+
+    story.wait_for_phase("TrainingJob", "large", "Completed", timeout_s=120)
+    [pod] = story.pods(job="large")
+    assert pod["spec"]["nodeName"] == "node-large"
+    assert story.status("TrainingJob", "large")["restarts"] == 0
+    assert story.status("TrainingJob", "heavy")["phase"] == "Pending"
+
+
+def message(found: Object) -> str:
+    return str((found.get("status") or {}).get("message") or "")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.pods import waiting_reason
-from stoker.operator.waiting import condensed, missing_volume, waiting
+from stoker.operator.waiting import condensed, missing_volume, mounting, waiting
 
 SCHEDULER = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, "
@@ -104,3 +104,22 @@ def test_a_volume_without_its_object_is_named() -> None:
     assert missing_volume(spec, {"Secret": {"other"}}) == "Secret api-keys does not exist (volume keys)"
     assert missing_volume(spec, {"Secret": {"api-keys"}}) is None
     assert missing_volume(spec, {}) is None
+
+
+def test_a_scheduled_pod_that_cannot_be_prepared_says_what_has_to_be_mounted() -> None:
+    spec = {
+        "volumes": [
+            {"name": "stoker-config", "configMap": {"name": "ours"}},
+            {"name": "keys", "secret": {"secretName": "api", "items": [{"key": "missing", "path": "keys"}]}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "models"}},
+        ]
+    }
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "PodReadyToStartContainers", "status": "False"},
+    ]
+    line = "waiting for the node to mount Secret api (key missing), PersistentVolumeClaim models"
+    assert mounting(pod(conditions=conditions), spec) == line
+    assert mounting(pod(conditions=conditions), {}) is None
+    assert mounting(pod(conditions=conditions[:1]), spec) is None
+    assert mounting(unscheduled(SCHEDULER), spec) is None

@@ -63,6 +63,26 @@ def missing_volume(pod_spec: Mapping[str, Any], present: Mapping[str, set[str]])
     return None
 
 
+def mounting(pod: Object, pod_spec: Mapping[str, Any]) -> str | None:
+    """What the node has to mount before a scheduled pod can start; the cluster says no more than that it has not yet."""
+    conditions = {found["type"]: found["status"] for found in pod.get("status", {}).get("conditions", ())}
+    if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") != "False":
+        return None
+    named = [_mount(volume) for volume in pod_spec.get("volumes") or ()]
+    text = ", ".join(found for found in named if found)
+    return f"waiting for the node to mount {text}"[:LONGEST] if text else None
+
+
+def _mount(volume: Mapping[str, Any]) -> str:
+    """`Secret keys (key a, key b)`; what we make ourselves is not worth a word."""
+    source = next(iter(_sources(volume)), None)
+    if source is None or (source[0] == "ConfigMap" and str(volume.get("name")).startswith("stoker-")):
+        return ""
+    items = (volume.get("secret") or volume.get("configMap") or {}).get("items") or ()
+    keys = ", ".join(f"key {item.get('key')}" for item in items)
+    return f"{source[0]} {source[1]}" + (f" ({keys})" if keys else "")
+
+
 def _of_containers(containers: Iterable[Mapping[str, Any]]) -> Waiting | None:
     for container in containers:
         found = (container.get("state") or {}).get("waiting")

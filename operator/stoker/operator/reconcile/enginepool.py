@@ -34,7 +34,7 @@ from stoker.operator.render.engine import (
 from stoker.operator.render.trainer import keys_config_map
 from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
-from stoker.operator.waiting import missing_volume
+from stoker.operator.waiting import missing_volume, mounting
 
 
 def reconcile_enginepool(seen: Observed, settings: Settings, now: datetime) -> Plan:
@@ -227,8 +227,9 @@ def _why_not(view: PoolView) -> str:
     for pod in view.serving:
         report = view.report(pod)
         if not is_ready(pod):
-            missing = missing_volume(view.target.template.pod.get("spec", {}), _present(view))
-            text = missing or waiting_reason(pod) or str((report.body if report else {}).get("message") or "")
+            spec = view.target.template.pod.get("spec", {})
+            unmounted = missing_volume(spec, _present(view)) or mounting(pod, spec)
+            text = unmounted or waiting_reason(pod) or str((report.body if report else {}).get("message") or "")
             return f": {text}" if text else ""
     return ""
 

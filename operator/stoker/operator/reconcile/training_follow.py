@@ -11,7 +11,7 @@ from stoker.operator.pods import PodState, is_ready, pod_state, waiting_reason
 from stoker.operator.reconcile.saves import expired, new_checkpoints
 from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, progress_figures
 from stoker.operator.reconcile.training_view import TrainingView, settle
-from stoker.operator.waiting import waiting
+from stoker.operator.waiting import mounting, waiting
 
 _PHASES = {"Loading": "Starting", "FirstStep": "Starting", "Saving": "Checkpointing"}
 """Phase of the job by phase of the agent; any other is Running."""
@@ -53,7 +53,9 @@ def _judge(view: TrainingView, phase: str) -> tuple[bool, str]:
 def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[str, str | None]:
     pods = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
     if pods:
-        reasons = sorted({reason for pod in pods if (reason := waiting_reason(pod))})
+        rendered = view.job.status.pinned.rendered if view.job.status.pinned else None
+        spec = (rendered or {}).get("pod", {}).get("spec", {})
+        reasons = sorted({reason for pod in pods if (reason := mounting(pod, spec) or waiting_reason(pod))})
         return "Pending", f"{len(pods)} of {len(view.gang)} pods wait: {'; '.join(reasons)}"[:1024]
     if agent_phase is None:
         return _before_report(view)

@@ -16,6 +16,7 @@ from e2e.api.access import read_kubeconfig
 from e2e.api.api_client import ApiClient, Object
 from e2e.cluster import binaries
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.processes import Program
 from e2e.cluster.tools import ETCD, KUBERNETES, KWOK
 
 STAGES = Path(__file__).with_name("kwok_stages.yaml")
@@ -31,11 +32,16 @@ class FakeNodes:
         self.folder = folder
         self.count = count
         self.bin = binaries.find([ETCD, KUBERNETES, KWOK])
-        self.plane = ControlPlane(folder / "control-plane", "bench", controllers=True, scheduler=True)
+        # on a busy machine heartbeats are late, and a lost node would spoil the count
+        patient = ("--node-monitor-grace-period=10m",)
+        self.plane = ControlPlane(
+            folder / "control-plane", "bench", controllers=True, scheduler=True, controller_flags=patient
+        )
+        self.kwok = Program("kwok", folder)
 
     async def __aenter__(self) -> FakeNodes:
         self.plane.start()
-        self.kwok = self._start_kwok()
+        self.kwok.start(self._kwok_command(), detached=False)
         self.kubectl("apply", "--server-side", "-f", str(CRDS))
         self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CRDS))
         self.api = await ApiClient(read_kubeconfig(self.plane.kubeconfig)).__aenter__()
@@ -48,26 +54,23 @@ class FakeNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.api.__aexit__(kind, error, trace)
-        self.kwok.kill()
-        self.kwok.wait()
+        self.kwok.stop(grace_s=0)
         self.plane.stop()
 
     def kubectl(self, *given: str) -> str:
         command = [str(self.bin / "kubectl"), "--kubeconfig", str(self.plane.kubeconfig), *given]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def _start_kwok(self) -> subprocess.Popen[bytes]:
-        command = [
+    def _kwok_command(self) -> list[str]:
+        return [
             str(self.bin / "kwok"),
             f"--kubeconfig={self.plane.kubeconfig}",
             f"--config={STAGES}",
             f"--cidr={POD_RANGE}",
             f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
-            "--node-lease-duration-seconds=200",
+            "--node-lease-duration-seconds=60",
             "--node-ip=127.0.0.1",
         ]
-        with (self.folder / "kwok.log").open("wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
 
     async def _until_ready(self) -> None:
         async with asyncio.timeout(60):
@@ -78,11 +81,12 @@ class FakeNodes:
 class OperatorProcess:
     """`python -m stoker.operator` as users run it, in a process of its own."""
 
-    def __init__(self, config: Path, log: Path) -> None:
+    def __init__(self, config: Path, log: Path, profile: str | None = None) -> None:
         sources = [str(CRDS.parent / root) for root in ("model", "operator")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
         with log.open("wb") as file:
-            command = [sys.executable, "-m", "stoker.operator", "--config", str(config)]
+            profiler = ["-m", "cProfile", "-o", profile] if profile else []
+            command = [sys.executable, *profiler, "-m", "stoker.operator", "--config", str(config)]
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
         self.log = log
 

@@ -89,6 +89,16 @@ class ApiClient:
                 event = json.loads(line)
                 yield event["type"], event["object"]
 
+    async def follow(self, kind: str, namespace: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """Events for ever: the server ends watches, of slow readers also early, and the next one goes on from the last event."""
+        while True:
+            async for change, found in self.watch(kind, namespace, version):
+                if change == "ERROR":
+                    raise ApiRefused(found)
+                version = found["metadata"]["resourceVersion"]
+                if change != "BOOKMARK":
+                    yield change, found
+
     async def ask(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None, kind: str = "json"
     ) -> Object:

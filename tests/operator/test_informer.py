@@ -102,16 +102,21 @@ def test_it_lists_then_follows() -> None:
     asyncio.run(story())
 
 
-def test_a_watch_that_ends_goes_on_without_a_list() -> None:
+def test_a_watch_that_ends_goes_on_without_a_list_and_without_a_rush() -> None:
     async def story() -> None:
         cluster = Watched()
-        store, _, _, task = started(cluster)
-        await settle()
+        store, clock, informer, task = started(cluster)
+        await clock.advance(60)
         cluster.disturb("end")
-        cluster.objects.create(config_map("one"))
         await settle()
+        assert (cluster.lists, cluster.watches, informer.silent_s()) == (1, 2, 0)
+        cluster.disturb("end")
+        await settle()
+        assert cluster.watches == 2
+        cluster.objects.create(config_map("one"))
+        await clock.advance(0.5)
         assert names(store) == ["one"]
-        assert (cluster.lists, cluster.watches) == (1, 2)
+        assert (cluster.lists, cluster.watches) == (1, 3)
         await stop(task)
 
     asyncio.run(story())

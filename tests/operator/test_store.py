@@ -82,7 +82,8 @@ def test_objects_are_found_by_owner_label_and_reference() -> None:
     save["spec"] = {"volumes": [{"name": "c", "configMap": {"name": "one"}}]}
     store.put(save)
     assert store.owned_by("job-uid") == [save]
-    assert store.labelled(JOB_UID, "job-uid") == [save]
+    assert store.labelled(JOB_UID, "job-uid") == store.labelled(JOB_UID, "job-uid", save["kind"]) == [save]
+    assert store.labelled(JOB_UID, "job-uid", "Secret") == []
     assert store.referring_to(KEY) == [save]
     bare = thing("save", 2, kind="Checkpoint")
     store.put(bare)

@@ -54,6 +54,39 @@ def test_a_key_that_is_worked_on_comes_back_after_that() -> None:
     asyncio.run(story())
 
 
+def test_a_key_that_rests_comes_back_after_its_rest_and_stops_no_other() -> None:
+    async def story() -> None:
+        queue, clock = new_queue()
+        queue.add(A)
+        assert await queue.get() == A
+        queue.add(A)
+        queue.done(A, rest_s=2)
+        queue.add(A)
+        queue.add(B)
+        assert await queue.get() == B
+        waiting = asyncio.ensure_future(queue.get())
+        await clock.advance(1.9)
+        assert not waiting.done()
+        await clock.advance(0.2)
+        assert waiting.result() == A
+
+    asyncio.run(story())
+
+
+def test_a_key_that_nobody_wants_is_free_after_its_rest() -> None:
+    async def story() -> None:
+        queue, clock = new_queue()
+        queue.add(A)
+        queue.done(await queue.get(), rest_s=1)
+        assert not queue.idle
+        await clock.advance(1)
+        assert queue.idle
+        queue.add(A)
+        assert await queue.get() == A
+
+    asyncio.run(story())
+
+
 def test_a_delayed_key_comes_when_it_is_due_and_the_earlier_time_holds() -> None:
     async def story() -> None:
         queue, clock = new_queue()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 from stoker.operator.backoff import Jitter, delay_s
 from stoker.operator.clock import Clock
 from stoker.operator.cluster.seam import Cluster, ClusterError, Gone, TooManyRequests, WatchEvent
-from stoker.operator.kept import kept
 from stoker.operator.store import Store, key_of, version_of
 
 log = logging.getLogger(__name__)
 
-MAX_SILENCE_S = 75.0
-"""A watch that brings neither event nor bookmark for so long is taken for dead."""
+MAX_SILENCE_S = 120.0
+"""A watch that brings no event, no bookmark and no end for so long is taken for dead."""
+SHORTEST_WATCH_S = 0.5
+"""A watch that the server ends sooner is begun anew after a pause."""
+EVENTS_AT_ONCE = 32
 LONGEST_BACKOFF_S = 30.0
 
 
@@ -68,7 +69,7 @@ class Informer:
                 await self.clock.sleep(max(delay, min(wait_s, LONGEST_BACKOFF_S)))
 
     async def _list(self) -> str:
-        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=kept)
+        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.keep)
         version = int(listing.resource_version)
         self.store.replace(self.kind, listing.items, version, self.namespace)
         self._hear()
@@ -76,33 +77,43 @@ class Informer:
         return listing.resource_version
 
     async def _watch(self, version: str) -> str:
-        """Take events until the server ends the watch; the version to go on from."""
-        events = self.cluster.watch(self.kind, version, namespace=self.namespace)
-        while True:
-            event = await self._next(events)
-            if event is None:
-                return version
-            self._take(event)
-            self._hear()
-            version = event.object["metadata"]["resourceVersion"]
-
-    async def _next(self, events: AsyncIterator[WatchEvent]) -> WatchEvent | None:
-        """The next event, or None when the watch ended.
+        """Take events until the server ends the watch; the version to go on from.
 
         Raises:
             ClusterError: the watch failed, or was silent for too long.
         """
-        following = asyncio.ensure_future(anext(events, None))
-        silence = asyncio.ensure_future(self.clock.sleep(MAX_SILENCE_S))
+        begun = self.clock.monotonic()
+        following = asyncio.ensure_future(self._follow(version))
         try:
-            await asyncio.wait((following, silence), return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                raise ClusterError(f"the watch was silent for {MAX_SILENCE_S:g} s")
-            return following.result()
+            while not following.done():
+                left_s = max(begun, self._heard_at) + MAX_SILENCE_S - self.clock.monotonic()
+                if left_s <= 0:
+                    raise ClusterError(f"the watch was silent for {MAX_SILENCE_S:g} s")
+                silence = asyncio.ensure_future(self.clock.sleep(left_s))
+                try:
+                    await asyncio.wait((following, silence), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    silence.cancel()
+            version = following.result()
+            self._hear()
+            if self.clock.monotonic() - begun < SHORTEST_WATCH_S:
+                await self.clock.sleep(SHORTEST_WATCH_S)
+            return version
         finally:
-            silence.cancel()
-            if not following.done():
-                following.cancel()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, version: str) -> str:
+        """Take every event; others get their turn now and then, however many there are."""
+        taken = 0
+        async for event in self.cluster.watch(self.kind, version, namespace=self.namespace):
+            self._take(event)
+            self._hear()
+            version = event.object["metadata"]["resourceVersion"]
+            taken += 1
+            if taken % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return version
 
     def _take(self, event: WatchEvent) -> None:
         if event.type == "BOOKMARK":

@@ -48,7 +48,7 @@ def interested(store: Store, changed: Object) -> set[Key]:
         keys |= _keys(found for found in store.referring_to(job) if found["kind"] == "InferenceDeployment")
     if changed["kind"] == "InferenceDeployment" or _role(changed) == "router":
         uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
-        keys |= _keys(found for found in store.labelled(DEPLOYMENT_UID, uid) if found["kind"] == "EnginePool")
+        keys |= _keys(store.labelled(DEPLOYMENT_UID, uid, "EnginePool"))
     return keys
 
 
@@ -93,7 +93,7 @@ def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
         yield from store.of_kind("Checkpoint", metadata.get("namespace", ""))
     for job in _jobs_of(store, checkpoint):
         yield job
-        yield from (found for found in store.labelled(JOB_UID, job["metadata"]["uid"]) if found["kind"] == "Pod")
+        yield from store.labelled(JOB_UID, job["metadata"]["uid"], "Pod")
 
 
 def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
@@ -101,8 +101,8 @@ def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
     yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
     for job in references(deployment):
         if job.kind == "TrainingJob":
-            saves = store.labelled(JOB, job.name)
-            yield from (found for found in saves if key_of(found)[:2] == ("Checkpoint", job.namespace))
+            saves = store.labelled(JOB, job.name, "Checkpoint")
+            yield from (found for found in saves if key_of(found).namespace == job.namespace)
 
 
 def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
@@ -111,7 +111,7 @@ def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
     deployment = store.by_uid(uid)
     if deployment is not None:
         yield deployment
-    yield from (found for found in store.labelled(DEPLOYMENT_UID, uid) if _role(found) == "router")
+    yield from (found for found in store.labelled(DEPLOYMENT_UID, uid, "Pod") if _role(found) == "router")
 
 
 _EXTRA: dict[str, Callable[[Store, Object], Iterator[Object]]] = {
@@ -155,7 +155,7 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
         yield key_of(checkpoint)
     if _role(changed) == "trainer":
         job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
-        saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID)), *store.referring_to(job)]
+        saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID), "Checkpoint"), *store.referring_to(job)]
         yield from _keys(found for found in saves if _waits_for_word(found))
 
 

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
+REST, LONGEST_REST_S = 2.0, 0.25
+"""After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
+
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
@@ -124,10 +127,11 @@ class Operator:
     async def _serve(self) -> None:
         while True:
             key = await self.queue.get()
+            began = self.clock.monotonic()
             try:
                 await self._attempt(key)
             finally:
-                self.queue.done(key)
+                self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
 
     async def _attempt(self, key: Key) -> None:
         """A pass that fails in any way is tried again: a fault in one resource never stops the others."""

@@ -101,8 +101,8 @@ def make_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.watching.chunk_size = 250
-    settings.watching.inactivity_timeout = 75
-    settings.watching.server_timeout = 290
+    settings.watching.inactivity_timeout = 120
+    settings.watching.server_timeout = 90
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.persistence.finalizer = f"{GROUP}/never"

@@ -15,6 +15,7 @@ from stoker.operator.kept import kept, share
 from stoker.operator.labels import INDEXED
 from stoker.operator.plan import Key, Object, PodReport
 from stoker.operator.references import references
+from stoker.operator.shared import Shared
 
 MAX_TOMBSTONES = 10_000
 TERMINATING_S = 600.0
@@ -59,13 +60,14 @@ class Store:
         self._by_uid: dict[str, Key] = {}
         self._by_kind: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
         self._by_owner: defaultdict[str, set[Key]] = defaultdict(set)
-        self._by_label: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        self._by_label: defaultdict[tuple[str, str], defaultdict[str, set[Key]]] = defaultdict(lambda: defaultdict(set))
         self._by_reference: defaultdict[Key, set[Key]] = defaultdict(set)
         self._references: dict[Key, frozenset[Key]] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()
         self._reports: dict[str, tuple[Mapping[str, Any], float]] = {}
         self._gone: OrderedDict[str, Object] = OrderedDict()
         self._terminating: dict[str, float] = {}
+        self._shared = Shared()
 
     # Reading
 
@@ -85,11 +87,14 @@ class Store:
         """Objects with an owner reference to `uid`."""
         return self._sorted(self._by_owner.get(uid, ()))
 
-    def labelled(self, label: str, value: str) -> list[Object]:
-        """Objects of any kind with an indexed label."""
+    def labelled(self, label: str, value: str, kind: str | None = None) -> list[Object]:
+        """Objects with an indexed label, of one kind or of any."""
         if label not in INDEXED:
             raise ValueError(f"label {label} has no index, indexed are {', '.join(INDEXED)}")
-        return self._sorted(self._by_label.get((label, value), ()))
+        by_kind: Mapping[str, set[Key]] = self._by_label.get((label, value), {})
+        if kind is not None:
+            return self._sorted(by_kind.get(kind, ()))
+        return self._sorted(key for keys in by_kind.values() for key in keys)
 
     def gone(self, label: str, value: str) -> list[Object]:
         """Pods with a label that ended and were removed at once, as they were last: an evicted pod leaves its last word so."""
@@ -119,6 +124,23 @@ class Store:
         found = self._reports.get(pod_uid)
         return PodReport(body=found[0], age_s=max(0.0, now_s - found[1])) if found else None
 
+    def keep(self, resource: Object, old: Object | None = None) -> Object:
+        """What is kept of an object, with the parts that many objects have in common as one."""
+        resource = kept(resource, old)
+        if old is None or resource.get("spec") is not old.get("spec"):
+            resource = {**resource, "spec": self._shared.one(resource["spec"])} if "spec" in resource else resource
+        owners = resource["metadata"].get("ownerReferences")
+        if owners:
+            resource["metadata"]["ownerReferences"] = self._shared.one(owners)
+        status = resource.get("status")
+        if (
+            status
+            and "pinned" in status
+            and (old is None or status["pinned"] is not (old.get("status") or {}).get("pinned"))
+        ):
+            resource["status"] = {**status, "pinned": self._shared.one(status["pinned"])}
+        return resource
+
     # Writing
 
     def put(self, resource: Object) -> bool:
@@ -131,7 +153,7 @@ class Store:
             return False
         if old is not None and version_of(old) >= version:
             return False
-        resource = kept(resource, old)
+        resource = self.keep(resource, old)
         self._unindex(key)
         self._index(key, resource)
         self._tell(Change(old, resource))
@@ -192,7 +214,7 @@ class Store:
         for owner in metadata.get("ownerReferences") or ():
             self._by_owner[owner["uid"]].add(key)
         for entry in _indexed_labels(resource):
-            self._by_label[entry].add(key)
+            self._by_label[entry][key.kind].add(key)
         self._references[key] = references(resource)
         for target in self._references[key]:
             self._by_reference[target].add(key)
@@ -207,7 +229,9 @@ class Store:
         for owner in metadata.get("ownerReferences") or ():
             _discard(self._by_owner, owner["uid"], key)
         for entry in _indexed_labels(resource):
-            _discard(self._by_label, entry, key)
+            _discard(self._by_label[entry], key.kind, key)
+            if not self._by_label[entry]:
+                del self._by_label[entry]
         for target in self._references.pop(key, frozenset()):
             _discard(self._by_reference, target, key)
 

@@ -22,6 +22,8 @@ class WorkQueue:
         self._busy: set[Key] = set()
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
+        self._resting: list[tuple[float, Key]] = []
+        """Busy keys that are free again at that time."""
         self._failures: dict[Key, int] = {}
         self._changed = asyncio.Event()
 
@@ -68,8 +70,12 @@ class WorkQueue:
                 return key
             await self._wait()
 
-    def done(self, key: Key) -> None:
-        """The worker that got `key` is through with it."""
+    def done(self, key: Key, rest_s: float = 0.0) -> None:
+        """The worker that got `key` is through with it. Nobody gets it again before `rest_s` have passed."""
+        if rest_s > 0:
+            heapq.heappush(self._resting, (self.clock.monotonic() + rest_s, key))
+            self._changed.set()
+            return
         self._busy.discard(key)
         if key in self._wanted:
             self._ready.append(key)
@@ -92,6 +98,8 @@ class WorkQueue:
 
     def _take_due(self) -> None:
         now = self.clock.monotonic()
+        while self._resting and self._resting[0][0] <= now:
+            self.done(heapq.heappop(self._resting)[1])
         while self._heap and self._heap[0][0] <= now:
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) == due:  # not replaced by an earlier time
@@ -101,8 +109,9 @@ class WorkQueue:
     async def _wait(self) -> None:
         self._changed.clear()
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
-        if self._heap:
-            seconds = max(0.0, self._heap[0][0] - self.clock.monotonic())
+        times = [heap[0][0] for heap in (self._heap, self._resting) if heap]
+        if times:
+            seconds = max(0.0, min(times) - self.clock.monotonic())
             waits.append(asyncio.ensure_future(self.clock.sleep(seconds)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

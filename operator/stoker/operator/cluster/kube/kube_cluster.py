@@ -36,10 +36,10 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_LIST = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-WATCH_S = 290
-"""After so long the server ends a watch, and it is begun anew."""
+WATCH_S = 90
+"""After so long the server ends a watch, and it is begun anew: a kind without changes may get no bookmarks, and its end is the sign of life."""
 SILENCE_S = 120.0
-"""Bookmarks come every 60 to 75 s; a connection that is silent for longer is dead."""
+"""A connection that is silent for longer is dead."""
 MAX_ADDRESSES = 10_000
 TRIES = 5
 

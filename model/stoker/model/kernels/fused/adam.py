@@ -42,6 +42,7 @@ def adam_(
         HAS_SCALE=scale is not None,
         HAS_PARAMETERS=parameters is not None,
         BLOCK=BLOCK,
+        enable_fp_fusion=True,
         num_warps=8,
     )
 

@@ -147,10 +147,12 @@ def softmax_in_place(
     )
     if group is None:
         softmax_kernel[(logits_nV.shape[0],)](
-            *arguments, READS=True, WRITES=wants_grad, WHOLE=True, BLOCK=BLOCK, num_warps=8
+            *arguments, READS=True, WRITES=wants_grad, WHOLE=True, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
         )
         return
-    softmax_kernel[(logits_nV.shape[0],)](*arguments, READS=True, WRITES=False, WHOLE=False, BLOCK=BLOCK, num_warps=8)
+    softmax_kernel[(logits_nV.shape[0],)](
+        *arguments, READS=True, WRITES=False, WHOLE=False, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
+    )
     biggest_n, total_n, target_n = statistics_3n
     own_n = biggest_n.clone()
     dist.all_reduce(biggest_n, dist.ReduceOp.MAX, group=group)  # over tp
@@ -159,7 +161,7 @@ def softmax_in_place(
     logprobs_n.copy_(target_n - (biggest_n + total_n.log()))
     if wants_grad:
         softmax_kernel[(logits_nV.shape[0],)](
-            *arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, num_warps=8
+            *arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
         )
 
 
@@ -171,7 +173,9 @@ def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, place: Place | None)
 def scale_(x: Tensor, factor: Tensor) -> Tensor:
     """x *= factor, a scalar on the device; where it is one, nothing is read or written."""
     if x.numel():
-        scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, factor.float(), x.numel(), BLOCK=BLOCK, num_warps=8)
+        scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+            x, factor.float(), x.numel(), BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
+        )
     return x
 
 

@@ -102,6 +102,7 @@ def few_rows(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         ROWS=rows,
         OUTPUTS=outputs,
         COLUMNS=columns,
+        enable_fp_fusion=True,
         num_warps=4,
     )
     return y_TE

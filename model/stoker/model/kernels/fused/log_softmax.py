@@ -21,7 +21,7 @@ def log_softmax(logits_TV: Tensor) -> Tensor:
     result = torch.empty(logits_TV.shape, dtype=torch.float32, device=logits.device)
     if result.numel():
         log_softmax_kernel[(logits.shape[0],)](
-            logits, result, logits.stride(0), logits.shape[1], BLOCK=BLOCK, num_warps=8
+            logits, result, logits.stride(0), logits.shape[1], BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
         )
     return result
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
+
 BACKWARD_ELEMENTS = 132 * 16384
 """Columns of all programs of the backward pass together. Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on the shape alone."""
 
@@ -90,7 +92,9 @@ def forward(
             HAS_RESIDUAL=residual is not None,
             SAVES=saves,
             BLOCK=block,
+            enable_fp_fusion=True,
             num_warps=num_warps(block),
+            **overlap(),
         )
     return normed, total, scales
 
@@ -121,6 +125,7 @@ def backward(
         columns,
         HAS_GRAD_TOTAL=grad_total_TD is not None,
         BLOCK=block,
+        enable_fp_fusion=True,
         num_warps=num_warps(block),
     )
     return grad_x.view(total_TD.shape), partial.sum(0).to(weight_D.dtype)
@@ -134,8 +139,9 @@ def num_warps(block: int) -> int:
 @triton.jit
 def forward_kernel(
     x, residual, weight, normed, total, scales, stride, columns, eps,
-    HAS_RESIDUAL: tl.constexpr, SAVES: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SAVES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns

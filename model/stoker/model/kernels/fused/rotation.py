@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
+
 HEADS = 8
 """Heads of one program."""
 WARPS = 2
@@ -158,7 +160,9 @@ def launch(
         WRITES=writes,
         HEADS=HEADS,
         HALF=triton.next_power_of_2(max(head_dim // 2, 1)),
+        enable_fp_fusion=True,
         num_warps=WARPS,
+        **overlap(),
     )
 
 
@@ -194,6 +198,7 @@ def backward_of_one(
         TOKENS=BACKWARD_TOKENS,
         HEADS=HEADS,
         HALF=triton.next_power_of_2(max(head_dim // 2, 1)),
+        enable_fp_fusion=True,
         num_warps=WARPS,
     )
     return grad_x, partial.sum(0).to(weight.dtype)
@@ -203,9 +208,10 @@ def backward_of_one(
 def rotation_kernel(
     q, k, v, cos, sin, q_norm, k_norm, q_out, k_out, slots,
     q_stride, k_stride, v_stride, block_stride, kind_stride, block_size, num_heads, num_kv_heads, head_dim, eps,
-    HAS_NORM: tl.constexpr, WRITES: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr, WRITES: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Heads of q, then of k, then (WRITES) of v, which is neither normalised nor rotated."""
+    wait_for_last(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
 from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, SampleRows, SamplingTable
 
 SPLIT = 4096
@@ -60,13 +61,23 @@ def sample(
         vocab_size,
         splits,
     )
-    scan_kernel[(num_rows, splits)](*common, FILTERED=False, SPLIT=SPLIT, num_warps=4)
+    scan_kernel[(num_rows, splits)](
+        *common, FILTERED=False, SPLIT=SPLIT, enable_fp_fusion=True, num_warps=4, **overlap()
+    )
     all_splits = triton.next_power_of_2(splits)
     if rows.filtered:
         threshold_kernel[(num_rows,)](
-            *common, BITS=KEY_BITS[logits.dtype], SPLITS=all_splits, BLOCK=SEARCH_BLOCK, num_warps=16
+            *common,
+            BITS=KEY_BITS[logits.dtype],
+            SPLITS=all_splits,
+            BLOCK=SEARCH_BLOCK,
+            enable_fp_fusion=True,
+            num_warps=16,
+            **overlap(),
         )
-        scan_kernel[(num_rows, splits)](*common, FILTERED=True, SPLIT=SPLIT, num_warps=4)
+        scan_kernel[(num_rows, splits)](
+            *common, FILTERED=True, SPLIT=SPLIT, enable_fp_fusion=True, num_warps=4, **overlap()
+        )
     draw_kernel[(num_rows,)](
         *common,
         table.keys,
@@ -79,7 +90,9 @@ def sample(
         WRITES=into_SL is not None,
         SPLITS=all_splits,
         SPLIT=SPLIT,
+        enable_fp_fusion=True,
         num_warps=4,
+        **overlap(),
     )
     return SampledTokens(tokens_B, valid_B)
 
@@ -95,6 +108,7 @@ def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustment
         adjustments.entry_biases,
         vocab_size,
         BLOCK=128,
+        enable_fp_fusion=True,
         num_warps=4,
     )
     if adjustments.penalised:
@@ -110,10 +124,11 @@ def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustment
             history.stride(0),
             vocab_size,
             BLOCK=COUNT_TOKENS,
+            enable_fp_fusion=True,
             num_warps=4,
         )
         penalise_kernel[(num_rows, triton.cdiv(vocab_size, SPLIT))](
-            adjusted, counts, rows.seats, table.numbers, vocab_size, BLOCK=SPLIT, num_warps=4
+            adjusted, counts, rows.seats, table.numbers, vocab_size, BLOCK=SPLIT, enable_fp_fusion=True, num_warps=4
         )
     return adjusted
 
@@ -151,9 +166,10 @@ def largest(values, tokens):
 @triton.jit
 def scan_kernel(
     logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
-    FILTERED: tl.constexpr, SPLIT: tl.constexpr,
+    FILTERED: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the threshold, against the row's largest."""
+    wait_for_last(OVERLAPS)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = split * SPLIT + tl.arange(0, SPLIT)
     inside = token < vocab_size
@@ -250,9 +266,10 @@ def last_key(
 @triton.jit
 def threshold_kernel(
     logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
-    BITS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    BITS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys. A key of 16-bit logits has 16 bits that count."""
+    wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + row)
     own = row_numbers(numbers, seat)
@@ -311,9 +328,10 @@ def uniform(seed, choice, position):
 def draw_kernel(
     logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
     keys, positions, tokens, valid, into, into_stride,
-    FILTERED: tl.constexpr, WRITES: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    FILTERED: tl.constexpr, WRITES: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: the split in which the cumulative sum passes the random number, then the token."""
+    wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + row)
     sharpness = row_sharpness(numbers, seat)

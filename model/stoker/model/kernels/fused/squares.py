@@ -15,7 +15,9 @@ BLOCK = 8192
 def line_squares(flat: Tensor, line: int) -> Tensor:
     result = torch.empty(flat.numel() // line, dtype=torch.float32, device=flat.device)
     if result.numel():
-        line_kernel[(result.numel(),)](flat, result, line, BLOCK=triton.next_power_of_2(line), num_warps=1)
+        line_kernel[(result.numel(),)](
+            flat, result, line, BLOCK=triton.next_power_of_2(line), enable_fp_fusion=True, num_warps=1
+        )
     return result
 
 
@@ -24,8 +26,8 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     runs = triton.cdiv(flat.numel(), RUN)
     if runs:
         partial = torch.empty(runs, dtype=torch.float64, device=flat.device)
-        run_kernel[(runs,)](flat, partial, flat.numel(), RUN=RUN, BLOCK=BLOCK, num_warps=8)
-        total_kernel[(1,)](partial, total, runs, BLOCK=1024, num_warps=4)
+        run_kernel[(runs,)](flat, partial, flat.numel(), RUN=RUN, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8)
+        total_kernel[(1,)](partial, total, runs, BLOCK=1024, enable_fp_fusion=True, num_warps=4)
     return total
 
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
+
 BLOCK = 1024
 """Columns of one program."""
 
@@ -32,7 +34,7 @@ class SwiGlu(torch.autograd.Function):
         gate_up, grad = gate_up_TF.contiguous(), grad_TF.contiguous()
         grad_gate_up = torch.empty_like(gate_up)
         if grad.numel():
-            backward_kernel[grid(grad)](gate_up, grad, grad_gate_up, grad.shape[-1], BLOCK=BLOCK)
+            backward_kernel[grid(grad)](gate_up, grad, grad_gate_up, grad.shape[-1], BLOCK=BLOCK, enable_fp_fusion=True)
         return grad_gate_up
 
 
@@ -40,7 +42,7 @@ def forward(gate_up_TF: Tensor) -> Tensor:
     gate_up = gate_up_TF.contiguous()
     result = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
     if result.numel():
-        forward_kernel[grid(result)](gate_up, result, result.shape[-1], BLOCK=BLOCK)
+        forward_kernel[grid(result)](gate_up, result, result.shape[-1], BLOCK=BLOCK, enable_fp_fusion=True, **overlap())
     return result
 
 
@@ -49,7 +51,8 @@ def grid(half: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def forward_kernel(gate_up, result, columns, BLOCK: tl.constexpr):
+def forward_kernel(gate_up, result, columns, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

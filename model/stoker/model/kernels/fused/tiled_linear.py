@@ -72,6 +72,7 @@ def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         COLUMNS=tile.columns,
         WHOLE=depth % tile.columns == 0,
         GROUP=GROUP,
+        enable_fp_fusion=True,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

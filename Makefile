@@ -39,7 +39,7 @@ test: setup model ## all tests that need no GPU
 	@$(BIN)/python -m pytest -m "not gpu" --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
-	@python3 -m pytest -m gpu $(ARGS)
+	@python3 -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)
 
 check: setup ## format, lint, types, import rules, CRD drift, docs links
 	@$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -95,7 +96,9 @@ def main() -> None:
             row.run(engine)
         with timed_parts(engine) as parts:
             figures = [row.run(engine) for _ in range(arguments.rounds)]
-        best = figures[0] if len(figures) == 1 else {key: statistics.median(f[key] for f in figures) for key in figures[0]}
+        best = (
+            figures[0] if len(figures) == 1 else {key: statistics.median(f[key] for f in figures) for key in figures[0]}
+        )
         label = name + ("-deterministic" if arguments.deterministic else "") + arguments.label
         results[label] = {**best, "goal": row.goal, "rounds": figures, "host_ms_per_step": parts, **about}
         print(f"{label}: {json.dumps({**best, 'goal': row.goal, 'host_ms_per_step': parts})}", flush=True)
@@ -135,7 +138,9 @@ def open_engine(row: Row, arguments: argparse.Namespace) -> tuple[LLMEngine, dic
     begin = time.perf_counter()
     decoder = random_decoder(shape, ops)
     block_bytes = KVCache.block_bytes(shape, block_size=arguments.block_size, dtype=torch.bfloat16)
-    num_blocks = min(int(arguments.cache_gib * 2**30 / block_bytes), row.max_requests * row.max_len // arguments.block_size)
+    num_blocks = min(
+        int(arguments.cache_gib * 2**30 / block_bytes), row.max_requests * row.max_len // arguments.block_size
+    )
     cache = KVCache(
         shape, num_blocks=num_blocks, block_size=arguments.block_size, dtype=torch.bfloat16, device=torch.device("cuda")
     )
@@ -206,11 +211,15 @@ def throughput(engine: LLMEngine) -> dict[str, float]:
     for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=length, seed=index)
         engine.add_request(str(index), prompt, params)
+    while engine.scheduler.waiting:
+        engine.step()
+    prefilled = time.perf_counter() - begin
     seconds, tokens, steps = drain(engine, begin)
-    assert tokens == sum(lengths), (tokens, sum(lengths))
+    tokens = sum(lengths)
     return {
         "output_tokens_per_s": round(tokens / seconds, 1),
         "seconds": round(seconds, 3),
+        "seconds_until_all_run": round(prefilled, 3),
         "input_tokens": sum(map(len, prompts)),
         "output_tokens": tokens,
         "steps": steps,
@@ -225,7 +234,7 @@ def one_stream(engine: LLMEngine) -> dict[str, float]:
     stamps = []
     while engine.has_unfinished:
         stamps += [time.perf_counter()] * len(engine.step())
-    gaps = sorted(later - earlier for earlier, later in zip(stamps, stamps[1:], strict=False))
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
     return {
         "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
         "ms_per_token_with_prompt": round(1000 * (stamps[-1] - begin) / len(stamps), 4),
@@ -310,16 +319,17 @@ def timed(call: Callable[..., Any], name: str, total: dict[str, float]) -> Calla
 
 
 def profile(engine: LLMEngine, row: Row, file: Path) -> None:
-    """Kernels of 40 steps in the middle of the workload, and how long the device had nothing to do."""
+    """Kernels of some steps in the middle of the workload, and how long the device had nothing to do."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
+    steps = 1 if row.run is first_token else 40
     start_workload(engine, row)
-    for _ in range(200):
+    for _ in range(0 if row.run is first_token else 200):
         engine.step()
     torch.cuda.synchronize()
     with torch_profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
-        for _ in range(40):
+        for _ in range(steps):
             engine.step()
         torch.cuda.synchronize()
     engine.end_everything("abort")
@@ -329,21 +339,29 @@ def profile(engine: LLMEngine, row: Row, file: Path) -> None:
         for event in recorded.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     )
-    lines = [busy_line(spans), recorded.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=70)]
-    lines += ["By host time:", recorded.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60)]
-    file.write_text("\n".join(lines))
-    print("\n".join(lines[:2])[:9000], flush=True)
+    averages = recorded.key_averages()
+    kernels = sorted(averages, key=lambda event: -event.self_device_time_total)[:30]
+    lines = [busy_line(spans, steps)]
+    lines += [
+        f"{event.self_device_time_total / steps:10.1f} us per step  {event.count / steps:6.1f} calls  "
+        f"{event.self_device_time_total / max(event.count, 1):9.2f} us each  {event.key[:80]}"
+        for event in kernels
+        if event.self_device_time_total
+    ]
+    host = averages.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60)
+    file.write_text("\n".join([*lines, "", "By host time:", host]))
+    print("\n".join(lines[:16]), flush=True)
 
 
 def start_workload(engine: LLMEngine, row: Row) -> None:
     rng = random.Random(0)
-    count, prompt_length = (256, 500) if row.run is throughput else (1, 128)
+    count, length = {throughput: (256, 500), one_stream: (1, 128), first_token: (1, 8192)}[row.run]
     for index in range(count):
-        prompt = [rng.randint(0, 10000) for _ in range(prompt_length)]
+        prompt = [rng.randint(0, 10000) for _ in range(length)]
         engine.add_request(str(index), prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
 
 
-def busy_line(spans: list[tuple[float, float]]) -> str:
+def busy_line(spans: list[tuple[float, float]], steps: int) -> str:
     if not spans:
         return "no kernels were recorded"
     busy, end = 0.0, spans[0][0]
@@ -351,7 +369,8 @@ def busy_line(spans: list[tuple[float, float]]) -> str:
         busy += max(0.0, finish - max(begin, end))
         end = max(end, finish)
     whole = end - spans[0][0]
-    return f"40 steps: {whole / 40:.1f} us per step, device busy {100 * busy / whole:.1f} %, idle {(whole - busy) / 40:.1f} us per step"
+    idle = (whole - busy) / steps
+    return f"{whole / steps:.1f} us per step, device busy {100 * busy / whole:.1f} %, idle {idle:.1f} us per step"
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"data": 2}}, "not supported yet: parallelism.data 2"),
     ({"parallelism": {"expert": 2}}, "not supported yet: parallelism.expert 2"),
     ({"api": {"fronts": 2}}, "not supported yet: api.fronts 2"),
-    ({"kernels": "fused"}, "not supported yet: 'fused'"),
-    ({"attention": "flash"}, "not supported yet: 'flash'"),
+    ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
+    ({"attention": "flash"}, "'flash' is not built for kernels 'reference'"),
     ({"deterministic": True, "threads": 2}, "threads must be 1 where deterministic is true, got 2"),
     ({"scheduler": {"max_model_len": 161}}, "max_model_len must be at most 160, the max_position_embeddings"),
     (
@@ -70,6 +70,8 @@ def test_the_plan_holds_every_choice(folder: Path, source: WeightsSource) -> Non
     plan = plan_engine(config_of(folder, model={"dtype": "bfloat16"}, deterministic=True), source)
     assert (plan.device, plan.dtype, plan.kernels, plan.attention) == ("cpu", torch.bfloat16, "reference", "stoker")
     assert (plan.threads, plan.num_blocks, plan.max_model_len) == (1, 30, 160)
+    assert not plan.overlap, "on the CPU there is nothing to overlap with"
+    assert plan_engine(config_of(folder, scheduler={"overlap": True}), source).overlap
 
 
 def test_seats_are_no_more_than_tokens_of_a_step(folder: Path, source: WeightsSource) -> None:

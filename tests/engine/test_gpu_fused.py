@@ -122,25 +122,30 @@ def answer(engine: LLMEngine, prompts: list[list[int]], params: Callable[[int], 
 
 
 def scored(deltas: list[Delta]) -> list[tuple[int, float]]:
-    return [(token, entry.logprob) for delta in deltas for token, entry in zip(delta.tokens, delta.logprobs or (), strict=True)]
+    return [
+        (token, entry.logprob)
+        for delta in deltas
+        for token, entry in zip(delta.tokens, delta.logprobs or (), strict=True)
+    ]
 
 
 def test_greedy_tokens_in_fp32_are_the_reference_s(twin: Any) -> None:
     prompts = prompts_of(40)
     fused = answer(engine_of(twin, dtype=torch.float32), prompts, lambda _: GREEDY)
-    plain = answer(
-        engine_of(twin, dtype=torch.float32, kernels="reference", overlap=False), prompts, lambda _: GREEDY
-    )
+    plain = answer(engine_of(twin, dtype=torch.float32, kernels="reference", overlap=False), prompts, lambda _: GREEDY)
     different = []
     for index, (ours, theirs) in enumerate(zip(fused, plain, strict=True)):
         pairs = list(zip(ours, theirs, strict=True))
         place = next((i for i, (a, b) in enumerate(pairs) if a.tokens != b.tokens), None)
         for a, b in pairs[:place]:
-            assert a.logprobs is not None and b.logprobs is not None
+            assert a.logprobs is not None
+            assert b.logprobs is not None
             assert abs(a.logprobs[0].logprob - b.logprobs[0].logprob) < 2e-3
         if place is not None:
-            assert pairs[place][0].logprobs is not None and pairs[place][1].logprobs is not None
-            gap = pairs[place][0].logprobs[0].logprob - pairs[place][1].logprobs[0].logprob
+            first, second = (delta.logprobs for delta in pairs[place])
+            assert first is not None
+            assert second is not None
+            gap = first[0].logprob - second[0].logprob
             different.append((index, place, gap))
             assert abs(gap) < 2e-3, different
     assert len(different) <= 1, different
@@ -168,7 +173,10 @@ def test_graphs_and_overlap_change_no_token(twin: Any, dtype: torch.dtype) -> No
     for graphs, overlap in ((True, True), (True, False), (False, True), (False, False)):
         engine = engine_of(twin, dtype=dtype, graphs=graphs, overlap=overlap, deterministic=True)
         found[graphs, overlap] = [
-            [(d.choice, d.tokens, d.logprobs, d.prompt_logprobs, d.finish_reason) for d in sorted(deltas, key=lambda d: d.choice)]
+            [
+                (d.choice, d.tokens, d.logprobs, d.prompt_logprobs, d.finish_reason)
+                for d in sorted(deltas, key=lambda d: d.choice)
+            ]
             for deltas in answer(engine, prompts, kinds)
         ]
         runner = engine.executor.runner  # type: ignore[attr-defined]
@@ -191,7 +199,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "few seats": {"seats": 4},
     "small chunks": {"chunk": 33, "budget": 80, "seats": 16},
     "no prefix cache": {"prefix_cache": False},
-    "preempted": {"num_blocks": 120, "prefix_cache": False},
+    "preempted": {"num_blocks": 60, "prefix_cache": False},
     "big blocks": {"block_size": 64, "num_blocks": 400},
     "no graphs": {"graphs": False},
 }
@@ -214,7 +222,7 @@ def test_deterministic_logprobs_equal_the_trainer_s_bit_for_bit(twin: Any) -> No
     """In bfloat16: whatever the batch, the chunks, the cache and the graphs."""
     prompts = prompts_of(24)
     params = lambda index: SamplingParams(  # noqa: E731
-        temperature=0.7 * (index % 3), seed=index, max_tokens=20, ignore_eos=True, logprobs=0
+        temperature=0.7 * (index % 3), seed=index, max_tokens=60, ignore_eos=True, logprobs=0
     )
     first = None
     for name, setting in SETTINGS.items():
@@ -237,7 +245,10 @@ def test_bf16_logprobs_are_close_to_the_trainer_s_and_to_transformers(twin: Any,
     sequences = [prompt + [token for token, _ in one] for prompt, one in zip(prompts, found, strict=True)]
     ours = torch.cat([torch.tensor([logprob for _, logprob in one]) for one in found])
     trainer = torch.cat(
-        [row[-len(one) :] for row, one in zip(trainer_logprobs(twin, sequences, torch.bfloat16, False), found, strict=True)]
+        [
+            row[-len(one) :]
+            for row, one in zip(trainer_logprobs(twin, sequences, torch.bfloat16, False), found, strict=True)
+        ]
     )
     theirs = []
     with torch.inference_mode():

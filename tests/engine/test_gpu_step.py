@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stoker.engine.engine import LLMEngine
+from stoker.engine.executor import OnDevice
 from stoker.engine.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MakeEngine
@@ -18,14 +19,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 
 
+ON_DEVICE = {
+    "reference": {"device": "cuda"},
+    "fused": {"device": "cuda", "kernels": "fused", "overlap": True, "execute": OnDevice},
+}
+both_kernels = pytest.mark.parametrize("kernels", list(ON_DEVICE))
+
+
+@both_kernels
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("setting", [{}, {"chunk": 5, "budget": 32, "seats": 16}, {"num_blocks": 45}], ids=str)
 def test_greedy_tokens_equal_the_cpu_s(
-    architecture: str, setting: dict[str, Any], make_engine: MakeEngine, twins: dict[str, Any]
+    architecture: str, setting: dict[str, Any], kernels: str, make_engine: MakeEngine, twins: dict[str, Any]
 ) -> None:
     prompts = random_prompts(30)
     wanted = run(make_engine(architecture), prompts, GREEDY)
-    found = run(make_engine(architecture, device="cuda", **setting), prompts, GREEDY)
+    found = run(make_engine(architecture, **ON_DEVICE[kernels], **setting), prompts, GREEDY)
     for prompt, ours, theirs in zip(prompts, found, wanted, strict=True):
         assert_same(twins[architecture], prompt, ours, theirs)
 
@@ -46,27 +55,30 @@ def add_mixed(engine: LLMEngine) -> None:
         engine.add_request(name, prompt, params)
 
 
-def test_every_kind_of_sampling_equals_the_cpu_s(make_engine: MakeEngine) -> None:
+@both_kernels
+def test_every_kind_of_sampling_equals_the_cpu_s(kernels: str, make_engine: MakeEngine) -> None:
     answers: list[list[Delta]] = []
-    for device in ("cpu", "cuda"):
-        engine = make_engine(device=device)
+    for where in ({}, ON_DEVICE[kernels]):
+        engine = make_engine(**where)
         add_mixed(engine)
-        answers.append(drive(engine))
+        answers.append(sorted(drive(engine), key=lambda delta: (delta.request_id, delta.choice)))
     assert tokens_of(answers[1]) == tokens_of(answers[0])
     for cpu, gpu in zip(*answers, strict=True):
         for ours, theirs in zip(gpu.logprobs or (), cpu.logprobs or (), strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
 
 
-def test_bfloat16_runs(make_engine: MakeEngine) -> None:
-    engine = make_engine(device="cuda", dtype=torch.bfloat16)
+@both_kernels
+def test_bfloat16_runs(kernels: str, make_engine: MakeEngine) -> None:
+    engine = make_engine(dtype=torch.bfloat16, **ON_DEVICE[kernels])
     add_mixed(engine)
     assert all(delta.error is None for delta in drive(engine))
 
 
-def test_a_step_waits_for_the_device_only_for_its_result(make_engine: MakeEngine) -> None:
+@both_kernels
+def test_a_step_waits_for_the_device_only_for_its_result(kernels: str, make_engine: MakeEngine) -> None:
     """Greedy and drawn decode steps. The attention's own preparation is looked at in the model's tests."""
-    engine = make_engine(device="cuda")
+    engine = make_engine(**ON_DEVICE[kernels])
     add_mixed(engine)
     for _ in range(3):
         engine.step()
@@ -78,4 +90,6 @@ def test_a_step_waits_for_the_device_only_for_its_result(make_engine: MakeEngine
     finally:
         torch.cuda.set_sync_debug_mode("default")
     places = {f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}" for warning in caught}
-    assert {place for place in places if place.startswith(("runner", "sampler"))} == set(), places
+    ours = ("runner", "sampler", "staging", "seats", "decode_graphs")
+    looked_at = places if kernels == "fused" else {place for place in places if place.startswith(ours)}
+    assert looked_at == set(), places

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from tests.model import interpreted
 
-TINY: dict[str, Any] = {"seats": 5, "budget": 24, "num_blocks": 40, "block_size": 16}
+TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size": 16}
 
 
 def check_decode_inputs(num_rows: int) -> None:
@@ -28,7 +28,10 @@ def check_decode_inputs(num_rows: int) -> None:
     if num_rows > 2:
         seats_B[-1] = -1
         ended_S[seats_B[1].long()] = positions_B[1]
-    out = {name: torch.full((num_rows,), -77, dtype=torch.int32) for name in ("tokens", "positions", "next", "slots", "seq_lens")}
+    out = {
+        name: torch.full((num_rows,), -77, dtype=torch.int32)
+        for name in ("tokens", "positions", "next", "slots", "seq_lens")
+    }
     tables_BC = torch.full((num_rows, columns), -77, dtype=torch.int32)
     known_SC = tables_SC.clone()
     decode_inputs(
@@ -44,7 +47,9 @@ def check_decode_inputs(num_rows: int) -> None:
         block_tables_BC=tables_BC,
         block_size=block_size,
     )
-    for row, (seat, position, block) in enumerate(zip(seats_B.tolist(), positions_B.tolist(), blocks_B.tolist(), strict=True)):
+    for row, (seat, position, block) in enumerate(
+        zip(seats_B.tolist(), positions_B.tolist(), blocks_B.tolist(), strict=True)
+    ):
         found = {name: int(values[row]) for name, values in out.items()}
         column = position // block_size
         if seat < 0:
@@ -80,7 +85,7 @@ def check_finish_rows() -> None:
     assert out_2B.tolist() == [[7, 8, 0, 9, 6], [1, 1, 1, 0, 1]]
 
 
-def check_engine(architecture: str, setting: dict[str, Any]) -> None:
+def check_engine(architecture: str) -> None:
     """Every kind of request, overlapped, with captured decode steps: the tokens of the reference kernels, step by step."""
     from stoker.engine.blocks import BlockManager
     from stoker.engine.engine import Limits, LLMEngine
@@ -94,7 +99,7 @@ def check_engine(architecture: str, setting: dict[str, Any]) -> None:
     twin = make_twin(architecture)
     answers = []
     for kernels in ("reference", "fused"):
-        decoder = decoder_of(twin, Ops(kernels, deterministic=setting.get("deterministic", False)))
+        decoder = decoder_of(twin, Ops(kernels))
         blocks = BlockManager(TINY["num_blocks"], TINY["block_size"])
         runner = runner_of(
             decoder,
@@ -102,16 +107,16 @@ def check_engine(architecture: str, setting: dict[str, Any]) -> None:
             block_size=blocks.block_size,
             seats=TINY["seats"],
             budget=TINY["budget"],
-            graphs=setting.get("graphs", lambda body: body),
+            graphs=lambda body: body,
         )
         scheduler = Scheduler(
             blocks, max_batch_tokens=TINY["budget"], max_requests=TINY["seats"], max_queued_requests=99
         )
         execute = OnDevice if kernels == "fused" else InProcess
         engine = LLMEngine(execute(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
-        prompts = random_prompts(5, seed=4, shared=True)
-        for index, params in enumerate((PARAMS[1], PARAMS[2], PARAMS[3], PARAMS[4], PARAMS[5])):
-            engine.add_request(str(index), prompts[index][:20], params)
+        prompts = random_prompts(3, seed=4, shared=True)
+        for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4])):
+            engine.add_request(str(index), prompts[index][:17], replace(params, max_tokens=4))
         deltas = []
         with torch.inference_mode():
             while engine.has_unfinished:
@@ -120,19 +125,13 @@ def check_engine(architecture: str, setting: dict[str, Any]) -> None:
         answers.append(tokens_of(deltas))
         if kernels == "fused":
             assert runner.decode is not None
-            assert len(runner.decode.graphs) > 2
+            assert len(runner.decode.graphs) >= 2
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 8])
-def test_decode_inputs_follow_the_seats(num_rows: int) -> None:
-    interpreted.run([(check_decode_inputs, (num_rows,))])
+def test_decode_inputs_follow_the_seats_and_the_stop_test_marks_where_a_sequence_ended() -> None:
+    interpreted.run([*((check_decode_inputs, (num_rows,)) for num_rows in (1, 3, 8)), (check_finish_rows, ())])
 
 
-def test_the_stop_test_marks_where_a_sequence_ended() -> None:
-    interpreted.run([(check_finish_rows, ())])
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_the_fused_engine_answers_as_the_reference(architecture: str) -> None:
-    interpreted.run([(check_engine, (architecture, {}))])
+def test_the_fused_engine_answers_as_the_reference() -> None:
+    interpreted.run([(check_engine, ("qwen3",))])

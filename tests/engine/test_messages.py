@@ -50,7 +50,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 1"):
+    with pytest.raises(ProtocolError, match="not a message of protocol 2"):
         m.unpack(frame)
 
 

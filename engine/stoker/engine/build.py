@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from stoker.engine.blocks import BlockManager
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Limits, LLMEngine
 from stoker.engine.executor import Executor, InProcess, OnDevice
+from stoker.engine.rehearsal import rehearsal
 from stoker.engine.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.scheduler import Scheduler
@@ -128,9 +130,11 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
-    decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
-    source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
-    decoder.requires_grad_(False).eval().pack_weights()
+    with _rehearsed(plan, source.config, ops, device, group):
+        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
+        source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
+        decoder.requires_grad_(False).eval().pack_weights()
+        progress("CompilingKernels")
     progress("AllocatingCache")
     cache = KVCache(
         source.config,
@@ -140,7 +144,7 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
         device=device,
         group=group,
     )
-    return Runner(
+    runner = Runner(
         decoder,
         cache,
         num_seats=plan.num_seats,
@@ -149,6 +153,19 @@ def load_runner(plan: Plan, group: ProcessGroup | None, progress: Progress = lam
         attention=plan.attention,
         graphs=plan.graphs,
     )
+    progress("CapturingGraphs")
+    while runner.warm(first=True):
+        pass
+    return runner
+
+
+def _rehearsed(
+    plan: Plan, model: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
+) -> AbstractContextManager[None]:
+    """Only kernels that are compiled here need it, and only one rank alone can do it."""
+    if ops.kernels != "fused" or group is not None:
+        return nullcontext()
+    return rehearsal(model, ops, dtype=plan.dtype, device=device, block_size=plan.block_size, attention=plan.attention)
 
 
 def warm_up(executor: Executor) -> None:

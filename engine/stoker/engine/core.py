@@ -44,6 +44,7 @@ from stoker.engine.messages import (
     request_id_in,
     unpack,
 )
+from stoker.engine.startup import Startup, process_age_s
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
@@ -91,6 +92,8 @@ class Core:
     ) -> None:
         self.config, self.address, self.work_dir, self.build = config, address, work_dir, build
         self.parent_alive, self.clock = parent_alive, clock
+        self.startup = Startup(clock, process_age_s())
+        self.startup.enter("Planning")
         self.state = CoreState("Loading", "starting")
         self.engine: LLMEngine | None = None
         self.cause: Cause | None = None
@@ -152,6 +155,7 @@ class Core:
     # Loading and ending.
 
     def _set_progress(self, message: str) -> None:
+        self.startup.enter(message.partition(" ")[0])
         self._progress = message  # by the loader's thread; sent by the loop's
 
     def _follow_loading(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
@@ -163,12 +167,14 @@ class Core:
             engine, plan = loading.result()
             torch.set_num_threads(plan.threads)  # the loader's thread has set only its own
             facts = self._facts(engine, plan)
+            self.startup.enter("Warming")
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
             self._fail(loading_cause(error), error)
             return
         self.engine, self._warms = engine, True
+        self.startup.enter("")
         self._change("Serving", "", facts)
 
     def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:
@@ -195,7 +201,7 @@ class Core:
         self.cause = cause
 
     def _change(self, phase: Phase, message: str, model: ModelFacts | None = None) -> None:
-        self.state = CoreState(phase, message, model or self.state.model)
+        self.state = CoreState(phase, message, model or self.state.model, self.startup.seconds)
         self._broadcast(self.state)
 
     # Working.

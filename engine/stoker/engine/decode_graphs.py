@@ -46,7 +46,7 @@ class CudaCapture:
     """CUDA graphs in one pool of memory, on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Callable[[], None]) -> Replay:
@@ -67,14 +67,15 @@ class _Rows:
     """One size's buffers. All int32 on the device."""
 
     attend: PagedAttend
-    inputs_3B: Tensor
-    """Seats, positions and blocks; what the host writes."""
-    tokens_B: Tensor
-    positions_B: Tensor
-    next_B: Tensor
+    inputs: Tensor
+    """[3, B]: seats, positions and blocks; what the host writes."""
+    tokens: Tensor
+    """[B]"""
+    positions: Tensor
+    following: Tensor
     """Where the sampled tokens will stand."""
-    out_2B: Tensor
-    """Sampled tokens, and whether they are valid; what the host reads."""
+    out: Tensor
+    """[2, B]: sampled tokens, and whether they are valid; what the host reads."""
 
 
 class DecodeGraphs:
@@ -113,10 +114,10 @@ class DecodeGraphs:
         inputs = np.zeros((3, kind.size), dtype=np.int32)
         inputs[0, len(seats_B) :] = -1
         inputs[:, : len(seats_B)] = seats_B, positions_B, blocks_B
-        self.staging.fill(rows.inputs_3B, inputs)
+        self.staging.fill(rows.inputs, inputs)
         if kind in self.graphs:
             self.graphs[kind]()
-            return rows.out_2B if kind.samples else self.logits[kind]
+            return rows.out if kind.samples else self.logits[kind]
         result = self._compute(kind, rows)
         if self.capture is not None:
             self._make(kind, rows)
@@ -127,11 +128,15 @@ class DecodeGraphs:
         missing = next((kind for kind in kinds if kind not in self.graphs), None)
         if missing is None or self.capture is None:
             return False
-        rows = self._rows(missing.size)
-        rows.inputs_3B.view(3, -1)[0].fill_(-1)
-        self._compute(missing, rows)  # whatever is compiled or allocated at a first call must not be captured
-        self._make(missing, rows)
+        self.rehearse(missing)  # whatever is compiled or allocated at a first call must not be captured
+        self._make(missing, self._rows(missing.size))
         return True
+
+    def rehearse(self, kind: Kind) -> None:
+        """A step of nothing but padding."""
+        rows = self._rows(kind.size)
+        rows.inputs[0].fill_(-1)
+        self._compute(kind, rows)
 
     def _make(self, kind: Kind, rows: _Rows) -> None:
         assert self.capture is not None
@@ -146,38 +151,38 @@ class DecodeGraphs:
     def _compute(self, kind: Kind, rows: _Rows) -> Tensor:
         """Launch everything; nothing here depends on numbers that only the host knows."""
         self._enter(rows)
-        hidden_BD = self.model(rows.tokens_B, rows.positions_B, rows.attend)
+        hidden_BD = self.model(rows.tokens, rows.positions, rows.attend)
         logits_BV = self.model.logits(hidden_BD)
         if not kind.samples:
             return logits_BV
         from stoker.engine import step_kernels  # imports triton, which a machine without a GPU may lack
 
-        seats_B = rows.inputs_3B[0]
+        seats_B = rows.inputs[0]
         sampled = self.model.ops.sample(
             logits_BV,
-            SampleRows(seats_B, rows.next_B, kind.filtered),
+            SampleRows(seats_B, rows.following, kind.filtered),
             self.seats.sampling,
             None,
             self.seats.tokens_SL,
         )
         step_kernels.finish_rows(
-            seats_B, rows.next_B, sampled.tokens, sampled.valid, self.seats.stops_SE, self.seats.ended_S, rows.out_2B
+            seats_B, rows.following, sampled.tokens, sampled.valid, self.seats.stops_SE, self.seats.ended_S, rows.out
         )
-        return rows.out_2B
+        return rows.out
 
     def _enter(self, rows: _Rows) -> None:
         from stoker.engine import step_kernels  # as above
 
-        attend, buffers, size = rows.attend, rows.attend.buffers, len(rows.tokens_B)
+        attend, buffers, size = rows.attend, rows.attend.buffers, len(rows.tokens)
         assert buffers is not None, "fused kernels have them"
         step_kernels.decode_inputs(
-            rows.inputs_3B,
+            rows.inputs,
             self.seats.tokens_SL,
             self.seats.tables_SC,
             self.seats.ended_S,
-            tokens_B=rows.tokens_B,
-            positions_B=rows.positions_B,
-            next_B=rows.next_B,
+            tokens_B=rows.tokens,
+            positions_B=rows.positions,
+            next_B=rows.following,
             slots_B=buffers.slots,
             seq_lens_B=buffers.seq_lens,
             block_tables_BC=buffers.block_tables,
@@ -190,9 +195,9 @@ class DecodeGraphs:
         if size not in self.rows:
             limits = PagedSize(max_tokens=size, max_sequences=size, max_blocks=self.seats.tables_SC.shape[1])
             attend = PagedAttend(self.model.ops, self.whole.attention, self.cache, limits, self.whole.buffers)
-            tokens_B, positions_B, next_B, out_2B = torch.split(self.outputs[: 5 * size], (size, size, size, 2 * size))
+            tokens_B, positions_B, next_B, out = torch.split(self.outputs[: 5 * size], [size, size, size, 2 * size])
             inputs_3B = self.inputs[: 3 * size].view(3, size)
-            self.rows[size] = _Rows(attend, inputs_3B, tokens_B, positions_B, next_B, out_2B.view(2, size))
+            self.rows[size] = _Rows(attend, inputs_3B, tokens_B, positions_B, next_B, out.view(2, size))
         return self.rows[size]
 
 

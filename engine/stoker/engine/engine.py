@@ -284,7 +284,7 @@ class LLMEngine:
                 raise
             except Exception as again:  # noqa: BLE001 - as in `_result`
                 error = again
-        if len(chunks) == 1:
+        if len(chunks) == 1 and error is not None:
             result.errors[chunks[0]] = _text(error)
         elif chunks:
             self._halve(step, chunks[: len(chunks) // 2], result, None)

@@ -14,7 +14,7 @@ Both end the choice at once, nothing further is sent for it; either is harmless 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import msgpack
@@ -22,7 +22,7 @@ import msgpack
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Phase = Literal["Loading", "Warming", "Serving", "Draining", "Drained", "Failed"]
@@ -115,6 +115,8 @@ class CoreState:
     phase: Phase
     message: str
     model: ModelFacts | None = None
+    startup: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the start-up that is over, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,13 +133,22 @@ class Runner:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
-    def warm(self) -> bool:
-        """Capture one more decode size. False: all are there."""
+    def warm(self, *, first: bool = False) -> bool:
+        """Capture one more decode size. False: all are there. `first`: only those that should not be waited for."""
         if self.decode is None:
             return False
         sizes = self.decode.sizes
-        kinds = [Kind(size, samples=True, filtered=False) for size in (*sizes[:FIRST_SIZES], *reversed(sizes))]
-        return self.decode.warm(kinds)
+        order = sizes[:FIRST_SIZES] if first else (*sizes[:FIRST_SIZES], *reversed(sizes))
+        return self.decode.warm([Kind(size, samples=True, filtered=False) for size in order])
+
+    @torch.inference_mode()
+    def rehearse_decode(self) -> None:
+        """Steps of nothing but padding at every size, with and without the sampler's filters: kernels are compiled then."""
+        if self.decode is None:
+            return
+        for size in self.decode.sizes:
+            for filtered in (False, True):
+                self.decode.rehearse(Kind(size, samples=True, filtered=filtered))
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
         """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""

@@ -16,7 +16,6 @@ run on the device in the order in which they were scheduled; it is admitted agai
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

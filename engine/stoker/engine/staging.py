@@ -58,7 +58,7 @@ class Staging:
         if self.is_host:
             return Fetched(list(tensors), None)
         copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-        event = torch.cuda.Event()
+        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return Fetched(copies, event)
 

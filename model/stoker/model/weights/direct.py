@@ -1,6 +1,6 @@
 """Weights from safetensors files straight into parameters: threads read runs of bytes, for a GPU into pinned memory that is copied while the next run is read.
 
-Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of bytes, is left to `load_part`. T: bytes of one tensor.
+Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of bytes, is left to `load_part`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Run:
 
     file: Path
     offset: int
-    target_T: Tensor
-    """uint8, contiguous."""
+    target: Tensor
+    """uint8 [T], contiguous."""
 
 
 Read = Callable[[Run], None]
@@ -85,15 +85,15 @@ def load_direct(
         runs += found
     if not runs:
         return
-    total, done = sum(len(run.target_T) for run in runs), 0
-    reader = reader_on(runs[0].target_T.device)
+    total, done = sum(len(run.target) for run in runs), 0
+    reader = reader_on(runs[0].target.device)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights") as pool:
         for run, _ in zip(runs, pool.map(reader, runs), strict=True):
-            done += len(run.target_T)
+            done += len(run.target)
             if progress is not None:
                 progress(done, total)
-    if runs[0].target_T.is_cuda:
-        torch.cuda.synchronize(runs[0].target_T.device)
+    if runs[0].target.is_cuda:
+        torch.cuda.synchronize(runs[0].target.device)
 
 
 def part_runs(part: Part, place: Place, names: dict[torch.dtype, str], run_bytes: int) -> Iterator[Run]:
@@ -112,7 +112,7 @@ def part_runs(part: Part, place: Place, names: dict[torch.dtype, str], run_bytes
 def reader_on(device: torch.device) -> Read:
     """Called by several threads."""
     if device.type != "cuda":
-        return lambda run: read_into(run, run.target_T)
+        return lambda run: read_into(run, run.target)
     own = threading.local()
 
     def read(run: Run) -> None:
@@ -128,9 +128,9 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
-        self.stream = torch.cuda.Stream(device)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.buffers = [torch.empty(RUN_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
-        self.copied = [torch.cuda.Event() for _ in range(BUFFERS)]
+        self.copied: list[torch.cuda.Event] = [torch.cuda.Event() for _ in range(BUFFERS)]  # type: ignore[no-untyped-call]
         self.turn = 0
 
     def read(self, run: Run) -> None:
@@ -138,16 +138,16 @@ class Lane:
         buffer, copied = self.buffers[self.turn], self.copied[self.turn]
         self.turn = (self.turn + 1) % BUFFERS
         copied.synchronize()
-        buffer = buffer[: len(run.target_T)]
+        buffer = buffer[: len(run.target)]
         read_into(run, buffer)
         with torch.cuda.stream(self.stream):
-            run.target_T.copy_(buffer, non_blocking=True)
+            run.target.copy_(buffer, non_blocking=True)
             copied.record(self.stream)
 
 
 def read_into(run: Run, buffer: Tensor) -> None:
     """Fill host memory; the interpreter's lock is not held while reading."""
-    memory = memoryview(buffer.numpy())
+    memory = memoryview(buffer.numpy())  # type: ignore[arg-type]
     done = 0
     descriptor = os.open(run.file, os.O_RDONLY)
     try:

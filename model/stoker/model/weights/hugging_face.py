@@ -226,9 +226,7 @@ class HuggingFaceWeights:
         else:
             self.load_direct(decoder, progress)
 
-    def load_direct(
-        self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES
-    ) -> None:
+    def load_direct(self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
         """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
         check_fit(decoder, self.store.shapes())
         names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}

@@ -1,0 +1,163 @@
+"""P9: from the start of the server's process to the first token of an answer, Llama-3.1-8B shape on one GPU, weights in the page cache.
+
+    python bench/engine_gpu_start.py --folder /dev/shm/model --out DIR
+    python bench/engine_gpu_start.py --rounds 3
+
+Makes a folder of random bfloat16 safetensors in `--folder` (16 GB; kept if it is there already), reads it once, then starts
+`python -m stoker.engine` and asks for one streamed token as soon as it says it is ready. The first round compiles kernels
+into an empty Triton cache, the others find them there. The last line is JSON: seconds, and the parts that `/status` tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.engine_gpu import LLAMA31_8B, QWEN3_06B
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.weights.hugging_face import save_hugging_face
+
+LIMIT_S = 180.0
+SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/stoker-start"))
+    parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("bench/out"))
+    parser.add_argument("--layers", type=int, help="fewer, to try the script out")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not arguments.folder.exists():
+        make_folder(arguments.folder, arguments.shape, arguments.device, arguments.layers)
+    for file in sorted(arguments.folder.glob("*.safetensors")):
+        subprocess.run(["cat", str(file)], stdout=subprocess.DEVNULL, check=True)
+    results = []
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(arguments.rounds):
+            results.append(
+                start_once(arguments.folder, arguments.device, Path(cache), arguments.out / f"P9-{number}.log")
+            )
+            print(json.dumps(results[-1]), flush=True)
+    figures = {
+        "cold_s": results[0]["first_token_s"],
+        "warm_s": min(one["first_token_s"] for one in results),
+        "rounds": results,
+    }
+    (arguments.out / "P9.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures))
+
+
+def make_folder(folder: Path, shape: str, device: str, layers: int | None) -> None:
+    from dataclasses import replace
+
+    from tokenizers import Tokenizer, models
+
+    config = SHAPES[shape] if layers is None else replace(SHAPES[shape], num_layers=layers)
+    decoder = Decoder(config, Ops(), dtype=torch.bfloat16, device=device)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            parameter.fill_(1) if "norm" in name else parameter.normal_(0, 0.02)
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(1000)}, unk_token="t0"))
+    save_hugging_face(folder, decoder, {"tokenizer.json": tokenizer.to_str().encode()})
+
+
+def start_once(folder: Path, device: str, cache: Path, log: Path) -> dict[str, Any]:
+    port = free_port()
+    config = {
+        "listen": {"host": "127.0.0.1", "port": port},
+        "device": device,
+        "model": {"path": str(folder), "names": ["m"]},
+        "scheduler": {"max_batch_tokens": 8192, "max_model_len": 8192},
+    }
+    file = cache / "config.json"
+    file.write_text(json.dumps(config))
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache / "triton")}
+    begin = time.monotonic()
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "stoker.engine", "--config", str(file)],
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+    try:
+        ready_s = wait_until_ready(port, server, begin)
+        first_s = first_token(port, begin)
+        status = get(port, "/status")
+        ready_again_s = time.monotonic()
+        first_token(port, 0.0)
+        warm_request_s = time.monotonic() - ready_again_s
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+    return {
+        "ready_s": round(ready_s, 3),
+        "first_token_s": round(first_s, 3),
+        "second_request_s": round(warm_request_s, 3),
+        "parts": status["startup_s"],
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def wait_until_ready(port: int, server: subprocess.Popen[bytes], begin: float) -> float:
+    while time.monotonic() - begin < LIMIT_S:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with {server.returncode}")
+        try:
+            if get(port, "/status")["phase"] == "Serving":
+                return time.monotonic() - begin
+        except OSError:
+            pass
+        time.sleep(0.01)
+    raise SystemExit(f"not ready after {LIMIT_S} s")
+
+
+def get(port: int, path: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path)
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def first_token(port: int, begin: float) -> float:
+    """Seconds until the first streamed piece of an answer to 128 tokens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "m", "prompt": list(range(3, 131)), "max_tokens": 8, "stream": True, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    line = answer.readline()
+    while not line.startswith(b"data: "):
+        if not line:
+            raise SystemExit(f"no answer: {answer.status}")
+        line = answer.readline()
+    seconds = time.monotonic() - begin
+    answer.read()
+    connection.close()
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from trainer_gpu import ROWS, Run, spawn, trainer_config
+from trainer_gpu import ROWS, Run, add_site, spawn, trainer_config
 
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
@@ -168,6 +168,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    add_site()
     if options.rank:
         work(options)
         return

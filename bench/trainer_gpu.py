@@ -9,7 +9,7 @@
     python bench/trainer_gpu.py T1 --gpus 4 --profile       # kernels by kind against their floors, exposed communication, host gaps
 
 Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker).
-One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
+STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
 A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. The last line is JSON.
 """
 
@@ -20,11 +20,12 @@ import gc
 import json
 import os
 import re
+import site
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -395,8 +396,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def add_site(environment: Mapping[str, str] = os.environ) -> None:
+    """Packages that lie outside of this Python, such as flash-attn-4, with their .pth files."""
+    if "STOKER_BENCH_SITE" in environment:
+        site.addsitedir(environment["STOKER_BENCH_SITE"])
+
+
 def main() -> None:
     options = arguments()
+    add_site()
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     if options.rank:

@@ -249,9 +249,10 @@ def test_packed_attention_on_the_gpu(case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lengths", [(512,), (256, 256), (300, 17, 300, 300, 700)], ids=str)
-def test_cudnn_takes_documents_of_any_lengths(lengths: tuple[int, ...]) -> None:
-    check_packed(Case(8, 2, 128, lengths=lengths, dtype=torch.bfloat16), "cuda", "cudnn")
+@pytest.mark.parametrize("window", [None, 40], ids=str)
+@pytest.mark.parametrize("lengths", [(512,), (256, 256), (300, 300, 300), (300, 17, 300, 300, 700)], ids=str)
+def test_cudnn_takes_documents_of_any_lengths(lengths: tuple[int, ...], window: int | None) -> None:
+    check_packed(Case(8, 2, 128, lengths=lengths, window=window, dtype=torch.bfloat16), "cuda", "cudnn")
 
 
 @pytest.mark.gpu

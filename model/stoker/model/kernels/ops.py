@@ -29,7 +29,7 @@ ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
     ("fused", False): ("flash", "cudnn", "stoker"),
     ("fused", True): ("stoker",),
 }
-"""What packed attention may be, by kernels and deterministic. `auto` is the first without an `obstacle`: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not repeat bitwise."""
+"""What packed attention may be, by kernels and deterministic. `auto` is the first without an `obstacle`: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not repeat bitwise. `cudnn` computes documents of one length; others, and windows, are `stoker`'s."""
 
 PAGED_ATTENTION: dict[tuple[KernelsName, bool], AttentionName] = {
     ("reference", False): "sdpa",

@@ -27,12 +27,14 @@ class DecodeConfig:
     """Keys of one tile."""
     num_warps: int
     num_stages: int
+    parts: int = 64
+    """Rows (one per part and head) that are put together at once."""
 
 
 def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
     if dtype is torch.float32 or head_dim > 128:
-        return DecodeConfig(keys=32, num_warps=4, num_stages=2)
-    return DecodeConfig(keys=64, num_warps=2, num_stages=3)
+        return DecodeConfig(keys=32, num_warps=4, num_stages=2, parts=32)
+    return DecodeConfig(keys=64, num_warps=4, num_stages=3)
 
 
 def attend_decode(
@@ -91,7 +93,7 @@ def attend_decode(
         BLOCK_M=max(16, triton.next_power_of_2(group)),
         BLOCK_N=config.keys,
         HEADS=triton.next_power_of_2(group),
-        PARTS=max(1, 32 // triton.next_power_of_2(group)),
+        PARTS=max(1, config.parts // triton.next_power_of_2(group)),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -27,6 +27,16 @@ def packed_attention(
     return KERNELS[attention](q_TNH, k_TKH, v_TKH, sequences, scale, window)
 
 
+def attend_equal(
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
+) -> Tensor:
+    """cuDNN's kernels for documents of one length; it plans anew for each shape, so what it does not know (several lengths, windows) goes to ours."""
+    longest = max(sequences.lengths)
+    if window is not None or min(sequences.lengths) != longest:
+        return attend_packed(q_TNH, k_TKH, v_TKH, sequences, scale, window)
+    return attend_cudnn(q_TNH, k_TKH, v_TKH, longest, scale)
+
+
 def attend_packed(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
@@ -76,4 +86,4 @@ class PackedAttention(torch.autograd.Function):
         return *grads, None, None, None
 
 
-KERNELS: dict[str, Callable[..., Tensor]] = {"stoker": attend_packed, "cudnn": attend_cudnn, "flash": attend_flash}
+KERNELS: dict[str, Callable[..., Tensor]] = {"stoker": attend_packed, "cudnn": attend_equal, "flash": attend_flash}

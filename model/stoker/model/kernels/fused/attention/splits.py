@@ -19,7 +19,7 @@ def num_splits(num_rows: int, num_kv_heads: int) -> int:
 def split_keys(num_rows: int, num_kv_heads: int) -> int:
     """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way through memory."""
     programs = num_rows * num_kv_heads
-    return 128 if programs <= 64 else 256 if programs <= 512 else 512
+    return 128 if programs <= 64 else 256 if programs <= 512 else 1024
 
 
 class DecodeScratch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import NoReturn
 
 import click
@@ -14,10 +15,30 @@ from stoker.cli.exit_status import WRONG_INPUT
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
+EXTRAS = {"engine": "engine", "trainer": "trainer", "model": "engine"}
+"""Package of ours that computes with torch -> the extra of the distribution that brings what it needs."""
+
+
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process: signals, terminal and exit code are the program's own."""
+    missing = missing_part(module)
+    if missing:
+        click.echo(missing, err=True)
+        sys.exit(WRONG_INPUT)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def missing_part(module: str, find: Callable[[str], object | None] = find_spec) -> str:
+    """Why this installation cannot run a program of ours, or nothing. The control image has no torch, for instance."""
+    package = ".".join(module.split(".")[:2])
+    extra = EXTRAS.get(package.removeprefix("stoker."))
+    needed = (package, "torch") if extra else (package,)
+    absent = next((name for name in needed if find(name) is None), None)
+    if absent is None:
+        return ""
+    cure = f"install stoker[{extra}] or use the runtime image" if extra else "install the whole distribution"
+    return f"this installation has no {absent}, which `python -m {module}` needs: {cure}"
 
 
 @click.command(context_settings=PASS_THROUGH, add_help_option=False)

@@ -37,6 +37,10 @@ class SimulatedCluster:
         self.reports: dict[str, dict[str, Any]] = {}
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.events: list[str] = []
+        self.gone: list[Object] = []
+        """Pods that were evicted: they ended by themselves, and were removed before anybody looked."""
+        self.ending: set[str] = set()
+        """Namespaces that take nothing new."""
         self.now = START
         self.version = 0
         self.uids = 0
@@ -78,6 +82,12 @@ class SimulatedCluster:
         else:
             self._remove(key)
 
+    def evict(self, pod: Object) -> None:
+        """An ended pod goes at once; what it said last was seen by the informers only."""
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        self.gone.append(copy.deepcopy(pod))
+        self._remove(key_of(pod))
+
     def of_kind(self, kind: str) -> list[Object]:
         return [found for key, found in sorted(self.objects.items()) if key.kind == kind]
 
@@ -89,6 +99,11 @@ class SimulatedCluster:
             store.put(copy.deepcopy(found))
         for uid, body in self.reports.items():
             store.put_report(uid, copy.deepcopy(body), 0.0)
+        for pod in self.gone:
+            store.put(copy.deepcopy(pod))
+            store.remove(key_of(pod), pod["metadata"]["uid"], last=copy.deepcopy(pod))
+        for namespace in self.ending:
+            store.set_terminating(namespace, 0.0)
         seen = observe(store, key, 1.0)
         if seen is None:
             return Plan()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.applied_hash import with_applied_hash
-from stoker.operator.cluster.seam import Cluster, Conflict, PodUnreachable, ServerError
+from stoker.operator.cluster.seam import Cluster, Conflict, Invalid, NamespaceTerminating, PodUnreachable, ServerError
 from stoker.operator.execute import Executor, event_object
 from stoker.operator.kept import kept
 from stoker.operator.labels import APPLIED_HASH, JOB_UID
@@ -292,5 +292,92 @@ def test_any_crash_points_then_a_retry_converge(tmp_path: Path, crashes: list[tu
                 continue
         assert what_is_wanted(world) == WANTED
         assert {call.body["id"] for call in pods.calls} == {"one"}
+
+    asyncio.run(story())
+
+
+def test_a_refused_pod_costs_few_requests_however_many_are_wanted(tmp_path: Path) -> None:
+    class Refusing(Recorder):
+        async def create(self, body: Object) -> Object:
+            self.names.append("create")
+            if body["metadata"]["name"] == "child-0004":
+                raise Invalid("spec.containers: refused")
+            return await self.inner.create(body)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        held = (await new_world(world))["resource"]
+        cluster = Refusing(world.cluster)
+        children = tuple(owned(gated_pod(f"child-{number:04}"), held) for number in range(1000))
+        with pytest.raises(Invalid):
+            await Executor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
+        assert len(cluster.names) == 1 + 2 + 4
+        cluster.names.clear()
+        with pytest.raises(Invalid):  # a second try finds the others
+            await Executor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
+
+    asyncio.run(story())
+
+
+def test_many_pods_are_made_side_by_side_and_no_more_than_allowed(tmp_path: Path) -> None:
+    class Slow(Recorder):
+        now = most = 0
+
+        async def create(self, body: Object) -> Object:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return await self.inner.create(body)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        held = (await new_world(world))["resource"]
+        cluster = Slow(world.cluster)
+        children = tuple(owned(gated_pod(f"child-{number}"), held) for number in range(200))
+        await Executor(cluster, Store(), FakeClock(), max_requests=8).execute(held, Plan(create=children))
+        assert len(world.objects.of_kind("Pod")) >= 200
+        assert cluster.most == 8
+
+    asyncio.run(story())
+
+
+def test_a_lost_pod_is_removed_without_waiting(tmp_path: Path) -> None:
+    class Graces(Recorder):
+        async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+            self.names.append(f"{ref.name} {grace_s}")
+            return await self.inner.delete(ref, grace_s=grace_s)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        made = await new_world(world)
+        cluster = Graces(world.cluster)
+        plan = Plan(delete=(ref_of(made["old"]),), force=(ref_of(made["gated"]),))
+        await Executor(cluster, Store(), FakeClock()).execute(made["resource"], plan)
+        assert cluster.names == [f"{made['old']['metadata']['name']} None", "gated 0"]
+
+    asyncio.run(story())
+
+
+def test_a_namespace_that_refuses_everything_new_is_remembered(tmp_path: Path) -> None:
+    class Ending(Recorder):
+        ending = True
+
+        async def create(self, body: Object) -> Object:
+            if self.ending:
+                raise NamespaceTerminating("namespace default is being terminated")
+            return await self.inner.create(body)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        held = (await new_world(world))["resource"]
+        cluster, store, clock = Ending(world.cluster), Store(), FakeClock()
+        plan = Plan(create=(owned(gated_pod("child"), held),))
+        with pytest.raises(NamespaceTerminating):
+            await Executor(cluster, store, clock).execute(held, plan)
+        assert store.is_terminating("default", clock.monotonic())
+        cluster.ending = False
+        await Executor(cluster, store, clock).execute(held, plan)
+        assert not store.is_terminating("default", clock.monotonic())
 
     asyncio.run(story())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
 from stoker.operator.config import OperatorConfig
@@ -36,6 +39,21 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
     assert settings.node_lost_s == 3
+
+
+def leaves(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from leaves(section)
+        else:
+            yield name
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")
+    missing = [name for name in leaves(OperatorConfig) if not re.search(rf"[`.]{name}`", page)]
+    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.operator.cluster.seam import Forbidden, TooManyRequests
 from stoker.operator.operator import Operator
 from stoker.operator.plan import Key, Object, Observed, Plan
 from stoker.operator.settings import Settings
@@ -237,3 +238,55 @@ def test_any_history_and_any_lost_write_converge(tmp_path: Path, history: list[s
         assert status(world)["replicas"] == replicas
 
     run(tmp_path, story, wrap=lambda cluster: Flaky(cluster, fail_at=fail_at, after=after))
+
+
+def test_what_is_refused_is_in_the_status_until_it_is_taken(tmp_path: Path) -> None:
+    class Quota:
+        full = True
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        async def create(self, body: Object) -> Object:
+            if Quota.full and body["kind"] == "Pod":
+                raise Forbidden("exceeded quota: pods")
+            return dict(await self.inner.create(body))
+
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pool("pool"))
+        await world.clock.advance(1)
+        status = world.objects.get(KEY)["status"]
+        assert status["message"] == "exceeded quota: pods"
+        assert {item["type"]: item["status"] for item in status["conditions"]} == {"Ready": "False", "Stalled": "True"}
+        Quota.full = False
+        await world.clock.advance(10)
+        assert running_pods(world) == ["pool-0"]
+        assert "message" not in world.objects.get(KEY)["status"]
+
+    run(tmp_path, story, wrap=Quota)
+
+
+def test_an_api_server_that_asks_for_patience_gets_it(tmp_path: Path) -> None:
+    times: list[float] = []
+
+    async def story(world: Embedded, _: Operator) -> None:
+        def reconcile() -> None:
+            times.append(world.clock.monotonic())
+            if len(times) < 3:
+                raise TooManyRequests("slow down", retry_after_s=7.0)
+
+        calls.append(reconcile)
+        world.objects.create(pool("pool"))
+        await world.clock.advance(30)
+        assert times == [0.0, 7.0, 14.0]
+
+    calls: list[Callable[[], None]] = []
+
+    def reconcile(_seen: Observed, _settings: Settings, _now: datetime) -> Plan:
+        calls[0]()
+        return Plan()
+
+    run(tmp_path, story, reconcile=reconcile)

@@ -584,6 +584,36 @@ def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
     assert run.cluster.pods("task") == []
 
 
+def test_an_evicted_pod_that_is_gone_already_is_judged_by_its_last_word() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10),))
+    leader, second = run.gang
+    for pod in (leader, second):
+        run.cluster.end(pod, Cause.INTERRUPTED, saves=(run.word(10),))
+        run.cluster.evict(pod)
+    run.cluster.settle()
+    ended = run.status["attempts"][0]
+    assert (ended["failure"]["cause"], ended["failure"]["action"]) == ("Interrupted", "RetryFree")
+    assert run.cluster.pods("task") == [], "the last word says what was saved"
+    assert run.attempt == 1
+    assert run.status["attempt"]["resumedFrom"]["step"] == 10
+    assert run.status["failuresWithoutProgress"] == 0
+
+
+def test_in_an_ending_namespace_the_data_stays_and_the_finalizer_goes() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.ending.add("default")
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert key not in run.cluster.objects
+    assert run.cluster.pods("task") == []
+    assert any("Retained" in event for event in run.cluster.events)
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(

@@ -132,3 +132,56 @@ def test_news_in_any_order_end_in_the_newest_state(history: list[tuple[str, int,
         Key("ConfigMap", "a", name): thing(name, version) for name, version in last.items() if name not in deleted
     }
     assert {key_of(found): found for found in store.of_kind("ConfigMap")} == expected
+
+
+def pod(name: str, version: int, phase: str, **metadata: Any) -> Object:
+    found = thing(name, version, kind="Pod", labels={JOB_UID: "job-uid"}, **metadata)
+    return {**found, "status": {"phase": phase}}
+
+
+def test_an_evicted_pod_that_ended_before_it_went_leaves_its_last_word() -> None:
+    store = Store()
+    deleting = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    store.put(pod("evicted", 1, "Running"))
+    store.put(pod("evicted", 2, "Running", **deleting))
+    last = pod("evicted", 3, "Failed", **deleting)
+    store.remove(key_of(last), "uid-evicted", 3, last=last)
+    assert store.get(key_of(last)) is None
+    assert store.gone(JOB_UID, "job-uid") == [last]
+    assert store.gone(JOB_UID, "other") == []
+
+
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+def test_a_pod_that_had_not_ended_has_nothing_to_say(phase: str) -> None:
+    store = Store()
+    found = pod("forced", 1, phase)
+    store.put(found)
+    store.remove(key_of(found), "uid-forced", 2, last=found)
+    assert store.gone(JOB_UID, "job-uid") == []
+
+
+def test_an_ended_pod_that_we_deleted_ourselves_is_not_remembered() -> None:
+    store = Store()
+    found = pod("done", 1, "Failed")
+    store.put(found)
+    store.remove(key_of(found), "uid-done")
+    assert store.gone(JOB_UID, "job-uid") == []
+
+
+def test_a_namespace_that_took_nothing_is_ending_until_it_takes_something_or_time_has_passed() -> None:
+    store = Store()
+    assert not store.is_terminating("a", 0)
+    store.set_terminating("a", 10)
+    assert store.is_terminating("a", 20)
+    assert not store.is_terminating("b", 20)
+    assert not store.is_terminating("a", 10 + 600)
+    store.set_terminating("a", None)
+    assert not store.is_terminating("a", 20)
+
+
+def test_objects_are_counted_by_kind() -> None:
+    store = Store()
+    store.put(thing("one", 1))
+    store.put(thing("two", 2))
+    store.put(pod("three", 3, "Running"))
+    assert store.counts() == {"ConfigMap": 2, "Pod": 1}

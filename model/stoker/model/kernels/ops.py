@@ -59,6 +59,7 @@ class Kernels(Protocol):
     """What an implementation provides; the methods of `Ops` say what each does."""
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
+    def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor: ...
     def pack(self, weight_ED: Tensor) -> Tensor: ...
     def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor: ...
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
@@ -174,6 +175,12 @@ class Ops:
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
         return self.impl.linear(x_TD, weight_ED, bias_E)
+
+    def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+        """The output layer: `linear`, but without gradient in float32 where that costs little. In deterministic mode exactly `linear`, which the trainer's loss computes, too."""
+        if hidden_TD.shape[-1] != weight_VD.shape[-1]:
+            raise ValueError(f"logits: weight {tuple(weight_VD.shape)} does not fit hidden {tuple(hidden_TD.shape)}")
+        return self.impl.logits(hidden_TD, weight_VD)
 
     def pack(self, weight_ED: Tensor) -> Tensor:
         """A copy of the weight in the order that `linear` reads fastest, which only `linear` without gradient can use; the weight itself where there is no such order."""
@@ -408,9 +415,8 @@ def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
 
 
 def has_flash() -> bool:
-    return (
-        importlib.util.find_spec("flash_attn") is not None and importlib.util.find_spec("flash_attn.cute") is not None
-    )
+    """flash-attn-4 and the compiler it needs."""
+    return all(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn.cute", "cutlass"))
 
 
 def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:

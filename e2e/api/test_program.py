@@ -126,7 +126,7 @@ def test_a_killed_leader_is_replaced_when_its_lease_is_over(start: Callable[...,
 def test_a_job_gets_its_pods_and_kopf_leaves_nothing_on_it(
     start: Callable[..., Replica], plane: Plane, namespace: str
 ) -> None:
-    one = start("one")
+    one = start("one", wake_ups=["TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool"])
     eventually(one.leads)
     claim = {
         "apiVersion": "v1",

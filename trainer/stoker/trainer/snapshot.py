@@ -14,10 +14,13 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
 from stoker.trainer.communicator import Pending
-from stoker.trainer.piece_map import shard_pieces, state_names
+from stoker.trainer.piece_map import ShardPiece, shard_pieces, state_names
 from stoker.trainer.pinned import pinned_memory
 from stoker.trainer.saver import HostPiece
 from stoker.trainer.zero import STATE_KINDS, BucketState, Zero
+
+READERS = 4
+"""Parts that are read and verified at once when a checkpoint is loaded."""
 
 
 def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
@@ -102,17 +105,22 @@ def load_state(
     check_same_model(reader, parts, kinds)
     done = 0
 
+    def read(wanted: tuple[str, ShardPiece]) -> Tensor:
+        kind, item = wanted
+        name = f"{kind}.{item.name}"
+        return torch.from_numpy(to_float32(reader.read(name, item.box, item.flat), reader.tensor(name).dtype))
+
     def fill(state: BucketState, shards: dict[str, Tensor]) -> None:
         nonlocal done
-        for item in shard_pieces(state.bucket, zero.communicator.rank, parts):
-            for kind in kinds:
-                name = f"{kind}.{item.name}"
-                values = to_float32(reader.read(name, item.box, item.flat), reader.tensor(name).dtype)
-                shards[kind][item.start : item.end].copy_(torch.from_numpy(values))
+        pieces = shard_pieces(state.bucket, zero.communicator.rank, parts)
+        wanted = [(kind, item) for item in pieces for kind in kinds]
+        for (kind, item), values in zip(wanted, readers.map(read, wanted), strict=True):
+            shards[kind][item.start : item.end].copy_(values)
         done += 1
         report(f"LoadingCheckpoint {100 * done // len(zero.states)} %")
 
-    zero.set_shards(fill)
+    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="load") as readers:
+        zero.set_shards(fill)
 
 
 def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stoker.operator.cluster.seam import Forbidden, TooManyRequests
 from stoker.operator.operator import Operator
 from stoker.operator.plan import Key, Object, Observed, Plan
+from stoker.operator.render.trainer import keys_object
 from stoker.operator.settings import Settings
 from tests.operator.cluster_contract import owned, pool, ref_of
 from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, settle
@@ -130,6 +131,29 @@ def test_pods_go_with_their_resource(tmp_path: Path) -> None:
         assert [process.signals for process in world.runner.processes] == [["TERM"], ["TERM"]]
 
     run(tmp_path, story)
+
+
+def test_the_public_keys_leave_a_namespace_with_the_last_resource_that_needs_them(tmp_path: Path) -> None:
+    async def story(world: Embedded, operator: Operator) -> None:
+        await operator.executor.apply(keys_object("default", SETTINGS))
+        for name in ("pool", "second"):
+            world.objects.create(pool(name))
+        await settle()
+
+        world.objects.delete(ref_of(world.objects.get(KEY)))
+        await settle()
+        assert has_keys(world)
+
+        world.objects.delete(ref_of(world.objects.get(Key("EnginePool", "default", "second"))))
+        await settle()
+        assert not has_keys(world)
+
+    run(tmp_path, story)
+
+
+def has_keys(world: Embedded) -> bool:
+    names = {found["metadata"]["name"] for found in world.objects.of_kind("ConfigMap")}
+    return SETTINGS.control_keys_config_map in names
 
 
 def test_a_new_report_wakes_its_resource(tmp_path: Path) -> None:

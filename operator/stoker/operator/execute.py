@@ -140,6 +140,10 @@ class Executor:
         if not is_applied(body, self.store.get(_key(body))):
             self.store.put(await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER)))
 
+    async def discard(self, resource: Object) -> None:
+        """Delete an object that nobody needs any more."""
+        await self._delete(ref_of(resource))
+
     async def _remove(self, ref: Ref) -> None:
         await self._delete(ref, grace_s=0)
 

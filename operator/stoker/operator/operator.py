@@ -17,6 +17,7 @@ from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
+from stoker.operator.labels import APPLIED_HASH
 from stoker.operator.lost_nodes import mark_lost, removed_by_force
 from stoker.operator.metrics import Figures, OperatorMetrics
 from stoker.operator.observe import interested, observe, only_heartbeat, only_progress
@@ -34,6 +35,8 @@ Reconciler = Callable[[Observed, Settings, datetime], Plan]
 REST, LONGEST_REST_S = 2.0, 0.25
 """After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
 
+KEYS_USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")
+"""Kinds whose pods mount the operator's public keys."""
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
@@ -85,6 +88,7 @@ class Operator:
         """One pass over one resource."""
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
         if seen is None:
+            await self._leave(key.namespace)
             return
         now = self.clock.now()
         marked = mark_lost(seen, now, self.settings.node_lost_s)
@@ -95,6 +99,14 @@ class Operator:
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
+
+    async def _leave(self, namespace: str) -> None:
+        """With the last resource whose pods read the public keys, the keys leave its namespace too: they have no owner that would take them along."""
+        if any(self.store.of_kind(kind, namespace) for kind in KEYS_USERS):
+            return
+        keys = self.store.get(Key("ConfigMap", namespace, self.settings.control_keys_config_map))
+        if keys is not None and APPLIED_HASH in keys["metadata"].get("labels", {}):
+            await self.executor.discard(keys)
 
     def wake(self, changed: Object) -> None:
         """Put every resource that looks at `changed` on the queue."""

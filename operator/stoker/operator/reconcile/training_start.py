@@ -111,7 +111,7 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
     assert pinned is not None, "an attempt is opened together with its pinned rendering"
     name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
     present = {found["metadata"]["name"] for found in view.seen.of_kind("ConfigMap")}
-    if name not in present:
+    if not {name, view.settings.control_keys_config_map} <= present:
         choice = choose_resume(view, None, attempt)
         assert not isinstance(choice, Blocked)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)

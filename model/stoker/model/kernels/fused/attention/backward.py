@@ -55,7 +55,7 @@ def attend_backward(
     inner_TN = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q_TNH.device)
     width = max(16, triton.next_power_of_2(head_dim))
     rows = 64
-    inner_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
+    attention_inner_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
         out_TNH, grad_TNH, inner_TN, num_tokens * num_heads, HEAD_DIM=head_dim, H=width, ROWS=rows, num_warps=4
     )
     tensors = (q_TNH, k_TKH, v_TKH, grad_TNH, lse_TN, inner_TN)
@@ -77,7 +77,7 @@ def attend_backward(
         "HAS_WINDOW": window is not None,
         "PRECISION": precision(q_TNH.dtype),
     }
-    key_kernel[(num_kv_heads, num_tokens // keys.keys + num_sequences)](
+    attention_key_grad_kernel[(num_kv_heads, num_tokens // keys.keys + num_sequences)](
         *tensors,
         grad_k,
         grad_v,
@@ -88,7 +88,7 @@ def attend_backward(
         num_warps=keys.num_warps,
         num_stages=keys.num_stages,
     )
-    query_kernel[(num_kv_heads, num_tokens // (queries.rows // group) + num_sequences)](
+    attention_query_grad_kernel[(num_kv_heads, num_tokens // (queries.rows // group) + num_sequences)](
         *tensors,
         grad_q,
         *numbers,
@@ -102,7 +102,9 @@ def attend_backward(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def inner_kernel(out_ptr, grad_ptr, inner_ptr, num_rows, HEAD_DIM: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr):
+def attention_inner_kernel(
+    out_ptr, grad_ptr, inner_ptr, num_rows, HEAD_DIM: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr
+):
     """Sum of out * grad over H, per row."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offsets = rows * HEAD_DIM
@@ -112,7 +114,7 @@ def inner_kernel(out_ptr, grad_ptr, inner_ptr, num_rows, HEAD_DIM: tl.constexpr,
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window"])
-def key_kernel(
+def attention_key_grad_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -193,7 +195,7 @@ def key_kernel(
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window"])
-def query_kernel(
+def attention_query_grad_kernel(
     q_ptr,
     k_ptr,
     v_ptr,

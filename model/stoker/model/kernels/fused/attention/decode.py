@@ -61,7 +61,7 @@ def attend_decode(
     num_kv_heads, group = k.shape[2], num_heads // k.shape[2]
     config = decode_config(q_TNH.dtype, head_dim) if config is None else config
     splits = num_splits(num_sequences, num_kv_heads)
-    decode_kernel[(num_kv_heads, splits, num_sequences)](
+    attention_decode_kernel[(num_kv_heads, splits, num_sequences)](
         q_TNH,
         k,
         v,
@@ -101,7 +101,7 @@ def attend_decode(
 
 
 @triton.jit(do_not_specialize=["window", "min_keys"], do_not_specialize_on_alignment=["seq_lens_ptr", "tables_ptr"])
-def decode_kernel(
+def attention_decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,

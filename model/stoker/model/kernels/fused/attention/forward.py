@@ -88,7 +88,7 @@ def attend_forward(
     if tile_queries == 0:
         raise ValueError(f"attention: {group} heads share a kv head; at most {config.rows} can")
     grid = (num_kv_heads, num_tokens // tile_queries + num_sequences)
-    forward_kernel[grid](
+    attention_kernel[grid](
         q_TNH,
         k,
         v,
@@ -128,7 +128,7 @@ def attend_forward(
     do_not_specialize=["num_sequences", "window"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "tables_ptr"],
 )
-def forward_kernel(
+def attention_kernel(
     q_ptr,
     k_ptr,
     v_ptr,

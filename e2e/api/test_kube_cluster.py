@@ -233,3 +233,27 @@ def test_a_server_that_starts_again_is_waited_for_by_nobody(plane: Plane) -> Non
         await eventually(back)
 
     tell(plane, story)
+
+
+def test_an_opaque_template_is_fixed_to_its_last_leaf(plane: Plane) -> None:
+    """`self == oldSelf` holds for objects whose fields no schema knows."""
+
+    def with_config(**config: Any) -> Object:
+        body = pool("fixed")
+        body["spec"]["revisions"][0]["template"]["config"] = {
+            "scheduler": {"maxTokens": 1, "list": [1, {"a": 2.5}]},
+            **config,
+        }
+        return body
+
+    async def story(cluster: KubeCluster) -> None:
+        first = await cluster.apply(with_config(), manager="us")
+        again = await cluster.apply(with_config(), manager="us")
+        assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+        labelled = with_config()
+        labelled["metadata"]["labels"] = {"a": "b"}
+        await cluster.apply(labelled, manager="us")
+        with pytest.raises(Invalid, match="a revision's template cannot be changed"):
+            await cluster.apply(with_config(scheduler={"maxTokens": 1, "list": [1, {"a": 3.5}]}), manager="us")
+
+    tell(plane, story)

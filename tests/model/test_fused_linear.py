@@ -16,8 +16,8 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
 GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257, 320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
 SMALL_PRODUCTS: list[Shape] = [(0, 4, 16), (3, 5, 40), (66, 7, 32)]
-GPU_FEW: list[Shape] = [(1, 1024, 3072), (1, 4096, 1024), (1, 6144, 4096), (2, 1024, 2048), (3, 1000, 256), (4, 7, 512), (1, 28672, 4096)]  # fmt: skip
-SMALL_FEW: list[Shape] = [(1, 5, 256), (3, 3, 512), (4, 9, 256)]
+GPU_FEW: list[Shape] = [(1, 1024, 3072), (1, 4096, 1024), (1, 6144, 4096), (2, 1024, 2048), (3, 1000, 1024), (4, 7, 2048), (4, 28672, 4096)]  # fmt: skip
+SMALL_FEW: list[Shape] = [(1, 5, 1024), (3, 3, 2048), (2, 9, 1024)]
 
 
 def fresh(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -41,7 +41,7 @@ def check_few_rows(device: str, shape: Shape, dtype: torch.dtype) -> None:
     x, weight = fresh(rows, depth, dtype=dtype, device=device), fresh(outputs, depth, dtype=dtype, device=device)
     bias = fresh(outputs, dtype=dtype, device=device)
     with torch.no_grad():
-        assert linear.suits_rows(x, weight)
+        close(linear.few_rows(x, weight), exact(x, weight), dtype)
         close(linear.linear(x, weight, None), exact(x, weight), dtype)
         close(linear.linear(x, weight, bias), exact(x, weight) + bias.double(), dtype)
 
@@ -66,6 +66,8 @@ def check_invariance(device: str, outputs: int, depth: int, counts: tuple[int, .
     x = fresh(max(counts), depth, dtype=dtype, device=device)
     weight = fresh(outputs, depth, dtype=dtype, device=device)
     whole = tiled_linear.product(x, weight)
+    odd = torch.empty(weight.numel() + 1, dtype=dtype, device=device)[1:].view_as(weight).copy_(weight)
+    assert torch.equal(tiled_linear.product(x, odd), whole), "weight at an odd address"
     for count in counts:
         assert torch.equal(tiled_linear.product(x[:count], weight), whole[:count]), f"first {count} rows"
         assert torch.equal(tiled_linear.product(x[-count:], weight), whole[-count:]), f"last {count} rows"
@@ -229,6 +231,7 @@ def test_logprobs_of_loss_and_of_log_softmax_have_the_same_bits(dtype: torch.dty
 def test_products_agree_when_interpreted() -> None:
     few = [(check_few_rows, ("cpu", shape, F32)) for shape in SMALL_FEW]
     tiled = [(check_tiled, ("cpu", shape, F32)) for shape in SMALL_PRODUCTS]
+    tiled.append((check_tiled, ("cpu", (40, 24, 64), F16)))
     interpreted.run([*few, *tiled, (check_invariance, ("cpu", 7, 40, (1, 2, 66), F32))])
 
 

@@ -13,16 +13,21 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from stoker.model.kernels.fused.launch import overlap
 
 Product = Callable[[Tensor, Tensor], Tensor]
 Place = Callable[[], Tensor | None]
 
 MAX_ROWS = 4
 """Above, products of tensor cores win."""
-MAX_WEIGHT_BYTES = 7 * 2**20
-"""Above, cuBLAS is as fast: measured on an H200, 4.0 against 5.9 us for 1024 x 2048 in bfloat16, 5.2 against 7.5 for 1024 x 3072, a tie at 4096 x 1024."""
-PROGRAMS = 1056
-"""How many programs to aim at: eight for each of 132 multiprocessors."""
+MAX_WEIGHT_BYTES = 256 * 2**20
+"""Above, cuBLAS reads at the memory's speed too."""
+OUTPUTS = 4
+"""Outputs of one program."""
+PRODUCTS = 4096
+"""Weights times rows that a program takes at once; the next as many are on their way."""
 
 
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -82,17 +87,16 @@ def suits_rows(x_TD: Tensor, weight_ED: Tensor) -> bool:
         and x_TD.dim() == 2
         and x_TD.dtype is weight_ED.dtype
         and weight_ED.is_contiguous()
-        and weight_ED.shape[1] % 256 == 0
+        and weight_ED.shape[1] % (PRODUCTS // OUTPUTS) == 0
     )
 
 
 def few_rows(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    """x @ weight^T for 1 to MAX_ROWS rows; each output element is the work of one program."""
+    """x @ weight^T for 1 to MAX_ROWS rows and a depth of whole thousands: one tile serves every shape, so it is compiled once per number of rows."""
     num_rows, num_outputs, depth = x_TD.shape[0], weight_ED.shape[0], weight_ED.shape[1]
     y_TE = torch.empty(num_rows, num_outputs, dtype=x_TD.dtype, device=x_TD.device)
     rows = triton.next_power_of_2(num_rows)
-    outputs, columns = weight_tile(num_outputs, depth, rows)
-    few_rows_kernel[(triton.cdiv(num_outputs, outputs),)](
+    few_rows_kernel[(triton.cdiv(num_outputs, OUTPUTS),)](
         x_TD.contiguous(),
         weight_ED,
         y_TE,
@@ -100,27 +104,27 @@ def few_rows(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         num_outputs,
         depth,
         ROWS=rows,
-        OUTPUTS=outputs,
-        COLUMNS=columns,
+        OUTPUTS=OUTPUTS,
+        COLUMNS=columns_at_once(rows),
         enable_fp_fusion=True,
         num_warps=4,
+        **overlap(),
     )
     return y_TE
 
 
-def weight_tile(num_outputs: int, depth: int, rows: int) -> tuple[int, int]:
-    """Outputs of one program, and how many of their columns it reads at once: 8,192 products in registers, or fewer where the weight has no more."""
-    outputs = min(8, max(1, triton.next_power_of_2(num_outputs // PROGRAMS + 1) // 2))
-    columns = min(8192 // (outputs * rows), 4096)
-    while depth % columns:
-        columns //= 2
-    return outputs, columns
+def columns_at_once(rows: int) -> int:
+    return PRODUCTS // OUTPUTS // max(1, rows // 2)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def few_rows_kernel(
-    x, weight, y, num_rows, num_outputs, depth, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr
+    x, weight, y, num_rows, num_outputs, depth,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    """Weights are read before the last kernel is waited for: none writes them, and between a change of weights and this lies the embedding, an ordinary launch."""
+    if OVERLAPS:
+        gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, COLUMNS)
@@ -128,10 +132,15 @@ def few_rows_kernel(
     inputs = x + row[:, None] * depth + column[None, :]
     has_output, has_row = (output < num_outputs)[:, None], (row < num_rows)[:, None]
     products = tl.zeros([ROWS, OUTPUTS, COLUMNS], dtype=tl.float32)
+    weights_EC = tl.load(weights, mask=has_output, other=0.0)
+    if OVERLAPS:
+        gdc_wait()
     for begin in range(0, depth, COLUMNS):
-        weights_EC = tl.load(weights + begin, mask=has_output, other=0.0).to(tl.float32)
+        ahead = begin + COLUMNS
+        next_EC = tl.load(weights + ahead, mask=has_output & (ahead + column < depth)[None, :], other=0.0)
         inputs_TC = tl.load(inputs + begin, mask=has_row, other=0.0).to(tl.float32)
-        products += weights_EC[None, :, :] * inputs_TC[:, None, :]
+        products += weights_EC.to(tl.float32)[None, :, :] * inputs_TC[:, None, :]
+        weights_EC = next_EC
     place = row[:, None] * num_outputs + output[None, :]
     inside = has_row & (output < num_outputs)[None, :]
     tl.store(y + place, tl.sum(products, 2).to(y.dtype.element_ty), mask=inside)

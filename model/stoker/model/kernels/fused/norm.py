@@ -14,8 +14,12 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
-BACKWARD_ELEMENTS = 132 * 16384
+BACKWARD_ELEMENTS = 264 * 4096
 """Columns of all programs of the backward pass together. Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on the shape alone."""
+
+
+BACKWARD_STAGES = 2
+"""Rows that the backward pass has on their way."""
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -125,6 +129,7 @@ def backward(
         columns,
         HAS_GRAD_TOTAL=grad_total_TD is not None,
         BLOCK=block,
+        STAGES=BACKWARD_STAGES,
         enable_fp_fusion=True,
         num_warps=num_warps(block),
     )
@@ -161,7 +166,7 @@ def forward_kernel(
 @triton.jit(do_not_specialize=["num_rows", "rows_each"])
 def backward_kernel(
     grad, grad_total, total, weight, scales, grad_x, partial, num_rows, rows_each, columns,
-    HAS_GRAD_TOTAL: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_GRAD_TOTAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -169,7 +174,7 @@ def backward_kernel(
     scaling = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     grad_weight = tl.zeros([BLOCK], dtype=tl.float32)
     first = program.to(tl.int64) * rows_each
-    for index in range(tl.minimum(rows_each, num_rows - first)):
+    for index in tl.range(0, tl.minimum(rows_each, num_rows - first), num_stages=STAGES):
         row = first + index
         place = row * columns + column
         scale = tl.load(scales + row)

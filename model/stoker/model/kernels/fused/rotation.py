@@ -16,8 +16,8 @@ from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 HEADS = 8
 """Heads of one program."""
-WARPS = 2
-BACKWARD_TOKENS = 16
+WARPS = 4
+BACKWARD_TOKENS = 8
 """Tokens of one program of the backward pass: it adds the norms' gradients over them."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster import binaries, tools
@@ -22,10 +24,21 @@ def build_images(recipes: Sequence[Recipe] = ALL) -> ImageStore:
     store = ImageStore.default()
     if lines := missing(store.folder):
         raise BuildError("\n".join(lines))
-    builder = Builder(uv_cache())
-    names = [builder.build(recipe) for recipe in recipes]
-    store.load(names, binaries.build([tools.CONTAINERD]))
+    builder = Builder(store.folder, uv_cache())
+    with _one_at_a_time(store.folder / "build.lock"):
+        names = [builder.build(recipe) for recipe in recipes]
+        builder.prune(ALL)
+    store.load(names, builder, binaries.build([tools.CONTAINERD]))
     return store
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Two runs on one machine do not make the same large layer twice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def uv_cache() -> Path:

@@ -38,6 +38,14 @@ class Layout:
         parts = [manifest["config"], *manifest["layers"]]
         return list(dict.fromkeys([descriptor["digest"], *(part["digest"] for part in parts)]))
 
+    def prune(self) -> None:
+        """Drops the blobs of images that were replaced."""
+        index = json.loads((self.folder / "index.json").read_text())
+        kept = {digest for descriptor in index["manifests"] for digest in self.digests(descriptor)}
+        for blob in (self.folder / "blobs" / "sha256").iterdir():
+            if f"sha256:{blob.name}" not in kept:
+                blob.unlink()
+
     def blob(self, digest: str) -> Path:
         return blob_path(self.folder, digest)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.images.builder import BuildError, run, say
+from e2e.images.builder import Builder, BuildError, run, say
 from e2e.images.layout import Layout, blob_path
 
 NAMESPACE = "k8s.io"
@@ -65,11 +65,12 @@ class ImageStore:
         """The images in the seed."""
         return sorted(self._loaded())
 
-    def load(self, images: Sequence[str], bin_folder: Path) -> list[str]:
-        """Brings images of buildah's store into the seed, as far as it does not have them: only missing layers move.
+    def load(self, images: Sequence[str], builder: Builder, bin_folder: Path) -> list[str]:
+        """Brings images that were built into the seed, as far as it does not have them: only missing layers move.
 
         Args:
             images: names with tags.
+            builder: has them.
             bin_folder: with containerd and ctr.
 
         Returns: the names that were new or had changed.
@@ -79,16 +80,14 @@ class ImageStore:
         """
         with self._locked(fcntl.LOCK_EX):
             loaded = self._loaded()
-            wanted = {
-                name: run(["buildah", "inspect", "--type=image", "--format={{.FromImageID}}", name], what=name)
-                for name in images
-            }
+            wanted = {name: builder.id(name) for name in images}
             stale = [name for name in images if loaded.get(name) != wanted[name]]
             if stale:
                 with self._containerd(bin_folder) as address:
                     for name in stale:
-                        self._import(name, bin_folder, address)
+                        self._import(name, builder, bin_folder, address)
                         self._remember({**self._loaded(), name: wanted[name]})
+                Layout(self.folder / "layout").prune()
             return stale
 
     def clone_to(self, root: Path) -> None:
@@ -121,7 +120,7 @@ class ImageStore:
             copy.unlink(missing_ok=True)
             shutil.copy2(database, copy)
 
-    def _import(self, name: str, bin_folder: Path, address: str) -> None:
+    def _import(self, name: str, builder: Builder, bin_folder: Path, address: str) -> None:
         start = time.monotonic()
         layout = Layout(self.folder / "layout")
         ref = name.rpartition("/")[2].replace(":", "-")
@@ -132,7 +131,7 @@ class ImageStore:
                 "copy",
                 "--quiet",
                 "--dest-oci-accept-uncompressed-layers",
-                f"containers-storage:{name}",
+                builder.reference(name),
                 f"oci:{layout.folder}:{ref}",
             ],
             what=name,

@@ -37,18 +37,18 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def references(resource: Object) -> frozenset[Key]:
-    """Objects of the same namespace that spec or status of `resource` name, and the node of a pod."""
-    namespace = resource["metadata"].get("namespace", "")
+    """Objects of the same namespace that spec or status of `resource` name; of a pod its node alone, as no more of it is kept."""
     spec = resource.get("spec")
+    if resource["kind"] == "Pod":
+        node = (spec or {}).get("nodeName")
+        return frozenset({Key("Node", "", str(node))}) if node else frozenset()
+    namespace = resource["metadata"].get("namespace", "")
     found = {*_walk(spec), *_walk(resource.get("status"))}
-    keys = {Key(kind, namespace, name) for kind, name in found}
-    if resource["kind"] == "Pod" and spec and spec.get("nodeName"):
-        keys.add(Key("Node", "", str(spec["nodeName"])))
-    return frozenset(keys)
+    return frozenset(Key(kind, namespace, name) for kind, name in found)
 
 
 def _walk(value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         for field, inner in value.items():
             shape = _SHAPES.get(field)
             if shape is not None:

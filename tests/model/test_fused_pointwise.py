@@ -122,10 +122,12 @@ class Rotated:
         tokens, num_heads, num_kv_heads, head_dim = shape
         angles = torch.rand(tokens, 1, head_dim // 2, device=device) * 6
         norms = [fresh(head_dim, dtype=dtype, device=device) if has_norm else None for _ in range(2)]
+        halves = (angles.cos(), angles.cos(), -angles.sin(), angles.sin())
+        cos, sin = torch.cat(halves, -1).view(tokens, 2, head_dim).split(1, 1)  # as one gather of the table gives them
         return Rotated(
             fresh(tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device=device),
-            torch.cat((angles.cos(), angles.cos()), -1),
-            torch.cat((-angles.sin(), angles.sin()), -1),
+            cos,
+            sin,
             (norms[0], norms[1]),
             (num_heads, num_kv_heads, num_kv_heads),
         )

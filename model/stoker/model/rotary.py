@@ -14,30 +14,30 @@ from stoker.model.config import ModelConfig, RopeScaling
 
 
 class RotaryTable:
-    """`cos` and `sin` of shape [max_position, H], `sin` with the sign of the half that it multiplies. Made at first use on a device, then kept."""
+    """`cos` and `sin` of every position side by side, [max_position, 2, H], `sin` with the sign of the half that it multiplies. Made at first use on a device, then kept."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.head_dim = config.head_dim
         self.max_position = config.max_position_embeddings
         self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self.tables: dict[torch.device, Tensor] = {}
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def on(self, device: torch.device) -> Tensor:
         """The whole table on `device`. The first call there allocates: make it before capturing a graph."""
         if device not in self.tables:
             with torch.inference_mode(False):  # the same table serves passes with and without gradients
                 self.tables[device] = self.build(device)
         return self.tables[device]
 
-    def build(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def build(self, device: torch.device) -> Tensor:
         angles = torch.arange(self.max_position, dtype=torch.float32)[:, None] * self.frequencies[None, :]
         cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device)
+        return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(device)
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos_T1H and sin_T1H in float32. A position beyond the table raises IndexError on the CPU."""
-        cos, sin = self.on(positions_T.device)
-        return cos.index_select(0, positions_T).unsqueeze(1), sin.index_select(0, positions_T).unsqueeze(1)
+        """cos_T1H and sin_T1H in float32, views of one gather. A position beyond the table raises IndexError on the CPU."""
+        cos_T1H, sin_T1H = self.on(positions_T.device).index_select(0, positions_T).split(1, 1)
+        return cos_T1H, sin_T1H
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:

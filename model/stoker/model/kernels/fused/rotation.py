@@ -131,7 +131,7 @@ def launch(
     num_kv_heads = k.shape[1]
     if not num_tokens:
         return
-    q, k = heads_together(q), heads_together(k)
+    q, k, cos, sin = heads_together(q), heads_together(k), heads_together(cos), heads_together(sin)
     v = k if v is None else heads_together(v)
     groups = triton.cdiv(num_heads, HEADS), triton.cdiv(num_kv_heads, HEADS)
     writes = cache is not None
@@ -139,8 +139,8 @@ def launch(
         q,
         k,
         v,
-        cos.contiguous(),
-        sin.contiguous(),
+        cos,
+        sin,
         q_norm,
         k_norm,
         q_out,
@@ -149,6 +149,8 @@ def launch(
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        cos.stride(0),
+        sin.stride(0),
         cache.stride(0) if cache is not None else 0,
         cache.stride(1) if cache is not None else 0,
         cache.shape[2] if cache is not None else 1,
@@ -179,18 +181,20 @@ def backward_of_one(
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not x.numel():
         return grad_x, torch.zeros_like(weight)
-    x, grad_out = heads_together(x), grad_out.contiguous()
+    x, grad_out, cos, sin = heads_together(x), grad_out.contiguous(), heads_together(cos), heads_together(sin)
     grid = (triton.cdiv(num_tokens, BACKWARD_TOKENS), triton.cdiv(num_heads, HEADS))
     partial = torch.empty(grid[0] * grid[1], head_dim, dtype=torch.float32, device=x.device)
     backward_kernel[grid](
         grad_out,
         x,
         weight,
-        cos.contiguous(),
-        sin.contiguous(),
+        cos,
+        sin,
         grad_x,
         partial,
         x.stride(0),
+        cos.stride(0),
+        sin.stride(0),
         num_tokens,
         num_heads,
         head_dim,
@@ -207,7 +211,7 @@ def backward_of_one(
 @triton.jit
 def rotation_kernel(
     q, k, v, cos, sin, q_norm, k_norm, q_out, k_out, slots,
-    q_stride, k_stride, v_stride, block_stride, kind_stride, block_size, num_heads, num_kv_heads, head_dim, eps,
+    q_stride, k_stride, v_stride, cos_stride, sin_stride, block_stride, kind_stride, block_size, num_heads, num_kv_heads, head_dim, eps,
     HAS_NORM: tl.constexpr, WRITES: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Heads of q, then of k, then (WRITES) of v, which is neither normalised nor rotated."""
@@ -219,11 +223,11 @@ def rotation_kernel(
     half = head_dim // 2
     row = tl.arange(0, HALF)
     in_row = row < half
-    table = token * head_dim + row
-    cos_first = tl.load(cos + table, mask=in_row, other=0.0)[None, :]
-    cos_second = tl.load(cos + table + half, mask=in_row, other=0.0)[None, :]
-    sin_first = tl.load(sin + table, mask=in_row, other=0.0)[None, :]
-    sin_second = tl.load(sin + table + half, mask=in_row, other=0.0)[None, :]
+    cos_row, sin_row = cos + token * cos_stride + row, sin + token * sin_stride + row
+    cos_first = tl.load(cos_row, mask=in_row, other=0.0)[None, :]
+    cos_second = tl.load(cos_row + half, mask=in_row, other=0.0)[None, :]
+    sin_first = tl.load(sin_row, mask=in_row, other=0.0)[None, :]
+    sin_second = tl.load(sin_row + half, mask=in_row, other=0.0)[None, :]
     if WRITES:
         slot = tl.load(slots + token).to(tl.int64)
         place_in_cache = tl.maximum(slot, 0)
@@ -274,7 +278,7 @@ def rotation_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def backward_kernel(
-    grad_out, x, weight, cos, sin, grad_x, partial, stride, num_tokens, num_heads, head_dim, eps,
+    grad_out, x, weight, cos, sin, grad_x, partial, stride, cos_stride, sin_stride, num_tokens, num_heads, head_dim, eps,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     half = head_dim // 2
@@ -289,11 +293,11 @@ def backward_kernel(
     begin = tl.program_id(0).to(tl.int64) * TOKENS
     for index in range(tl.minimum(TOKENS, num_tokens - begin)):
         token = begin + index
-        table = token * head_dim + row
-        cos_first = tl.load(cos + table, mask=in_row, other=0.0)[None, :]
-        cos_second = tl.load(cos + table + half, mask=in_row, other=0.0)[None, :]
-        sin_first = tl.load(sin + table, mask=in_row, other=0.0)[None, :]
-        sin_second = tl.load(sin + table + half, mask=in_row, other=0.0)[None, :]
+        cos_row, sin_row = cos + token * cos_stride + row, sin + token * sin_stride + row
+        cos_first = tl.load(cos_row, mask=in_row, other=0.0)[None, :]
+        cos_second = tl.load(cos_row + half, mask=in_row, other=0.0)[None, :]
+        sin_first = tl.load(sin_row, mask=in_row, other=0.0)[None, :]
+        sin_second = tl.load(sin_row + half, mask=in_row, other=0.0)[None, :]
         first = tl.load(x + token * stride + place, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(x + token * stride + place + half, mask=inside, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt_rn((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / head_dim + eps)[:, None]

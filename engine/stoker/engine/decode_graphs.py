@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     size: int
     """Rows."""
     samples: bool
-    """The sampler, too; else it ends with logits, because some row wants more than the sampler does."""
+    """Output layer and sampler, too; else it ends with hidden states, because some row wants more than the sampler does."""
     filtered: bool
     """The sampler's part for top-k, top-p and min-p."""
 
@@ -95,8 +95,8 @@ class DecodeGraphs:
         self.model, self.cache, self.whole = model, cache, whole
         self.seats, self.staging, self.sizes, self.capture = seats, staging, tuple(sizes), capture
         self.graphs: dict[Kind, Replay] = {}
-        self.logits: dict[Kind, Tensor] = {}
-        """Where a graph without sampler leaves its logits."""
+        self.hidden: dict[Kind, Tensor] = {}
+        """Where a graph without sampler leaves its hidden states."""
         self.rows: dict[int, _Rows] = {}
         longest = self.sizes[-1]
         device = staging.device
@@ -109,7 +109,7 @@ class DecodeGraphs:
         return next((size for size in self.sizes if size >= num_rows), None)
 
     def run(self, kind: Kind, seats_B: np.ndarray, positions_B: np.ndarray, blocks_B: np.ndarray) -> Tensor:
-        """Sampled tokens and validity [2, size], or the logits [size, V]: valid until the next step."""
+        """Sampled tokens and validity [2, size], or hidden states [size, D]: valid until the next step."""
         rows = self._rows(kind.size)
         inputs = np.zeros((3, kind.size), dtype=np.int32)
         inputs[0, len(seats_B) :] = -1
@@ -117,7 +117,7 @@ class DecodeGraphs:
         self.staging.fill(rows.inputs, inputs)
         if kind in self.graphs:
             self.graphs[kind]()
-            return rows.out if kind.samples else self.logits[kind]
+            return rows.out if kind.samples else self.hidden[kind]
         result = self._compute(kind, rows)
         if self.capture is not None:
             self._make(kind, rows)
@@ -144,7 +144,7 @@ class DecodeGraphs:
         def body() -> None:
             result = self._compute(kind, rows)
             if not kind.samples:
-                self.logits[kind] = result
+                self.hidden[kind] = result
 
         self.graphs[kind] = self.capture(body)
 
@@ -152,9 +152,9 @@ class DecodeGraphs:
         """Launch everything; nothing here depends on numbers that only the host knows."""
         self._enter(rows)
         hidden_BD = self.model(rows.tokens, rows.positions, rows.attend)
-        logits_BV = self.model.logits(hidden_BD)
         if not kind.samples:
-            return logits_BV
+            return hidden_BD
+        logits_BV = self.model.logits(hidden_BD)
         from stoker.engine import step_kernels  # imports triton, which a machine without a GPU may lack
 
         seats_B = rows.inputs[0]

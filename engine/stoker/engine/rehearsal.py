@@ -24,9 +24,10 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
-SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
+SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 256, 512, 512, 1024, 3
 PROMPT_LENGTHS = (1, 5, 48, 300)
 """One row, few rows, whole tiles, and a pass of many rows."""
+NUM_REQUESTS = 12
 SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
 
 
@@ -55,14 +56,21 @@ def rehearse(
     engine = LLMEngine(InProcess(runner), scheduler, Limits(config.vocab_size, runner.max_model_len, ()))
     for length in PROMPT_LENGTHS:
         for number, params in enumerate(SAMPLINGS):
-            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * block_size // SEATS)
+            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * block_size // NUM_REQUESTS)
             engine.add_request(f"{length}-{number}", prompt, replace(params, max_tokens=OUTPUT))
-            engine.step()
+            play(engine)
     while engine.has_unfinished:
-        engine.step()
+        play(engine)
     runner.rehearse_decode()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def play(engine: LLMEngine) -> None:
+    """A step in which nothing may go wrong."""
+    for _, delta in engine.step():
+        if delta.error is not None:
+            raise RuntimeError(f"the rehearsal of the first steps failed: {delta.error}")
 
 
 def one_layer_runner(

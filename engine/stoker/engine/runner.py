@@ -143,12 +143,14 @@ class Runner:
 
     @torch.inference_mode()
     def rehearse_decode(self) -> None:
-        """Steps of nothing but padding at every size, with and without the sampler's filters: kernels are compiled then."""
+        """Steps of nothing but padding at sizes that kernels may tell apart, with and without the sampler's filters: they are compiled then."""
         if self.decode is None:
             return
         for size in self.decode.sizes:
-            for filtered in (False, True):
-                self.decode.rehearse(Kind(size, samples=True, filtered=filtered))
+            if size & (size - 1) == 0:
+                self.decode.rehearse(Kind(size, samples=True, filtered=False))
+        for size in self.decode.sizes[:FIRST_SIZES]:
+            self.decode.rehearse(Kind(size, samples=True, filtered=True))
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
         """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
@@ -188,7 +190,7 @@ class Runner:
         count = len(seats_B)
         if not kind.samples:
             sent = self.staging.send(seats_B.astype(np.int32), (positions_B + 1).astype(np.int32))
-            sampled = self._draw(result[:count], seats_B, positions_B + 1, *sent)
+            sampled = self._draw(self.model.logits(result[:count]), seats_B, positions_B + 1, *sent)
             return self._fetch(step, sampled, [[]] * count)
 
         def unpack(arrays: list[np.ndarray]) -> StepOutput:

@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         return self.final_norm.of_sum(x_TD, update_TD)[0]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """logits_TV in the model's dtype, whole on every rank."""
+        """logits_TV in the model's dtype or in float32 (see `Ops.logits`), whole on every rank."""
         return self.head.logits(hidden_TD)
 
     def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:

@@ -149,9 +149,9 @@ class VocabParallel(nn.Module):
         return reduce_from_group(x_TD * here_T.unsqueeze(1), self.group)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """logits_TV, whole on every rank."""
+        """logits_TV, whole on every rank. In float32 where `Ops.logits` gives it."""
         weight = self.weight if self.packed is None else self.packed
-        return gather_from_group(self.ops.linear(copy_to_group(hidden_TD, self.group), weight), self.group)
+        return gather_from_group(self.ops.logits(copy_to_group(hidden_TD, self.group), weight), self.group)
 
     def pack(self) -> None:
         """Embedding reads rows, so the plain table stays beside the packed one."""

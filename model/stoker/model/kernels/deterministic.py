@@ -297,3 +297,7 @@ def cross_entropy(
     return chunked_cross_entropy(
         tiled_product, ordered_sum, hidden_TD, weight_VD, targets_T, weights_T, first_token, group
     )
+
+
+def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+    return linear(hidden_TD, weight_VD, None)

@@ -299,3 +299,7 @@ def adam_region(tensors: list[Tensor], rule: AdamStep, decay: float) -> None:
         amsgrad=False,
         maximize=False,
     )
+
+
+def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+    return linear(hidden_TD, weight_VD, None)

@@ -29,6 +29,7 @@ __all__ = [
     "embedding",
     "line_squares",
     "linear",
+    "logits",
     "log_softmax",
     "pack",
     "packed_attention",
@@ -51,3 +52,7 @@ def cross_entropy(
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return chunked_cross_entropy(product, hidden_TD, weight_VD, targets_T, weights_T, first_token, group)
+
+
+def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+    return linear(hidden_TD, weight_VD, None)

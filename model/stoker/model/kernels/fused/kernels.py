@@ -12,6 +12,7 @@ from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
 from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
+from stoker.model.kernels.fused.logits import logits
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
 from stoker.model.kernels.fused.rotation import rotate, rotate_and_write
 from stoker.model.kernels.fused.sampler import sample
@@ -25,6 +26,7 @@ __all__ = [
     "embedding",
     "line_squares",
     "linear",
+    "logits",
     "log_softmax",
     "pack",
     "packed_attention",

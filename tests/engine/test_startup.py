@@ -1,0 +1,51 @@
+"""What an engine does before its first request: the rehearsal on one layer, the weights beside it, the clock of its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.engine.rehearsal import rehearsal
+from stoker.engine.startup import Startup, process_age_s
+from stoker.model.config import ModelConfig
+from stoker.model.kernels.ops import Ops
+
+
+def rehearse(twin: Any, attention: str = "auto") -> Any:
+    config = ModelConfig.from_hugging_face(twin.config.to_dict())
+    return rehearsal(
+        config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention
+    )
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_the_first_steps_are_played_beside_the_reading_of_weights(architecture: str, twins: dict[str, Any]) -> None:
+    read = []
+    with rehearse(twins[architecture]):
+        read.append("weights")
+    assert read == ["weights"]
+
+
+def test_what_goes_wrong_in_a_rehearsal_ends_the_start(twins: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="'flash' is not built"), rehearse(twins["llama"], "flash"):
+        pass
+
+
+def test_parts_of_the_start_follow_one_another() -> None:
+    now_s = 0.0
+    startup = Startup(lambda: now_s, 1.5)
+    for part, seconds in (("Planning", 0.25), ("LoadingWeights", 2.0), ("LoadingWeights", 1.0), ("Warming", 0.5)):
+        startup.enter(part)
+        now_s += seconds
+    startup.enter("")
+    assert startup.seconds == {"Importing": 1.5, "Planning": 0.25, "LoadingWeights": 3.0, "Warming": 0.5}
+    assert list(startup.seconds) == ["Importing", "Planning", "LoadingWeights", "Warming"]
+
+
+def test_a_process_knows_its_age() -> None:
+    age_s = process_age_s()
+    assert (age_s is None) == (not Path("/proc/self/stat").exists())
+    assert age_s is None or 0 <= age_s < 24 * 3600

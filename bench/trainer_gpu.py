@@ -66,17 +66,16 @@ LLAMA_1B = {
 PEAK_FLOPS, PEAK_BYTES, PEAK_LINK = 780e12, 4.4e12, 350e9
 """Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink gives one GPU in one direction (assumed)."""
 KINDS = (
-    ("attention", r"fmha|flash|cudnn|attention|_attend|packed_(forward|backward)"),
+    ("attention", r"fmha|flash|cudnn|attention|attend"),
     ("nccl", r"nccl"),
     ("optimizer", r"adam"),
-    ("squares", r"square|vector_norm"),
+    ("squares", r"line_kernel|square|vector_norm"),
     ("sum of ranks", r"_sum_rows"),
     ("product", r"gemm|nvjet|cutlass|xmma|matmul|mma_kernel|_tiled|linear"),
     ("loss", r"cross_entropy|softmax|row_statistics"),
-    ("norm", r"norm"),
-    ("swiglu", r"swiglu|silu"),
+    ("norm and swiglu", r"^(forward|backward)_kernel|norm|swiglu|silu"),
     ("rotary", r"rotat"),
-    ("embedding", r"embed|indexing|index"),
+    ("embedding", r"embed|index|gather|radix|unique|scatter|grad_weight"),
     ("copy", r"Memcpy|Memset|copy"),
     ("pointwise", r"elementwise|reduce|CatArray|fill"),
 )
@@ -213,6 +212,7 @@ def measure(name: str, options: argparse.Namespace, device: torch.device, commun
     }
     if options.profile:
         facts["profile"] = profile(run, options)
+    run.zero.close()
     return facts
 
 

@@ -160,6 +160,7 @@ def open_loop(
             )
         finally:
             saver.wait()
+            zero.close()
 
 
 def _resume(reader: CheckpointReader, team: Team, materials: Materials, zero: Zero) -> Progress:

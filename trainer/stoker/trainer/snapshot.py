@@ -66,10 +66,9 @@ class Snapshots:
         return self._cut(memory, [self._copy(state, host) for state, host in zip(states, memory, strict=True)])
 
     def _allocate(self) -> list[dict[str, Tensor]]:
-        return [
-            {kind: pinned_memory(shard.numel()) for kind, shard in state.shards().items()}
-            for state in self._zero.states
-        ]
+        states = self._zero.states
+        with torch.cuda.device(states[0].master.device):
+            return [{kind: pinned_memory(shard.numel()) for kind, shard in state.shards().items()} for state in states]
 
     def _copy(self, state: BucketState, host: dict[str, Tensor]) -> torch.cuda.Event:
         stream, device = self._stream, state.master.device

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from stoker.trainer.bucket import Bucket
 from stoker.trainer.clip import GradientNorm
@@ -71,6 +72,7 @@ class Zero:
         self._optimizer = optimizer
         self._norm = norm
         self._micro_batches_left = 0
+        self._hooks: list[RemovableHandle] = []
         wires = WireBuffers(WIRE_DEPTH if communicator.eager else None)
         self.states = [BucketState(bucket, communicator, settings, norm, wires, fill) for bucket in buckets]
         for state in self.states:
@@ -89,9 +91,15 @@ class Zero:
             return accumulate
 
         for index, parameter in enumerate(state.bucket.parameters):
-            parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
             if placed:
                 parameter.gradient_place = partial(state.place, index)  # type: ignore[attr-defined]  # read by the kernels' backward
+
+    def close(self) -> None:
+        """Take the hooks off the parameters: they hold this object, and with it its memory, where no garbage collector looks."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Forget the last step's gradients."""

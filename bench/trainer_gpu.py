@@ -6,7 +6,7 @@
 
     python bench/trainer_gpu.py T1 --gpus 4
     python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4     # one after the other, one start
-    python bench/trainer_gpu.py T1 --gpus 4 --profile       # kernels by kind against their floors, exposed communication, host gaps
+    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels by kind against their floors, exposed communication, host gaps
 
 Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker).
 STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
@@ -210,7 +210,7 @@ def measure(name: str, options: argparse.Namespace, device: torch.device, commun
         "init_s": round(run.init_s, 2),
         "losses": run.losses,
     }
-    if options.profile:
+    if name in options.profile:
         facts["profile"] = profile(run, options)
     run.zero.close()
     return facts
@@ -390,7 +390,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the model has")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument(
+        "--profile", nargs="*", default=[], metavar="RUN", help="runs to profile after their measurement"
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder for results and kernel lists")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

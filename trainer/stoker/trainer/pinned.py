@@ -7,7 +7,6 @@ import weakref
 import torch
 from torch import Tensor
 
-
 PORTABLE = 1
 """cudaHostRegisterPortable: locked for every device of the process."""
 

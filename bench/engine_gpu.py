@@ -1,8 +1,8 @@
 """The engine on one GPU: throughput and latency of fixed workloads with random weights, made on the device.
 
-    python bench/engine_gpu.py P1 P2 P4 P5 P6           # some rows
-    python bench/engine_gpu.py P1 --profile --out DIR   # kernel table, host gaps
-    python bench/engine_gpu.py P1 --deterministic       # what that mode costs
+    python bench/engine_gpu.py P1 P2 P4 P5 P6            # some rows
+    python bench/engine_gpu.py P1:profile --out DIR      # kernel table, host gaps
+    python bench/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
 
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
 temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
@@ -13,6 +13,7 @@ Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import random
@@ -21,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from stoker.engine.sampling import SamplingParams
 from stoker.engine.scheduler import Scheduler
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
 
 QWEN3_06B = ModelConfig(
@@ -71,6 +72,8 @@ LLAMA31_8B = ModelConfig(
 HBM_BYTES_PER_S = 4.4e12
 """What a copy reached on the machine for which the floors are given."""
 DENSE_FLOPS = 780e12
+CACHE_BYTES = 90 * 2**30
+"""At most."""
 
 
 @dataclass(frozen=True)
@@ -85,66 +88,91 @@ class Row:
     goal: str
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a row is run; written behind its name, as in `P1:deterministic:block-size=64`."""
+
+    block_size: int = 16
+    max_batch_tokens: int = 0
+    """0: the row's."""
+    kernels: str = "fused"
+    deterministic: bool = False
+    no_graphs: bool = False
+    no_overlap: bool = False
+    profile: bool = False
+    rounds: int = 1
+    layers: int = 0
+    """Fewer than the shape's, to try the script out."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", metavar="ROW[:OPTION[=VALUE]]...", help=f"rows: {', '.join(ROWS)}")
+    parser.add_argument("--out", type=Path, default=Path("bench/out"))
+    arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
-    for name in arguments.rows:
-        row = ROWS[name]
-        engine, about = open_engine(row, arguments)
-        for _ in range(arguments.warm_ups):
-            row.run(engine)
-        with timed_parts(engine) as parts:
-            figures = [row.run(engine) for _ in range(arguments.rounds)]
-        best = (
-            figures[0] if len(figures) == 1 else {key: statistics.median(f[key] for f in figures) for key in figures[0]}
-        )
-        label = name + ("-deterministic" if arguments.deterministic else "") + arguments.label
-        results[label] = {**best, "goal": row.goal, "rounds": figures, "host_ms_per_step": parts, **about}
-        print(f"{label}: {json.dumps({**best, 'goal': row.goal, 'host_ms_per_step': parts})}", flush=True)
-        (arguments.out / f"{label}.json").write_text(json.dumps(results[label], indent=1) + "\n")
-        if arguments.profile:
-            profile(engine, row, arguments.out / f"{label}-profile.txt")
-        del engine
+    for spec in arguments.rows:
+        label = spec.replace(":profile", "").replace(":", "-").replace("=", "")
+        try:
+            results[label] = measure(spec, label, arguments.out)
+        except (RuntimeError, AssertionError) as error:  # the other rows are wanted all the same
+            results[label] = {"error": f"{type(error).__name__}: {error}"}
+            print(f"{label}: {results[label]}", flush=True)
+        gc.collect()
         torch.cuda.empty_cache()
     print(json.dumps(results))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", choices=list(ROWS))
-    parser.add_argument("--out", type=Path, default=Path("bench/out"))
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--warm-ups", type=int, default=1)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-batch-tokens", type=int, help="default: the row's")
-    parser.add_argument("--cache-gib", type=float, default=90.0)
-    parser.add_argument("--kernels", default="fused", choices=["fused", "reference"])
-    parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--no-overlap", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--label", default="", help="added to the row's name in results")
-    parser.add_argument("--layers", type=int, help="fewer, to try the script out")
-    return parser.parse_args()
+def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
+    name, options = parse_row(spec)
+    row = ROWS[name]
+    engine, about = open_engine(row, options)
+    warm_up(engine, row)
+    with timed_parts(engine) as parts:
+        rounds = [row.run(engine) for _ in range(options.rounds)]
+    best = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    result = {**best, "goal": row.goal, "rounds": rounds, "host_ms_per_step": parts, **about}
+    print(f"{label}: {json.dumps({**best, 'goal': row.goal, 'host_ms_per_step': parts})}", flush=True)
+    (out / f"{label}.json").write_text(json.dumps(result, indent=1) + "\n")
+    if options.profile:
+        profile(engine, row, out / f"{label}-profile.txt")
+    return result
+
+
+def parse_row(spec: str) -> tuple[str, Options]:
+    name, *given = spec.split(":")
+    kinds = {item.name: type(item.default) for item in fields(Options)}
+    values: dict[str, Any] = {}
+    for option in given:
+        key, _, value = option.partition("=")
+        key = key.replace("-", "_")
+        if name not in ROWS or key not in kinds:
+            raise SystemExit(f"{spec}: rows are {', '.join(ROWS)}; options {', '.join(kinds)}")
+        values[key] = True if kinds[key] is bool else kinds[key](value)
+    return name, Options(**values)
+
+
+def warm_up(engine: LLMEngine, row: Row) -> None:
+    """Some requests of the row's kind: two whole steps of prompts, and a few of decoding."""
+    start_workload(engine, row, max_requests=64, max_tokens=4)
+    drain(engine, 0.0)
 
 
 # The engine.
 
 
-def open_engine(row: Row, arguments: argparse.Namespace) -> tuple[LLMEngine, dict[str, Any]]:
-    shape = row.shape if arguments.layers is None else replace(row.shape, num_layers=arguments.layers)
-    ops = Ops(arguments.kernels, deterministic=arguments.deterministic)
+def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
+    shape = replace(row.shape, num_layers=options.layers or row.shape.num_layers)
+    ops = Ops(resolve_kernels(options.kernels, "cuda"), deterministic=options.deterministic)
     begin = time.perf_counter()
     decoder = random_decoder(shape, ops)
-    block_bytes = KVCache.block_bytes(shape, block_size=arguments.block_size, dtype=torch.bfloat16)
-    num_blocks = min(
-        int(arguments.cache_gib * 2**30 / block_bytes), row.max_requests * row.max_len // arguments.block_size
-    )
+    block_bytes = KVCache.block_bytes(shape, block_size=options.block_size, dtype=torch.bfloat16)
+    num_blocks = min(CACHE_BYTES // block_bytes, row.max_requests * row.max_len // options.block_size)
     cache = KVCache(
-        shape, num_blocks=num_blocks, block_size=arguments.block_size, dtype=torch.bfloat16, device=torch.device("cuda")
+        shape, num_blocks=num_blocks, block_size=options.block_size, dtype=torch.bfloat16, device=torch.device("cuda")
     )
-    budget = arguments.max_batch_tokens or row.max_batch_tokens
+    budget = options.max_batch_tokens or row.max_batch_tokens
     runner = Runner(
         decoder,
         cache,
@@ -152,16 +180,16 @@ def open_engine(row: Row, arguments: argparse.Namespace) -> tuple[LLMEngine, dic
         max_model_len=row.max_len,
         max_batch_tokens=budget,
         attention="auto",
-        graphs=not arguments.no_graphs,
+        graphs=not options.no_graphs,
     )
     scheduler = Scheduler(
-        BlockManager(num_blocks, arguments.block_size, prefix_cache=False),
+        BlockManager(num_blocks, options.block_size, prefix_cache=False),
         max_batch_tokens=budget,
         max_requests=row.max_requests,
         max_queued_requests=1024,
     )
     engine = LLMEngine(
-        OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not arguments.no_overlap
+        OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
     )
     torch.cuda.synchronize()
     opened = time.perf_counter()
@@ -172,7 +200,7 @@ def open_engine(row: Row, arguments: argparse.Namespace) -> tuple[LLMEngine, dic
     about = {
         "parameters": shape.num_parameters,
         "num_blocks": num_blocks,
-        "block_size": arguments.block_size,
+        "block_size": options.block_size,
         "max_batch_tokens": budget,
         "graphs": graphs,
         "capture_s": round(time.perf_counter() - opened, 3),
@@ -353,12 +381,13 @@ def profile(engine: LLMEngine, row: Row, file: Path) -> None:
     print("\n".join(lines[:16]), flush=True)
 
 
-def start_workload(engine: LLMEngine, row: Row) -> None:
-    rng = random.Random(0)
+def start_workload(engine: LLMEngine, row: Row, max_requests: int = 256, max_tokens: int = 512) -> None:
+    rng = random.Random(1)
     count, length = {throughput: (256, 500), one_stream: (1, 128), first_token: (1, 8192)}[row.run]
-    for index in range(count):
+    for index in range(min(count, max_requests)):
         prompt = [rng.randint(0, 10000) for _ in range(length)]
-        engine.add_request(str(index), prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
+        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=max_tokens, seed=0)
+        engine.add_request(str(index), prompt, params)
 
 
 def busy_line(spans: list[tuple[float, float]], steps: int) -> str:

@@ -1,10 +1,10 @@
 """P9: from the start of the server's process to the first token of an answer, Llama-3.1-8B shape on one GPU, weights in the page cache.
 
-    python bench/engine_gpu_start.py --folder /dev/shm/model --out DIR
+    python bench/engine_gpu_start.py --folder /data/model --out DIR
     python bench/engine_gpu_start.py --rounds 3
 
-Makes a folder of random bfloat16 safetensors in `--folder` (16 GB; kept if it is there already), reads it once, then starts
-`python -m stoker.engine` and asks for one streamed token as soon as it says it is ready. The first round compiles kernels
+Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be named),
+reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed token as soon as it says it is ready. The first round compiles kernels
 into an empty Triton cache, the others find them there. The last line is JSON: seconds, and the parts that `/status` tells.
 """
 
@@ -16,19 +16,23 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models
 
 from bench.engine_gpu import LLAMA31_8B, QWEN3_06B
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
-from stoker.model.weights.hugging_face import save_hugging_face
+from stoker.model.weights.hugging_face import INDEX_FILE, SHARD_BYTES, PlannedTensor, plan_shards
 
 LIMIT_S = 180.0
 SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}
@@ -36,7 +40,7 @@ SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/stoker-start"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "stoker-start"))
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=2)
@@ -45,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if not arguments.folder.exists():
-        make_folder(arguments.folder, arguments.shape, arguments.device, arguments.layers)
+        make_folder(arguments.folder, arguments.shape, arguments.layers)
     for file in sorted(arguments.folder.glob("*.safetensors")):
         subprocess.run(["cat", str(file)], stdout=subprocess.DEVNULL, check=True)
     results = []
@@ -64,18 +68,34 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def make_folder(folder: Path, shape: str, device: str, layers: int | None) -> None:
-    from dataclasses import replace
-
-    from tokenizers import Tokenizer, models
-
-    config = SHAPES[shape] if layers is None else replace(SHAPES[shape], num_layers=layers)
-    decoder = Decoder(config, Ops(), dtype=torch.bfloat16, device=device)
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            parameter.fill_(1) if "norm" in name else parameter.normal_(0, 0.02)
+def make_folder(folder: Path, shape: str, layers: int | None) -> None:
+    """Headers and holes: files of the right size whose bytes are zeros, which take no time to write and the same time to read."""
+    config = replace(SHAPES[shape], num_layers=layers or SHAPES[shape].num_layers)
+    parts = list(Decoder(config, Ops(), dtype=torch.bfloat16, device="meta").named_parts())
+    planned = {part.hf_name: PlannedTensor(part.global_shape, torch.bfloat16) for part in parts}
+    shards = plan_shards(planned, SHARD_BYTES)
+    folder.mkdir(parents=True)
+    weight_map = {}
+    for number, names in enumerate(shards, 1):
+        file = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_holes(file, {name: planned[name] for name in names})
+        weight_map |= dict.fromkeys(names, file.name)
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config.to_hugging_face("bfloat16")))
     tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(1000)}, unk_token="t0"))
-    save_hugging_face(folder, decoder, {"tokenizer.json": tokenizer.to_str().encode()})
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+
+
+def write_holes(file: Path, tensors: Mapping[str, PlannedTensor]) -> None:
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.num_bytes
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with file.open("wb") as opened:
+        opened.write(struct.pack("<Q", len(encoded)) + encoded)
+        opened.truncate(8 + len(encoded) + end)
 
 
 def start_once(folder: Path, device: str, cache: Path, log: Path) -> dict[str, Any]:

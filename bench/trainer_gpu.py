@@ -24,6 +24,7 @@ import site
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -347,6 +348,8 @@ def spawn(script: str, gpus: int, more: list[str]) -> list[dict[str, Any]]:
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True)
         )
+    for process in ranks:
+        threading.Thread(target=end_all_after, args=(process, ranks), daemon=True).start()
     found = []
     assert ranks[0].stdout is not None
     for line in ranks[0].stdout:
@@ -358,6 +361,13 @@ def spawn(script: str, gpus: int, more: list[str]) -> list[dict[str, Any]]:
     if any(process.wait() for process in ranks):
         print(f"a rank failed: exit codes {[process.returncode for process in ranks]}", flush=True)
     return found
+
+
+def end_all_after(process: subprocess.Popen[str], ranks: list[subprocess.Popen[str]]) -> None:
+    """The others would wait for a rank that failed."""
+    if process.wait() != 0:
+        for other in ranks:
+            other.kill()
 
 
 def show(facts: dict[str, Any]) -> None:

@@ -115,8 +115,10 @@ class FakeKubelet:
             }
             await self.api.ask("POST", f"api/v1/namespaces/{self.namespace}/pods/{name}/binding", binding)
         if pod["metadata"]["labels"].get("stoker.dev/role") == "task":
-            found = LastWord(cause=Cause.COMPLETED, result=self.tasks(pod))
-            await self._terminate(name, 0, found.encode().decode())
+            result = self.tasks(pod)
+            cause = Cause.COMPLETED if result["ok"] else Cause.TASK_FAILED
+            word = LastWord(cause=cause, result=result)
+            await self._terminate(name, EXIT_CODES[cause], word.encode().decode())
             return
         status = {
             "phase": "Running",

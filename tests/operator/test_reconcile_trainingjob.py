@@ -573,6 +573,18 @@ def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:
     assert key not in run.cluster.objects
 
 
+def test_a_task_that_refuses_to_delete_blocks_the_deletion_even_without_a_reason() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.delete(key)
+    run.cluster.settle()
+    run.answer_tasks("delete", ok=False)
+    found = run.cluster.objects[key]
+    assert (run.condition(found, "Stalled"), found["status"]["message"]) == ("True", "the delete task says no")
+
+
 def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
     run = Run()
     run.start()

@@ -37,9 +37,9 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
     for pod in mine:
         word = exit_of(pod).word if ended(pod) else None
         if word is not None and word.result and word.cause in ANSWERS:
-            return TaskAnswer(
-                result=dict(word.result), succeeded=pod_state(pod) is PodState.SUCCEEDED, problem=word.detail
-            )
+            if pod_state(pod) is PodState.SUCCEEDED:
+                return TaskAnswer(result=dict(word.result), succeeded=True)
+            return TaskAnswer(result=dict(word.result), problem=word.detail or f"the {verb} task says no")
     if any(not ended(pod) for pod in mine):
         return TaskAnswer()
     tries = max((int(label(pod, "try") or 0) + 1 for pod in mine), default=0)

@@ -58,9 +58,10 @@ class Story:
         Raises:
             AssertionError: something does not go.
         """
-        for kind in OURS:
+        for kind in (*OURS, "Pod"):
             self.api.delete(f"/{self._path(kind)}")
-        self.wait_until(lambda: not any(self.all(kind) for kind in (*OURS, "Pod")), "everything deleted", 90)
+        self.nothing_left(90)
+        self.wait_until(lambda: not self.pods(), "the story's own pods deleted", 30)
         path = f"/api/v1/namespaces/{self.namespace}"
         self.api.delete(path)
         self.wait_until(lambda: self.api.get(path) is None, f"namespace {self.namespace} gone", 60)
@@ -149,6 +150,17 @@ class Story:
         """What the operator made in this namespace and is still there."""
         found = [(kind, item) for kind in (*OURS, *CHILDREN) for item in self.all(kind)]
         return [f"{kind}/{item['metadata']['name']}" for kind, item in found if kind in OURS or _is_ours(item)]
+
+    def nothing_left(self, timeout_s: float = 60) -> None:
+        """Waits until the operator's children have gone after their resources.
+
+        Raises:
+            AssertionError: naming what is still there.
+        """
+        deadline = time.monotonic() + timeout_s
+        while left := self.left():
+            assert time.monotonic() < deadline, f"left after {timeout_s:g} s: {left}\n{self.picture()}"
+            time.sleep(0.2)
 
     # Harm
 

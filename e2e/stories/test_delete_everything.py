@@ -37,7 +37,7 @@ def test_nothing_is_left_but_the_data(story: Story, installed: Releases) -> None
 
     story.kubectl("delete", ",".join(f"{kind}.stoker.dev".lower() for kind in OURS), "--all", "--timeout=90s")
 
-    story.wait_until(lambda: story.left() == [], "nothing of ours left in the namespace")
+    story.nothing_left()
     assert not by_hand.exists()
     assert set(data.rglob("*")) == kept
     assert len([path for path in kept if path.name == "manifest.json"]) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -13,9 +12,9 @@ BLOCK = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum_rows(
-    rows: Any, out: Any, numel: Any, stride: Any, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _sum_rows(  # type: ignore[no-untyped-def]  # Triton 3.6 evaluates annotations
+    rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
     total = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)

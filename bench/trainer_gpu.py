@@ -422,7 +422,7 @@ def main() -> None:
     if options.rank:
         work(options)
         return
-    found = spawn(__file__, options.gpus, [])
+    found = spawn(sys.argv[0], options.gpus, [])
     facts = {"bench": "trainer_gpu", "torch": torch.__version__, "results": found}
     if options.out is not None:
         (options.out / f"trainer_gpu-{options.gpus}-{int(time.time())}.json").write_text(json.dumps(facts))

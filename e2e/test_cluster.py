@@ -114,7 +114,10 @@ def test_a_service_answers_pods_by_name_this_machine_by_address_and_a_tunnel(clu
 
 def test_more_gpus_than_a_node_has_stay_pending_until_one_joins(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-f", "-", stdin=pod("large", "true", gpus=8))
-    said = lambda: cluster.kubectl("get", "pod", "large", "-o", "jsonpath={.status.conditions[*].message}")  # noqa: E731
+
+    def said() -> str:
+        return cluster.kubectl("get", "pod", "large", "-o", "jsonpath={.status.conditions[*].message}")
+
     assert wait_until(lambda: "Insufficient nvidia.com/gpu" in said(), timeout_s=20)
 
     cluster.add_node(NodeSpec(name="three", gpus=8))
@@ -203,5 +206,5 @@ def test_what_is_missing_is_said_one_line_each_before_anything_starts(tmp_path: 
     assert done.returncode == 1
     assert "no program runc: apt-get install -y runc" in lines
     assert "no program iptables: apt-get install -y iptables" in lines
-    assert [line for line in lines if line.startswith(f"no etcd, kube-apiserver") and "make kube-binaries" in line]
+    assert [line for line in lines if line.startswith("no etcd, kube-apiserver") and "make kube-binaries" in line]
     assert not (tmp_path / ".cache" / "stoker" / "kube" / "clusters").exists()

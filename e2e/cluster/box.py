@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+Config = dict[str, Any]
 MACHINE_WIDE = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -25,7 +27,7 @@ MACHINE_WIDE = (
 )
 
 
-def open_namespaces(file, config):
+def open_namespaces(file: str, config: Config) -> None:
     for group in config["groups"]:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     kinds = ["--mount", "--pid", "--net", "--cgroup", "--ipc", "--uts"]
@@ -33,9 +35,9 @@ def open_namespaces(file, config):
     os.execvp("unshare", ["unshare", *kinds, "--fork", "--kill-child", *init])
 
 
-def init(config):
+def init(config: Config) -> None:
     folder = Path(config["folder"])
-    pid_outside = os.readlink("/proc/self")  # the machine's own /proc is still mounted
+    pid_outside = str(Path("/proc/self").readlink())  # the machine's own /proc is still mounted
     run("hostname", config["name"])
     mount_everything(folder, config)
     tell(folder / "opened", pid_outside)
@@ -51,7 +53,7 @@ def init(config):
     watch(folder, config, running)
 
 
-def mount_everything(folder, config):
+def mount_everything(folder: Path, config: Config) -> None:
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
     run("mount", "-t", "sysfs", "sysfs", "/sys")
@@ -71,7 +73,7 @@ def mount_everything(folder, config):
     run("mount", "--make-rshared", "/")
 
 
-def mount_groups():
+def mount_groups() -> None:
     """The cgroup hierarchies as the node's cgroup namespace shows them: its own subtree is the root."""
     kinds = [line.split(":", 2)[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
     if kinds == [""]:
@@ -88,7 +90,7 @@ def mount_groups():
         run("mount", *options, "cgroup", f"/sys/fs/cgroup/{name}")
 
 
-def free_the_root_group(root):
+def free_the_root_group(root: Path) -> None:
     """Version 2 gives controllers only to groups without processes of their own: ours go into a leaf."""
     (root / "node").mkdir()
     (root / "node" / "cgroup.procs").write_text(str(os.getpid()))
@@ -96,7 +98,7 @@ def free_the_root_group(root):
         (root / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
-def stand_in_for_machine_settings(folder):
+def stand_in_for_machine_settings(folder: Path) -> None:
     """The kubelet sets some settings of the whole machine: it gets files that look like them."""
     (folder / "settings").mkdir(exist_ok=True)
     for name in MACHINE_WIDE:
@@ -107,12 +109,12 @@ def stand_in_for_machine_settings(folder):
             run("mount", "--bind", str(copy), str(path))
 
 
-def replace_file(path, text, inside):
+def replace_file(path: Path, text: str, inside: str) -> None:
     path.write_text(text)
     run("mount", "--bind", str(path), inside)
 
 
-def set_up_network(config):
+def set_up_network(config: Config) -> None:
     lines = [
         "link set lo up",
         f"address add {config['address']}/24 dev eth0",
@@ -129,7 +131,7 @@ def set_up_network(config):
     run("iptables", "-A", "FORWARD", "-d", config["services"], "-j", "REJECT")
 
 
-def start(folder, config, name):
+def start(folder: Path, config: Config, name: str) -> int:
     with (folder / f"{name}.log").open("ab") as log:
         environment = {**os.environ, "PATH": f"{config['bin']}:{os.environ['PATH']}"}
         process = subprocess.Popen(
@@ -144,7 +146,7 @@ def start(folder, config, name):
     return process.pid
 
 
-def watch(folder, config, running):
+def watch(folder: Path, config: Config, running: dict[int, str]) -> None:
     """Reaps every orphan; a program of the node that ends is started again, as a service manager would."""
     while True:
         pid, _ = os.wait()
@@ -154,18 +156,18 @@ def watch(folder, config, running):
             running[start(folder, config, name)] = name
 
 
-def tell(path, text):
+def tell(path: Path, text: str) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.rename(path)
 
 
-def wait_for(path):
+def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.02)
 
 
-def run(*command):
+def run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 

@@ -257,7 +257,7 @@ class Cluster:
         name = self.get("persistentvolumeclaim", claim, f"--namespace={namespace}")["spec"].get("volumeName")
         if not name:
             raise ClusterError(f"claim {namespace}/{claim} is not bound yet")
-        return self.folder / "volumes" / name
+        return self.folder / "volumes" / str(name)
 
     @contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ def build_images(recipes: Sequence[Recipe] = ALL) -> ImageStore:
         raise BuildError("\n".join(lines))
     builder = Builder(store.folder, uv_cache())
     with _one_at_a_time(store.folder / "build.lock"):
+        builder.clear()
         names = [builder.build(recipe) for recipe in recipes]
         builder.prune(ALL)
     store.load(names, builder, binaries.build([tools.CONTAINERD]))

@@ -76,6 +76,10 @@ class Builder:
         say(f"{name} made in {time.monotonic() - start:.0f} s")
         return name
 
+    def clear(self) -> None:
+        """Drops what interrupted builds left behind; to be called while no other build runs."""
+        self._buildah("rm", "--all", what="containers of interrupted builds")
+
     def prune(self, recipes: Sequence[Recipe]) -> None:
         """Drops layers that belong to no image any more, once a lock file or the base has changed: a large layer is not kept for nothing."""
         locks = sorted({recipe.lock for recipe in recipes})

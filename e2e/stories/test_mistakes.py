@@ -10,6 +10,7 @@ from e2e.stories.story import Object, Story, phase
 from tests.stories.manifests import MODEL, Manifest, adopted, claim, corpus, deployment, job, save_now
 
 Check = Callable[[Object], bool]
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"other": "value"}}
 MISSING_IMAGE = "localhost/stoker/no-such-image:1"
 
 
@@ -40,7 +41,7 @@ def test_what_the_api_server_refuses_names_the_field(story: Story) -> None:
 
 
 def test_what_cannot_run_says_why_and_goes_without_a_trace(story: Story) -> None:
-    story.apply(corpus(), claim("checkpoints"), claim("logs"), claim("models"))
+    story.apply(corpus(), SECRET, claim("checkpoints"), claim("logs"), claim("models"))
     story.wait("PersistentVolumeClaim", "models", lambda found: found["status"]["phase"] == "Bound", "bound")
     broken = story.folder("models") / "broken"
     broken.mkdir()
@@ -92,6 +93,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
 def mistakes() -> list[tuple[Manifest, Check, str]]:
     """(what is applied, how it ends, what its conditions say)."""
     api_key = {"engine.api": {"apiKeySecretRef": {"name": "nobody", "key": "key"}}}
+    wrong_key = {"engine.api": {"apiKeySecretRef": {"name": "keys", "key": "missing"}}}
     good = {"uri": "pvc://models/broken"}
     return [
         (
@@ -137,6 +139,7 @@ def mistakes() -> list[tuple[Manifest, Check, str]]:
             unready,
             "Secret nobody does not exist",
         ),
+        (deployment("wrong-key", good, wrong_key), unready, "Secret keys (key missing)"),
         (
             deployment("no-engine", good, {"pools": [{"name": "main", "replicas": 1, "image": MISSING_IMAGE}]}),
             unready,

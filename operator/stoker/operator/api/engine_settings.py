@@ -37,6 +37,8 @@ class Scheduler(Value):
     """Longest prefill chunk; default: the step's budget."""
     max_model_len: Count | None = None
     """Longest prompt plus output; default: what the model allows and the cache can hold."""
+    overlap: bool | None = None
+    """Prepare the next step while one is under way; default: on a GPU. The tokens are the same."""
 
 
 class EngineApi(Value):
@@ -54,6 +56,8 @@ class EngineSettings(Runtime):
 
     deterministic: bool = False
     """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
+    graphs: bool = True
+    """With fused kernels, decode steps run as CUDA graphs. The tokens are the same."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
     cache: Cache = Cache()

@@ -154,6 +154,20 @@ def check_padding_and_broken_rows(device: str) -> None:
         assert not into[:, 4:].any()
 
 
+def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) -> None:
+    """Fewer tokens than top-k asks for are allowed at all."""
+    from stoker.model.kernels.fused import sampler
+
+    for name in SETTINGS:
+        case = Case(12, vocab_size, dtype, name)
+        table, rows = table_for(device, 15, SETTINGS[name]), rows_for(case, device, 15)
+        logits = torch.full((12, vocab_size), -float("inf"))
+        logits.scatter_(1, torch.randint(vocab_size, (12, 4)), torch.randn(12, 4))
+        logits = logits.to(dtype).to(device)
+        found = sampler.sample(logits, rows, table, None, None)
+        same_tokens(found, draw.sample(logits, rows, table, None, None), case.rows)
+
+
 CASES = [
     *(Case(rows, vocab, F32, name) for rows, vocab in ((1, 100), (9, 4096), (300, 5001)) for name in SETTINGS),
     *(Case(64, 128256, dtype, name) for dtype in (F32, BF16) for name in SETTINGS),
@@ -170,6 +184,13 @@ SMALL_TIES = [Case(6, 300, F32, "all", 2), Case(0, 20, F32, "temperature"), Case
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_agree(case: Case) -> None:
     check_sample("cuda", case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("vocab_size", [100, 9000])
+def test_tokens_agree_where_few_are_allowed(vocab_size: int, dtype: torch.dtype) -> None:
+    check_few_finite_logits("cuda", vocab_size, dtype)
 
 
 @pytest.mark.gpu
@@ -211,7 +232,11 @@ def test_a_captured_step_reads_new_values() -> None:
 
 def test_sampling_agrees_when_interpreted() -> None:
     cases = [(check_sample, ("cpu", case)) for case in (*SMALL, *SMALL_TIES)]
-    others = [(check_padding_and_broken_rows, ("cpu",)), (check_one_row_alone, ("cpu", 300))]
+    others = [
+        (check_padding_and_broken_rows, ("cpu",)),
+        (check_one_row_alone, ("cpu", 300)),
+        (check_few_finite_logits, ("cpu", 100, F32)),
+    ]
     interpreted.run([*cases, *others, (check_adjustments, ("cpu", 9, 60, F32))])
 
 

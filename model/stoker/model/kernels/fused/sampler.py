@@ -1,8 +1,9 @@
 """Choosing the next tokens without a sort and without a word to the host.
 
 A row is cut into splits of a fixed size, so its token does not depend on its batch. Plain sampling reads the logits once: `scan` gives each split's maximum and its sum of weights,
-`draw` finds the split and then the token where the cumulative sum passes the random number, in the order of the vocabulary. With top-k, top-p or min-p a search for the row's threshold
-and a second sum stand between. B rows, S seats, V vocabulary, L longest sequence.
+`draw` finds the split and then the token where the cumulative sum passes the random number, in the order of the vocabulary. With top-k, top-p or min-p four steps stand between: `bound` finds
+a logit that cannot lie above the row's threshold, `gather_candidates` takes the logits from there on, mostly a few hundred, `threshold` searches among them (among all where they are too many), and a second scan sums
+what is left. B rows, S seats, V vocabulary, L longest sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, S
 
 SPLIT = 4096
 """Logits of one split."""
+PART = 128
+"""Logits whose maximum is kept for `bound`."""
+CANDIDATES = 128
+"""Most candidates of one split; rows with more are searched as a whole."""
 SEARCH_BLOCK = 8192
 """Logits that the search for a threshold takes at once."""
 COUNT_TOKENS = 1024
@@ -49,6 +54,7 @@ def sample(
     )
     best_tokens = torch.empty(num_rows, splits, dtype=torch.int32, device=device)
     thresholds = torch.empty(num_rows if rows.filtered else 0, dtype=torch.float32, device=device)
+    part_maxima = torch.empty(thresholds.shape[0], splits * (SPLIT // PART), dtype=torch.float32, device=device)
     common = (
         logits,
         rows.seats,
@@ -57,27 +63,24 @@ def sample(
         best_tokens,
         totals,
         thresholds,
+        part_maxima,
         logits.stride(0),
         vocab_size,
         splits,
     )
     scan_kernel[(num_rows, splits)](
-        *common, FILTERED=False, SPLIT=SPLIT, enable_fp_fusion=True, num_warps=4, **overlap()
+        *common,
+        FILTERED=False,
+        KEEPS_PARTS=rows.filtered,
+        SPLIT=SPLIT,
+        PART=PART,
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
     )
-    all_splits = triton.next_power_of_2(splits)
     if rows.filtered:
-        threshold_kernel[(num_rows,)](
-            *common,
-            BITS=KEY_BITS[logits.dtype],
-            SPLITS=all_splits,
-            BLOCK=SEARCH_BLOCK,
-            enable_fp_fusion=True,
-            num_warps=16,
-            **overlap(),
-        )
-        scan_kernel[(num_rows, splits)](
-            *common, FILTERED=True, SPLIT=SPLIT, enable_fp_fusion=True, num_warps=4, **overlap()
-        )
+        find_thresholds(*common)
+    all_splits = triton.next_power_of_2(splits)
     draw_kernel[(num_rows,)](
         *common,
         table.keys,
@@ -95,6 +98,77 @@ def sample(
         **overlap(),
     )
     return SampledTokens(tokens_B, valid_B)
+
+
+def find_thresholds(
+    logits: Tensor,
+    seats: Tensor,
+    numbers: Tensor,
+    biggest: Tensor,
+    best_tokens: Tensor,
+    totals: Tensor,
+    thresholds: Tensor,
+    part_maxima: Tensor,
+    stride: int,
+    vocab_size: int,
+    splits: int,
+) -> None:
+    """Fill `thresholds`, and `totals` with the sums of what lies above them; each row's first maximum and best token become the row's."""
+    common = (logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits)
+    num_rows, bits = logits.shape[0], KEY_BITS[logits.dtype]
+    candidates = torch.empty(num_rows, splits * CANDIDATES, dtype=logits.dtype, device=logits.device)
+    counts = torch.empty(num_rows, splits, dtype=torch.int32, device=logits.device)
+    bounds = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    all_splits, all_parts = (triton.next_power_of_2(size) for size in (splits, part_maxima.shape[1]))
+    bound_kernel[(num_rows,)](
+        *common,
+        bounds,
+        BITS=bits,
+        SPLITS=all_splits,
+        PARTS=all_parts,
+        SPLIT_PARTS=SPLIT // PART,
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
+    )
+    candidates_kernel[(num_rows, splits)](
+        logits,
+        bounds,
+        candidates,
+        counts,
+        stride,
+        vocab_size,
+        splits,
+        BITS=bits,
+        SPLIT=SPLIT,
+        CANDIDATES=CANDIDATES,
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
+    )
+    threshold_kernel[(num_rows,)](
+        *common,
+        bounds,
+        candidates,
+        counts,
+        BITS=bits,
+        SPLITS=all_splits,
+        CANDIDATES=CANDIDATES,
+        BLOCK=SEARCH_BLOCK,
+        enable_fp_fusion=True,
+        num_warps=16,
+        **overlap(),
+    )
+    scan_kernel[(num_rows, splits)](
+        *common,
+        FILTERED=True,
+        KEEPS_PARTS=False,
+        SPLIT=SPLIT,
+        PART=PART,
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
+    )
 
 
 def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustments: Adjustments) -> Tensor:
@@ -165,8 +239,9 @@ def largest(values, tokens):
 
 @triton.jit
 def scan_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
-    FILTERED: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
+    FILTERED: tl.constexpr, KEEPS_PARTS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the threshold, against the row's largest."""
     wait_for_last(OVERLAPS)
@@ -177,12 +252,16 @@ def scan_kernel(
     values = tl.where(values != values, float("inf"), values)  # a nan makes the row as invalid as an infinity does
     sharpness = row_sharpness(numbers, tl.load(seats + row))
     if FILTERED:
-        base = tl.load(biggest + row * splits)  # of the whole row: the search left it there
+        base = tl.load(biggest + row * splits)  # of the whole row: `bound` left it there
         inside = inside & (values >= tl.load(thresholds + row))
     else:
         base, best_token = largest(values, token)
         tl.store(biggest + row * splits + split, base)
         tl.store(best_tokens + row * splits + split, best_token)
+    if KEEPS_PARTS:
+        parts: tl.constexpr = SPLIT // PART
+        place = (row * splits + split) * parts + tl.arange(0, parts)
+        tl.store(part_maxima + place, tl.max(tl.reshape(values, [parts, PART]), 1))
     weights = tl.where(inside & (values > float("-inf")), tl.exp((values - base) * sharpness), 0.0)
     tl.store(totals + row * splits + split, tl.sum(weights, 0).to(tl.float64))
 
@@ -264,9 +343,92 @@ def last_key(
 
 
 @triton.jit
+def is_drawn(own, seat, base):
+    """A row with a temperature, a seat and finite logits: only such a one needs a threshold."""
+    return (seat >= 0) & (tl.load(own + TEMPERATURE) != 0.0) & (tl.abs(base) < float("inf"))
+
+
+@triton.jit
+def row_limit(own, vocab_size):
+    """Top-k, or the whole vocabulary."""
+    limit = tl.load(own + TOP_K).to(tl.int32)
+    return tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
+
+
+@triton.jit
+def bound_kernel(
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
+    bounds,
+    BITS: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, SPLIT_PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One row: its largest logit, token and sum take the place of its first split's, and a key that cannot be above the threshold's.
+
+    At least k logits are as large as the k-th largest of the parts' maxima. And all logits of less weight than (1 - p) / V of the sum weigh less than 1 - p together: top-p needs none of them.
+    """
+    wait_for_last(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    seat = tl.load(seats + row)
+    own = row_numbers(numbers, seat)
+    sharpness = row_sharpness(numbers, seat)
+    split = tl.arange(0, SPLITS)
+    maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
+    firsts = tl.load(best_tokens + row * splits + split, mask=split < splits, other=2147483647)
+    sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
+    base, best_token = largest(maxima, firsts)
+    total = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp((maxima - base) * sharpness), 0.0), 0)
+    tl.debug_barrier()  # all are read before the first is replaced
+    tl.store(biggest + row * splits, base)
+    tl.store(best_tokens + row * splits, best_token)
+    tl.store(totals + row * splits, total)
+    step: tl.constexpr = 32 - BITS
+    limit, top_p = row_limit(own, vocab_size), tl.load(own + TOP_P)
+    num_parts = splits * SPLIT_PARTS
+    found = ordered(tl.full([], float("-inf"), dtype=tl.float32)).to(tl.int64) >> step  # takes all
+    limited = limit < vocab_size
+    if is_drawn(own, seat, base):
+        if limited & (limit <= num_parts):
+            end = (ordered(base).to(tl.int64) >> step) + 1
+            parts = part_maxima + row * num_parts
+            found, _ = last_key(parts, num_parts, found, end, num_parts, limit, base, sharpness, False, step, PARTS)
+        if top_p < 1.0:
+            least = tl.where(limited, 1.0, total.to(tl.float32))  # what top-k leaves weighs at least 1, the largest
+            share = 0.5 * (1.0 - top_p) * least / vocab_size
+            found = tl.maximum(found, ordered(base + tl.div_rn(tl.log(share), sharpness)).to(tl.int64) >> step)
+        if (limit == vocab_size) & (top_p == 1.0):
+            found = tl.full([], 2147483647, dtype=tl.int64)  # nothing to search
+    else:
+        found = tl.full([], 2147483647, dtype=tl.int64)
+    tl.store(bounds + row, found.to(tl.int32))
+
+
+@triton.jit
+def candidates_kernel(
+    logits, bounds, candidates, counts, stride, vocab_size, splits,
+    BITS: tl.constexpr, SPLIT: tl.constexpr, CANDIDATES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One split: its logits from the bound on, in their order, then -inf; and how many they are, which may be more than fit."""
+    wait_for_last(OVERLAPS)
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = split * SPLIT + tl.arange(0, SPLIT)
+    inside = token < vocab_size
+    values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf"))
+    taken = ((ordered(values.to(tl.float32)) >> (32 - BITS)) >= tl.load(bounds + row)) & inside
+    count = tl.sum(taken.to(tl.int32), 0)
+    tl.store(counts + row * splits + split, count)
+    target = candidates + (row * splits + split) * CANDIDATES
+    if count > 0:
+        place = tl.cumsum(taken.to(tl.int32), 0) - 1
+        tl.store(target + place, values, mask=taken & (place < CANDIDATES))
+    slot = tl.arange(0, CANDIDATES)
+    empty = tl.full([CANDIDATES], float("-inf"), dtype=tl.float32).to(candidates.dtype.element_ty)
+    tl.store(target + slot, empty, mask=slot >= count)
+
+
+@triton.jit
 def threshold_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
-    BITS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
+    bounds, candidates, counts,
+    BITS: tl.constexpr, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys. A key of 16-bit logits has 16 bits that count."""
     wait_for_last(OVERLAPS)
@@ -274,36 +436,31 @@ def threshold_kernel(
     seat = tl.load(seats + row)
     own = row_numbers(numbers, seat)
     sharpness = row_sharpness(numbers, seat)
-    top_p, min_p = tl.load(own + TOP_P), tl.load(own + MIN_P)
-    limit = tl.load(own + TOP_K).to(tl.int32)
-    limit = tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
+    limit, top_p, min_p = row_limit(own, vocab_size), tl.load(own + TOP_P), tl.load(own + MIN_P)
+    base, total = tl.load(biggest + row * splits), tl.load(totals + row * splits).to(tl.float32)
     split = tl.arange(0, SPLITS)
-    maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
-    firsts = tl.load(best_tokens + row * splits + split, mask=split < splits, other=2147483647)
-    sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-    base, best_token = largest(maxima, firsts)
-    total = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp((maxima - base) * sharpness), 0.0), 0).to(tl.float32)
-    start = logits + row * stride
+    split_counts = tl.load(counts + row * splits + split, mask=split < splits, other=0)
+    start, length, count = logits + row * stride, vocab_size, vocab_size
+    if tl.max(split_counts, 0) <= CANDIDATES:
+        start = candidates + row * splits * CANDIDATES
+        length = splits * CANDIDATES
+        count = tl.sum(split_counts, 0)
     step: tl.constexpr = 32 - BITS
     end = (ordered(base).to(tl.int64) >> step) + 1
-    found = tl.full([], -2147483648, dtype=tl.int64) >> step  # keys from here on are taken; all of them at first
-    count = vocab_size
-    is_drawn = (seat >= 0) & (tl.load(own + TEMPERATURE) != 0.0) & (tl.abs(base) < float("inf"))
-    if is_drawn & (limit < vocab_size):
-        found, count = last_key(start, vocab_size, found, end, count, limit, base, sharpness, False, step, BLOCK)
-        if top_p < 1.0:  # of equal logits at the limit only as many count as it leaves
-            key = found << step
-            _, weights = above(start, vocab_size, key, key, key, base, sharpness, True, BLOCK)
-            total = weights[0] - tl.maximum(count - limit, 0) * tl.exp((logit_of(found, step) - base) * sharpness)
-    if is_drawn & (top_p < 1.0):
-        found, count = last_key(start, vocab_size, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
-    is_free = (found << step) == -2147483648
-    threshold = tl.where(is_free, float("-inf"), logit_of(found, step))
+    found = tl.load(bounds + row).to(tl.int64)
+    threshold = float("-inf")
+    if is_drawn(own, seat, base) & ((limit < vocab_size) | (top_p < 1.0)):
+        if limit < vocab_size:
+            found, count = last_key(start, length, found, end, count, limit, base, sharpness, False, step, BLOCK)
+            if top_p < 1.0:  # of equal logits at the limit only as many count as it leaves
+                key = found << step
+                _, weights = above(start, length, key, key, key, base, sharpness, True, BLOCK)
+                total = weights[0] - tl.maximum(count - limit, 0) * tl.exp((logit_of(found, step) - base) * sharpness)
+        if top_p < 1.0:
+            found, count = last_key(start, length, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
+        threshold = logit_of(found, step)
     lowest = tl.where(min_p > 0.0, base + tl.div_rn(tl.log(min_p), sharpness), float("-inf"))
-    tl.debug_barrier()  # the maxima are read before the first is replaced
     tl.store(thresholds + row, tl.maximum(threshold, lowest))
-    tl.store(best_tokens + row * splits, best_token)
-    tl.store(biggest + row * splits, base)
 
 
 @triton.jit
@@ -326,7 +483,7 @@ def uniform(seed, choice, position):
 
 @triton.jit
 def draw_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
     keys, positions, tokens, valid, into, into_stride,
     FILTERED: tl.constexpr, WRITES: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip

@@ -12,9 +12,7 @@ BLOCK = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum_rows(  # type: ignore[no-untyped-def]  # Triton 3.6 evaluates annotations
-    rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+def _sum_rows(rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
     total = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)

@@ -57,6 +57,12 @@ class FakeNodes:
         self.kwok.stop(grace_s=0)
         self.plane.stop()
 
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of processor time of each part of the cluster so far."""
+        plane = self.plane
+        parts = (plane.etcd, plane.api_server, plane.controller_manager, plane.scheduler, self.kwok)
+        return {part.name: cpu_s(part.pid) for part in parts if part.pid is not None}
+
     def kubectl(self, *given: str) -> str:
         command = [str(self.bin / "kubectl"), "--kubeconfig", str(self.plane.kubeconfig), *given]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -81,34 +87,37 @@ class FakeNodes:
 class OperatorProcess:
     """`python -m stoker.operator` as users run it, in a process of its own."""
 
-    def __init__(self, config: Path, log: Path, profile: str | None = None) -> None:
+    def __init__(self, config: Path, folder: Path, profile: str | None = None) -> None:
+        self.program = Program("operator", folder)
+        profiler = ["-m", "cProfile", "-o", profile] if profile else []
+        command = [sys.executable, *profiler, "-m", "stoker.operator", "--config", str(config)]
         sources = [str(CRDS.parent / root) for root in ("model", "operator")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
-        with log.open("wb") as file:
-            profiler = ["-m", "cProfile", "-o", profile] if profile else []
-            command = [sys.executable, *profiler, "-m", "stoker.operator", "--config", str(config)]
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-        self.log = log
+        self.program.start(command, detached=False, environment={"PYTHONPATH": os.pathsep.join(sources)})
+
+    @property
+    def pid(self) -> int:
+        """Raises SystemExit when it has ended."""
+        found = self.program.pid
+        if found is None:
+            raise SystemExit(f"the operator ended: {self.program.tail(20)}")
+        return found
 
     def memory_mib(self, field: str) -> float:
-        """`VmRSS` now, `VmHWM` at most.
-
-        Raises:
-            SystemExit: it has ended.
-        """
-        if self.process.poll() is not None:
-            raise SystemExit(f"the operator ended, see {self.log}: {self.log.read_text()[-2000:]}")
-        lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines()
+        """`VmRSS` now, `VmHWM` at most."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
         return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(field))
 
     def cpu_s(self) -> float:
-        """Seconds of processor time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+        self.program.stop(grace_s=30)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def node(name: str) -> Object:

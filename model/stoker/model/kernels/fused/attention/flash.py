@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import cast
+import warnings
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ def attend_flash(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
     """Its backward adds gradients of q in any order, unless torch is asked for deterministic algorithms."""
-    flash = importlib.import_module("flash_attn.cute.interface")
+    flash = import_flash()
     out = flash.flash_attn_varlen_func(
         q_TNH,
         k_TKH,
@@ -30,3 +32,10 @@ def attend_flash(
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+
+
+@functools.cache
+def import_flash() -> Any:
+    with warnings.catch_warnings():  # the packages below it use each other's deprecated names
+        warnings.simplefilter("ignore")
+        return importlib.import_module("flash_attn.cute.interface")

@@ -92,7 +92,7 @@ class Row:
 class Options:
     """How a row is run; written behind its name, as in `P1:deterministic:block-size=64`."""
 
-    block_size: int = 16
+    block_size: int = 64
     max_batch_tokens: int = 0
     """0: the row's."""
     kernels: str = "fused"

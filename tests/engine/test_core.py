@@ -20,6 +20,7 @@ from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import Core, run_core
 from stoker.engine.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.executor import InProcess
 from stoker.engine.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.step_input import StepInput, StepOutput
@@ -262,6 +263,31 @@ def test_a_lost_device_ends_every_request_and_the_core(start: Callable[..., tupl
     assert (last.finish_reason, last.error) == ("error", "RankFailed: the device is gone")
     assert front.phase("Failed").message == "RankFailed: the device is gone"
     assert running.join() is Cause.RANK_FAILED
+
+
+class Warming(InProcess):
+    """Has four things to make ready."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.warmed = 0
+
+    def warm(self) -> bool:
+        self.warmed += 1
+        return self.warmed < 4
+
+
+def test_idle_time_makes_things_ready_and_requests_come_first(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(execute=Warming)
+    plan = Plan(**{**vars(PLAN), "model_path": str(tmp_path)})
+    front, _ = start(lambda config, progress: (engine, plan))
+    assert list(front.phase("Serving").startup)[-2:] == ["Planning", "Warming"]
+    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert front.answer("a")[-1].finish_reason == "length"
+    front.hear(m.Stats, lambda stats: stats.generation_tokens == 4)
+    assert engine.executor.warmed == 4  # type: ignore[attr-defined]
 
 
 def test_a_core_whose_parent_is_gone_ends(start: Callable[..., tuple[Front, Running]]) -> None:

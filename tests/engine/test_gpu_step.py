@@ -82,14 +82,15 @@ def test_a_step_waits_for_the_device_only_for_its_result(kernels: str, make_engi
     add_mixed(engine)
     for _ in range(3):
         engine.step()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    places = {f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}" for warning in caught}
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
+    places = {f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}" for warning in waits}
     ours = ("runner", "sampler", "staging", "seats", "decode_graphs")
     looked_at = places if kernels == "fused" else {place for place in places if place.startswith(ours)}
     assert looked_at == set(), places

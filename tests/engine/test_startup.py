@@ -16,9 +16,7 @@ from stoker.model.kernels.ops import Ops
 
 def rehearse(twin: Any, attention: str = "auto") -> Any:
     config = ModelConfig.from_hugging_face(twin.config.to_dict())
-    return rehearsal(
-        config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention
-    )
+    return rehearsal(config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

@@ -8,7 +8,9 @@ read lies in fixed buffers; what they compute is overwritten by the next step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -21,6 +23,8 @@ from stoker.engine.staging import Staging
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
+
+log = logging.getLogger("stoker.engine")
 
 Replay = Callable[[], None]
 
@@ -56,8 +60,11 @@ class CudaCapture:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 body()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the first error is the one to hear about
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self.stream)
         return graph.replay
 
@@ -139,6 +146,7 @@ class DecodeGraphs:
         self._compute(kind, rows)
 
     def _make(self, kind: Kind, rows: _Rows) -> None:
+        """Without memory for it there are no more graphs, and steps go on without them."""
         assert self.capture is not None
 
         def body() -> None:
@@ -146,12 +154,16 @@ class DecodeGraphs:
             if not kind.samples:
                 self.hidden[kind] = result
 
-        self.graphs[kind] = self.capture(body)
+        try:
+            self.graphs[kind] = self.capture(body)
+        except torch.OutOfMemoryError as error:
+            log.warning("no memory for the graph of %s, nor for others: %s", kind, error)
+            self.capture = None
 
     def _compute(self, kind: Kind, rows: _Rows) -> Tensor:
         """Launch everything; nothing here depends on numbers that only the host knows."""
         self._enter(rows)
-        hidden_BD = self.model(rows.tokens, rows.positions, rows.attend)
+        hidden_BD: Tensor = self.model(rows.tokens, rows.positions, rows.attend)
         if not kind.samples:
             return hidden_BD
         logits_BV = self.model.logits(hidden_BD)

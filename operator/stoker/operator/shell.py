@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import kopf
@@ -30,12 +30,19 @@ class Shell:
     """`wake` is called in the event loop that called `start`."""
 
     def __init__(
-        self, access: Access, wake: Wake, *, namespaces: Sequence[str] = (), kinds: Sequence[str] = OURS
+        self,
+        access: Access,
+        wake: Wake,
+        *,
+        namespaces: Sequence[str] = (),
+        kinds: Sequence[str] = OURS,
+        operate: Callable[..., Awaitable[None]] = kopf.operator,
     ) -> None:
         self.access = access
         self.wake = wake
         self.namespaces = tuple(namespaces)
         self.kinds = tuple(kinds)
+        self.operate = operate
         self.restarts = 0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -82,7 +89,7 @@ class Shell:
                 return
             self._inner = (asyncio.get_running_loop(), stop)
         try:
-            await kopf.operator(
+            await self.operate(
                 registry=make_registry(self.access, tell, self.kinds),
                 settings=make_settings(),
                 stop_flag=stop,

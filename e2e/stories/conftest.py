@@ -11,9 +11,10 @@ import pytest
 from e2e.charts.helm import NAMESPACE
 from e2e.charts.release import Releases
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.waiting import wait_until
 from e2e.images.build import build_images
 from e2e.stories.installation import NODES, install
-from e2e.stories.story import Story
+from e2e.stories.story import Story, namespaces_gone
 
 KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
 
@@ -42,11 +43,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def releases(cluster: Cluster) -> Releases:
-    """Both charts, installed."""
+def releases(cluster: Cluster) -> Iterator[Releases]:
+    """Both charts, installed. After the last story no namespace of a story is left."""
     found = Releases(cluster.kubeconfig)
     installed = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
-    return found if installed else install(cluster)
+    yield found if installed else install(cluster)
+    with cluster.api() as api:
+        assert wait_until(lambda: namespaces_gone(api), timeout_s=60, every_s=0.5)
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ PATHS = {
     "Deployment": "apis/apps/v1/{}deployments",
     "Lease": "apis/coordination.k8s.io/v1/{}leases",
 }
+STORY = "stoker.dev/story"
+"""Label of a story's namespace."""
 OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
 CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
 """Kinds of what the operator makes for them."""
@@ -46,14 +48,16 @@ class Story:
 
     def begin(self) -> None:
         """Makes the namespace, with the restricted profile enforced, and waits until pods can be made in it."""
-        labels = {"pod-security.kubernetes.io/enforce": "restricted", "stoker.dev/e2e": "story"}
+        labels = {"pod-security.kubernetes.io/enforce": "restricted", STORY: "yes"}
+        path = f"/api/v1/namespaces/{self.namespace}"
+        self.wait_until(lambda: self.api.get(path) is None, "an earlier namespace of this name gone", 60)
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}}
-        self.api.apply(f"/api/v1/namespaces/{self.namespace}", namespace)
-        account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
+        self.api.apply(path, namespace)
+        account = f"{path}/serviceaccounts/default"
         self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
 
     def end(self) -> None:
-        """Deletes everything of ours, then the namespace; all of it must go by itself.
+        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time (`namespaces_gone`).
 
         Raises:
             AssertionError: something does not go.
@@ -62,9 +66,10 @@ class Story:
             self.api.delete(f"/{self._path(kind)}")
         self.nothing_left(90)
         self.wait_until(lambda: not self.pods(), "the story's own pods deleted", 30)
-        path = f"/api/v1/namespaces/{self.namespace}"
-        self.api.delete(path)
-        self.wait_until(lambda: self.api.get(path) is None, f"namespace {self.namespace} gone", 60)
+        # a namespace that still finds a claim with a finalizer in it looks again after five seconds
+        self.api.delete(f"/{self._path('PersistentVolumeClaim')}")
+        self.wait_until(lambda: not self.all("PersistentVolumeClaim"), "claims deleted", 30)
+        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
 
     def close(self) -> None:
         """Closes the connection to the API server."""
@@ -227,6 +232,13 @@ class Story:
 
     def _path(self, kind: str) -> str:
         return PATHS[kind].format(f"namespaces/{self.namespace}/")
+
+
+def namespaces_gone(api: Api) -> bool:
+    """Whether the namespaces of all stories have ended."""
+    listed = api.get(f"/api/v1/namespaces?labelSelector={STORY}")
+    assert listed is not None
+    return not listed["items"]
 
 
 def phase(found: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ what is left. B rows, S seats, V vocabulary, L longest sequence.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -48,41 +50,22 @@ def sample(
     logits = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
     if adjustments is not None:
         logits = adjust(logits, rows, table, adjustments)
-    splits = triton.cdiv(vocab_size, SPLIT)
-    biggest, totals = (
-        torch.empty(num_rows, splits, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64)
-    )
-    best_tokens = torch.empty(num_rows, splits, dtype=torch.int32, device=device)
-    thresholds = torch.empty(num_rows if rows.filtered else 0, dtype=torch.float32, device=device)
-    part_maxima = torch.empty(thresholds.shape[0], splits * (SPLIT // PART), dtype=torch.float32, device=device)
-    common = (
-        logits,
-        rows.seats,
-        table.numbers,
-        biggest,
-        best_tokens,
-        totals,
-        thresholds,
-        part_maxima,
+    scan = make_scan(logits, rows, table)
+    sum_splits(scan, filtered=False)
+    if rows.filtered:
+        find_thresholds(scan)
+        sum_splits(scan, filtered=True)
+    draw_kernel[(num_rows,)](
+        scan.logits,
+        scan.seats,
+        scan.numbers,
+        scan.biggest,
+        scan.best_tokens,
+        scan.totals,
+        scan.thresholds,
         logits.stride(0),
         vocab_size,
-        splits,
-    )
-    scan_kernel[(num_rows, splits)](
-        *common,
-        FILTERED=False,
-        KEEPS_PARTS=rows.filtered,
-        SPLIT=SPLIT,
-        PART=PART,
-        enable_fp_fusion=True,
-        num_warps=4,
-        **overlap(),
-    )
-    if rows.filtered:
-        find_thresholds(*common)
-    all_splits = triton.next_power_of_2(splits)
-    draw_kernel[(num_rows,)](
-        *common,
+        scan.splits,
         table.keys,
         rows.positions,
         tokens_B,
@@ -91,7 +74,7 @@ def sample(
         0 if into_SL is None else into_SL.stride(0),
         FILTERED=rows.filtered,
         WRITES=into_SL is not None,
-        SPLITS=all_splits,
+        SPLITS=triton.next_power_of_2(scan.splits),
         SPLIT=SPLIT,
         enable_fp_fusion=True,
         num_warps=4,
@@ -100,32 +83,85 @@ def sample(
     return SampledTokens(tokens_B, valid_B)
 
 
-def find_thresholds(
-    logits: Tensor,
-    seats: Tensor,
-    numbers: Tensor,
-    biggest: Tensor,
-    best_tokens: Tensor,
-    totals: Tensor,
-    thresholds: Tensor,
-    part_maxima: Tensor,
-    stride: int,
-    vocab_size: int,
-    splits: int,
-) -> None:
-    """Fill `thresholds`, and `totals` with the sums of what lies above them; each row's first maximum and best token become the row's."""
-    common = (logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits)
-    num_rows, bits = logits.shape[0], KEY_BITS[logits.dtype]
+class Scan(NamedTuple):
+    """What the kernels of one call hand on. N splits of a row, P parts of a row."""
+
+    logits: Tensor
+    seats: Tensor
+    numbers: Tensor
+    biggest: Tensor
+    """float32 [B, N]: each split's largest logit; from `bound` on the first is the row's."""
+    best_tokens: Tensor
+    """int32 [B, N]: where it stands."""
+    totals: Tensor
+    """float64 [B, N]: the split's sum of weights."""
+    thresholds: Tensor
+    """float32 [B]"""
+    part_maxima: Tensor
+    """float32 [B, P]; empty where no row has a threshold, as `thresholds` is."""
+    splits: int
+    filtered: bool
+
+
+def make_scan(logits: Tensor, rows: SampleRows, table: SamplingTable) -> Scan:
+    num_rows, splits = logits.shape[0], triton.cdiv(logits.shape[1], SPLIT)
+    num_filtered = num_rows if rows.filtered else 0
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    return Scan(
+        logits,
+        rows.seats,
+        table.numbers,
+        buffer(num_rows, splits),
+        buffer(num_rows, splits, dtype=torch.int32),
+        buffer(num_rows, splits, dtype=torch.float64),
+        buffer(num_filtered),
+        buffer(num_filtered, splits * (SPLIT // PART)),
+        splits,
+        rows.filtered,
+    )
+
+
+def sum_splits(scan: Scan, filtered: bool) -> None:
+    """Maxima and sums of all splits; with `filtered` the sums of what lies above the thresholds."""
+    scan_kernel[(scan.logits.shape[0], scan.splits)](
+        *scan[:8],
+        scan.logits.stride(0),
+        scan.logits.shape[1],
+        scan.splits,
+        FILTERED=filtered,
+        KEEPS_PARTS=scan.filtered and not filtered,
+        SPLIT=SPLIT,
+        PART=PART,
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
+    )
+
+
+def find_thresholds(scan: Scan) -> None:
+    """Fill `thresholds`; the row's maximum, best token and sum take the place of the first split's."""
+    logits, splits = scan.logits, scan.splits
+    num_rows, vocab_size, bits = *logits.shape, KEY_BITS[logits.dtype]
     candidates = torch.empty(num_rows, splits * CANDIDATES, dtype=logits.dtype, device=logits.device)
     counts = torch.empty(num_rows, splits, dtype=torch.int32, device=logits.device)
     bounds = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    all_splits, all_parts = (triton.next_power_of_2(size) for size in (splits, part_maxima.shape[1]))
+    all_splits = triton.next_power_of_2(splits)
     bound_kernel[(num_rows,)](
-        *common,
+        scan.seats,
+        scan.numbers,
+        scan.biggest,
+        scan.best_tokens,
+        scan.totals,
+        scan.part_maxima,
         bounds,
+        vocab_size,
+        splits,
         BITS=bits,
         SPLITS=all_splits,
-        PARTS=all_parts,
+        PARTS=triton.next_power_of_2(scan.part_maxima.shape[1]),
         SPLIT_PARTS=SPLIT // PART,
         enable_fp_fusion=True,
         num_warps=4,
@@ -136,7 +172,7 @@ def find_thresholds(
         bounds,
         candidates,
         counts,
-        stride,
+        logits.stride(0),
         vocab_size,
         splits,
         BITS=bits,
@@ -147,26 +183,24 @@ def find_thresholds(
         **overlap(),
     )
     threshold_kernel[(num_rows,)](
-        *common,
+        logits,
+        scan.seats,
+        scan.numbers,
+        scan.biggest,
+        scan.totals,
+        scan.thresholds,
         bounds,
         candidates,
         counts,
+        logits.stride(0),
+        vocab_size,
+        splits,
         BITS=bits,
         SPLITS=all_splits,
         CANDIDATES=CANDIDATES,
         BLOCK=SEARCH_BLOCK,
         enable_fp_fusion=True,
         num_warps=16,
-        **overlap(),
-    )
-    scan_kernel[(num_rows, splits)](
-        *common,
-        FILTERED=True,
-        KEEPS_PARTS=False,
-        SPLIT=SPLIT,
-        PART=PART,
-        enable_fp_fusion=True,
-        num_warps=4,
         **overlap(),
     )
 
@@ -357,8 +391,7 @@ def row_limit(own, vocab_size):
 
 @triton.jit
 def bound_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
-    bounds,
+    seats, numbers, biggest, best_tokens, totals, part_maxima, bounds, vocab_size, splits,
     BITS: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, SPLIT_PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: its largest logit, token and sum take the place of its first split's, and a key that cannot be above the threshold's.
@@ -426,8 +459,7 @@ def candidates_kernel(
 
 @triton.jit
 def threshold_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
-    bounds, candidates, counts,
+    logits, seats, numbers, biggest, totals, thresholds, bounds, candidates, counts, stride, vocab_size, splits,
     BITS: tl.constexpr, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys. A key of 16-bit logits has 16 bits that count."""
@@ -483,7 +515,7 @@ def uniform(seed, choice, position):
 
 @triton.jit
 def draw_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, stride, vocab_size, splits,
     keys, positions, tokens, valid, into, into_stride,
     FILTERED: tl.constexpr, WRITES: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip

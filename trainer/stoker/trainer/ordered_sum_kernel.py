@@ -12,22 +12,31 @@ BLOCK = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _pair(before, stride, inside):
+    """The sum of the two rows behind `before`. One stride at a time: twice a stride may not fit 32 bits."""
+    left = tl.load(before + stride, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(before + stride + stride, mask=inside, other=0.0).to(tl.float32)
+    return left + right
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _sum_rows(rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
-    total = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
+    first = rows + at
+    total = tl.load(first, mask=inside, other=0.0).to(tl.float32)
     if RANKS >= 2:
-        total += tl.load(rows + stride + at, mask=inside, other=0.0).to(tl.float32)
+        first += stride
+        total += tl.load(first, mask=inside, other=0.0).to(tl.float32)
     if RANKS >= 4:
-        second = tl.load(rows + 2 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        second += tl.load(rows + 3 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        total += second
+        total += _pair(first, stride, inside)
     if RANKS == 8:
-        third = tl.load(rows + 4 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        third += tl.load(rows + 5 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        fourth = tl.load(rows + 6 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        fourth += tl.load(rows + 7 * stride + at, mask=inside, other=0.0).to(tl.float32)
-        total += third + fourth
+        first += stride
+        first += stride
+        third = _pair(first, stride, inside)
+        first += stride
+        first += stride
+        total += third + _pair(first, stride, inside)
     if ADD:
         total += tl.load(out + at, mask=inside, other=0.0)
     tl.store(out + at, total, mask=inside)
@@ -38,4 +47,4 @@ def sum_rows(rows: Sequence[Tensor], out: Tensor, add: bool) -> None:
     numel = out.numel()
     stride = rows[1].storage_offset() - rows[0].storage_offset() if len(rows) > 1 else numel
     grid = (triton.cdiv(numel, BLOCK),)
-    _sum_rows[grid](rows[0], out, numel, stride, RANKS=len(rows), ADD=add, BLOCK=BLOCK, num_warps=8)
+    _sum_rows[grid](rows[0], out, numel, stride, RANKS=len(rows), ADD=add, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8)

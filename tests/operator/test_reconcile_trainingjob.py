@@ -596,6 +596,26 @@ def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
     assert run.cluster.pods("task") == []
 
 
+def test_a_task_whose_image_cannot_be_pulled_says_so() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    (pod,) = run.cluster.pods("task")
+    state = {"waiting": {"reason": "ErrImagePull", "message": 'pull "none:1": not found'}}
+    pod["status"]["containerStatuses"] = [{"name": "main", "state": state}]
+    run.cluster._touch(pod)
+    run.cluster.settle()
+    status = run.cluster.objects[key]["status"]
+    assert status["message"] == 'a task reads the folder: ImagePullBackOff: pull "none:1": not found'
+    stalled = next(item for item in status["conditions"] if item["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ImagePullBackOff")
+    run.cluster.run(pod)
+    run.cluster.settle()
+    status = run.cluster.objects[key]["status"]
+    assert status["message"] == "a task reads the folder"
+    assert all(item["type"] != "Stalled" for item in status["conditions"])
+
+
 def test_an_evicted_pod_that_is_gone_already_is_judged_by_its_last_word() -> None:
     run = Run()
     run.start()

@@ -18,7 +18,7 @@ from stoker.operator.labels import JOB, JOB_UID
 from stoker.operator.plan import Call, Event, Observed, Patch, Plan
 from stoker.operator.pods import ref_of
 from stoker.operator.reconcile.checkpoint_delete import delete, expire, wanted_finalizers
-from stoker.operator.reconcile.checkpoint_task import ask
+from stoker.operator.reconcile.checkpoint_task import TaskAnswer, ask
 from stoker.operator.reconcile.checkpoint_view import CheckpointView, Word, look, settle
 from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
@@ -100,7 +100,7 @@ def _import(view: CheckpointView) -> Plan:
         return (
             _fail(view, answer.problem)
             if answer.problem
-            else _wait(view, "Pending", "Importing", "a task reads the folder")
+            else _wait_for_task(view, answer, "Pending", "Importing", "a task reads the folder")
         )
     if not answer.succeeded:
         return _corrupt(
@@ -219,7 +219,7 @@ def _verify(view: CheckpointView) -> Plan:
         return (
             _fail(view, answer.problem)
             if answer.problem
-            else _wait(view, "Complete", "Verifying", "a task verifies it")
+            else _wait_for_task(view, answer, "Complete", "Verifying", "a task verifies it")
         )
     facts = {name: value for name, value in _facts(answer.result).items() if value is not None}
     if answer.succeeded:
@@ -260,6 +260,15 @@ def _fail(view: CheckpointView, problem: str) -> Plan:
 
 def _wait(view: CheckpointView, phase: str, reason: str, message: str, plan: Plan | None = None) -> Plan:
     return settle(view, {"phase": phase, "message": message}, summary(Health.PROGRESSING, reason, message), plan)
+
+
+def _wait_for_task(view: CheckpointView, answer: TaskAnswer, phase: str, reason: str, message: str) -> Plan:
+    """The line says why the task's pod does not run, too."""
+    if answer.waiting is None:
+        return _wait(view, phase, reason, message)
+    text = f"{message}: {answer.waiting.line}"[:1024]
+    health = Health.STALLED if answer.waiting.stuck else Health.PROGRESSING
+    return settle(view, {"phase": phase, "message": text}, summary(health, answer.waiting.reason, text))
 
 
 def _origin(view: CheckpointView) -> Origin | None:

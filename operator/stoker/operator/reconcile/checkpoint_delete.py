@@ -69,7 +69,8 @@ def delete(view: CheckpointView) -> Plan:
             {"phase": "Deleting", "message": answer.problem[:1024]},
             summary(Health.STALLED, "DeletionBlocked", answer.problem),
         )
-    return _waiting(view, "DeletingData", "deleting the data")
+    text = f"deleting the data: {answer.waiting.line}" if answer.waiting else "deleting the data"
+    return _waiting(view, "DeletingData", text)
 
 
 def _waiting(view: CheckpointView, reason: str, message: str, plan: Plan | None = None) -> Plan:

@@ -10,6 +10,7 @@ from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.reconcile.checkpoint_view import CheckpointView
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import folder_arguments, task_pod
+from stoker.operator.waiting import Waiting, waiting
 from stoker.pod.exit_code import Cause
 
 MAX_TRIES = 3
@@ -24,6 +25,8 @@ class TaskAnswer:
     result: dict[str, Any] | None = None
     succeeded: bool = False
     problem: str = ""
+    waiting: Waiting | None = None
+    """What its pod waits for, while it does not run."""
 
 
 def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
@@ -40,8 +43,9 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
             if pod_state(pod) is PodState.SUCCEEDED:
                 return TaskAnswer(result=dict(word.result), succeeded=True)
             return TaskAnswer(result=dict(word.result), problem=word.detail or f"the {verb} task says no")
-    if any(not ended(pod) for pod in mine):
-        return TaskAnswer()
+    running = next((pod for pod in mine if not ended(pod)), None)
+    if running is not None:
+        return TaskAnswer(waiting=waiting(running))
     tries = max((int(label(pod, "try") or 0) + 1 for pod in mine), default=0)
     if tries >= MAX_TRIES:
         return TaskAnswer(problem=f"the {verb} task failed {tries} times: {exit_of(mine[-1]).detail}")

@@ -12,6 +12,7 @@ from stoker.operator.reconcile.training_status import checkpoint_figures
 from stoker.operator.reconcile.training_view import TrainingView, settle
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import list_arguments, task_pod
+from stoker.operator.waiting import waiting
 
 
 def needs_listing(view: TrainingView) -> bool:
@@ -36,6 +37,8 @@ def list_saves(view: TrainingView) -> Plan:
         return settle(view, changes, (), Plan(create=new_checkpoints(view)))
     message = f"looking for saves of attempt {attempt.number}, which ended without a last word"
     running = [pod for pod in view.tasks if label(pod, "writer") == attempt.writer and not ended(pod)]
+    held = next((found.line for pod in running if (found := waiting(pod))), None)
+    message = f"{message}: {held}"[:1024] if held else message
     create = () if running else (_list_task(view, attempt.writer, len(done)),)
     return settle(view, {"message": message}, summary(Health.PROGRESSING, "ListingSaves", message), Plan(create=create))
 

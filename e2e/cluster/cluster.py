@@ -93,6 +93,8 @@ class Cluster:
 
     def down(self) -> None:
         """Stops everything and removes every trace: processes, mounts, cgroups, bridge, routes, state. Built programs and images stay in the cache."""
+        if self.folder.exists():
+            network.claim(self._claims, self.name)  # released below; it is there, unless somebody removed the note
         for node in self.nodes.values():
             node.kill()
         self._dns.stop(grace_s=0)
@@ -219,8 +221,15 @@ class Cluster:
 
     @property
     def network(self) -> Network:
-        """Its addresses."""
-        return network.claim(self._claims, self.name)
+        """Its addresses.
+
+        Raises:
+            ClusterError: if it does not run.
+        """
+        found = network.claimed(self._claims, self.name)
+        if found is None:
+            raise ClusterError(f"cluster {self.name} does not run; start it with: make cluster NAME={self.name}")
+        return found
 
     @property
     def kubeconfig(self) -> Path:

@@ -1,9 +1,10 @@
-"""Everything on this machine that a cluster could leave behind, as text to compare before and after."""
+"""Everything on this machine that a cluster could leave behind, as text."""
 
 import subprocess
 from pathlib import Path
 
 from e2e.cluster import binaries, groups
+from e2e.cluster.network import Network
 
 
 def of_cluster(name: str) -> list[str]:
@@ -15,8 +16,8 @@ def of_cluster(name: str) -> list[str]:
     return [*processes, *mounts, *cgroups, *([f"folder {folder}"] if folder.exists() else [])]
 
 
-def of_machine() -> set[str]:
-    """Links, addresses, routes and firewall rules of this machine, without counters and times."""
+def of_machine(addresses: Network) -> list[str]:
+    """Links, addresses, routes and firewall rules of this machine that belong to a cluster's network. Empty when it is gone."""
     commands = (
         ("ip", "-oneline", "link"),
         ("ip", "-oneline", "address"),
@@ -24,13 +25,13 @@ def of_machine() -> set[str]:
         ("ip", "rule"),
         ("iptables-save",),
     )
-    lines = [
+    printed = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands]
+    return [
         line
-        for command in commands
-        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        for text in printed
+        for line in text.splitlines()
+        if addresses.bridge in line or f"10.{addresses.octet}." in line
     ]
-    # every line of iptables-save's rules is kept, its time stamps and counters are not
-    return {line.split(" [")[0] for line in lines if not line.startswith("#")}
 
 
 def _commands() -> list[tuple[int, str]]:

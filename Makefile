@@ -10,7 +10,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
-.PHONY: kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
+.PHONY: charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,8 +53,13 @@ format: setup ## format the code and sort its imports
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-crds: setup ## write crds/ from the types in operator/stoker/operator/api
+crds: setup ## write crds/ from the types in operator/stoker/operator/api, and the chart's copy
 	@$(BIN)/python -m stoker.operator.api.crd --write crds
+	@cp crds/*.yaml charts/stoker-crds/files/
+
+charts: setup kube-binaries ## render deploy/ and the snapshots anew from the charts
+	@$(BIN)/python -m e2e.charts.plain --write
+	@$(BIN)/python -m e2e.charts.snapshots --write
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 	@$(COMPILE) lock/setup.in -o lock/setup.txt
@@ -74,7 +79,7 @@ kube-check: setup ## say what this machine lacks for `make cluster`, one line ea
 kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS, helm and kwok from the Go module proxy, once (about 9 minutes)
 	@$(BIN)/python -m e2e.cluster.binaries
 
-images: setup ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
+images: setup kube-binaries ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
 	@$(BIN)/python -m e2e.images build
 
 cluster: setup kube-binaries ## start a real Kubernetes with two nodes on this machine (root; NAME=stoker)

@@ -400,7 +400,7 @@ class Bench:
 
     async def restart(self, operator: OperatorProcess) -> dict[str, Any]:
         begin = time.monotonic()
-        while not await self.has_looked_at_everything(operator):  # noqa: ASYNC110  # a process is asked
+        while not await self.has_looked_at_everything(operator):  # a process is asked
             await asyncio.sleep(0.2)
         seconds = time.monotonic() - begin
         await self.quiet(operator)
@@ -447,7 +447,7 @@ class Bench:
 
     async def quiet(self, operator: OperatorProcess) -> None:
         """Until nothing is written any more and the queue is empty."""
-        while not await self.is_quiet(operator):  # noqa: ASYNC110
+        while not await self.is_quiet(operator):
             await asyncio.sleep(0.2)
 
     async def is_quiet(self, operator: OperatorProcess) -> bool:

@@ -82,7 +82,7 @@ class TestKubeCluster(ClusterContract):
 
         return connect
 
-    async def forget(self, cluster: Cluster) -> None:  # noqa: ARG002  as the contract calls it
+    async def forget(self, cluster: Cluster) -> None:
         """A server that starts anew remembers nothing that was before."""
         self.plane.control_plane.restart_api_server()  # in this thread: its child ends with the thread that made it
 

@@ -154,7 +154,7 @@ class FakeCore:
 
     async def _drain(self, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
-        while self.running and time.monotonic() < deadline:  # noqa: ASYNC110 - a fake may poll
+        while self.running and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for request in [request for request in self.requests if request.request_id in self.running]:
             self._tasks[request.request_id].cancel()

@@ -64,7 +64,7 @@ async def serving(tmp_path: Path, **options: Any) -> AsyncIterator[Serving]:
 async def until(question: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait for a state; a test that needs longer has failed."""
     async with asyncio.timeout(timeout_s):
-        while not question():  # noqa: ASYNC110 - any state, so there is no event to wait for
+        while not question():
             await asyncio.sleep(0.005)
 
 

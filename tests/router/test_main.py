@@ -68,7 +68,7 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
 
 async def wait_for_backends(client: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(10):
-        while (await client.get("/status")).json()["ready_backends"] != count:  # noqa: ASYNC110 - another process
+        while (await client.get("/status")).json()["ready_backends"] != count:
             await asyncio.sleep(0.02)
 
 

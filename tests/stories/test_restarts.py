@@ -84,7 +84,7 @@ class Machine:
     async def until(self, holds: Callable[[Object], Any], timeout_s: float = 60) -> Object:
         """The job once `holds` is true of its status."""
         async with asyncio.timeout(timeout_s):
-            while not holds(self.objects.get(JOB).get("status") or {}):  # noqa: ASYNC110 - a story waits, it is in no hurry
+            while not holds(self.objects.get(JOB).get("status") or {}):
                 await asyncio.sleep(0.05)
         return dict(self.objects.get(JOB)["status"])
 

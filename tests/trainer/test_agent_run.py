@@ -194,7 +194,7 @@ def run(agent: Agent, act: Act | None = None) -> LastWord:
 
 async def until(question: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not question():  # noqa: ASYNC110  (what is waited for happens in other processes)
+        while not question():
             await asyncio.sleep(0.01)
 
 

@@ -36,7 +36,7 @@ class RotaryTable:
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos_T1H and sin_T1H in float32, views of one gather. A position beyond the table raises IndexError on the CPU."""
-        cos_T1H, sin_T1H = self.on(positions_T.device).index_select(0, positions_T).split(1, 1)
+        cos_T1H, sin_T1H = self.on(positions_T.device).index_select(0, positions_T).chunk(2, 1)
         return cos_T1H, sin_T1H
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 BLOCK = 2048
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _pair(before, stride, inside):
     """The sum of the two rows behind `before`. One stride at a time: twice a stride may not fit 32 bits."""
     left = tl.load(before + stride, mask=inside, other=0.0).to(tl.float32)
@@ -19,8 +19,8 @@ def _pair(before, stride, inside):
     return left + right
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _sum_rows(rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _sum_rows(rows, out, numel, stride, RANKS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
     first = rows + at

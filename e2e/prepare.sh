@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Debian packages that the nodes of `make cluster` and the image builds need. Installs only what is missing; needs root for that.
+set -euo pipefail
+
+wanted=(runc iptables conntrack busybox-static socat iproute2 buildah mmdebstrap skopeo)
+missing=()
+for package in "${wanted[@]}"; do
+    dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then exit 0; fi
+if [[ $EUID -ne 0 ]]; then
+    echo "missing packages, and only root can install them: ${missing[*]}" >&2
+    exit 1
+fi
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"

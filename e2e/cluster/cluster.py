@@ -100,7 +100,7 @@ class Cluster:
         self._dns.stop(grace_s=0)
         if (self.folder / "control-plane").exists():
             self._plane().stop()
-        groups.remove(groups.find(f"stoker-{self.name}-*"))
+        groups.remove(groups.find(f"stoker-{self.name}.*"))
         if (claimed := network.claimed(self._claims, self.name)) is not None:
             network.remove_bridge(claimed)
         for node in self.nodes.values():

@@ -1,4 +1,4 @@
-"""The cgroups of one node: a subtree below this process's own group, in every hierarchy that the machine has (version 1, 2 or both)."""
+"""The cgroups of one node: a subtree below this process's own group in every hierarchy of version 1 that the machine has, below the root in version 2 alone."""
 
 import time
 from dataclasses import dataclass
@@ -37,10 +37,11 @@ def hierarchies(text: str) -> list[Hierarchy]:
 def make(name: str) -> list[Path]:
     """Makes the group `name` below ours in every mounted hierarchy and returns the folders."""
     made = []
-    for hierarchy in hierarchies(Path("/proc/self/cgroup").read_text()):
+    ours = hierarchies(Path("/proc/self/cgroup").read_text())
+    for hierarchy in ours:
         if not (hierarchy.mount / "cgroup.procs").exists():
             continue
-        parent = hierarchy.mount / hierarchy.path.strip("/")
+        parent = hierarchy.mount / hierarchy.path.strip("/") if len(ours) > 1 else _root_with_controllers()
         group = parent / name
         group.mkdir(exist_ok=True)
         if hierarchy.controllers == "cpuset":
@@ -66,6 +67,18 @@ def remove(groups: list[Path], *, timeout_s: float = 10) -> None:
 def find(name: str) -> list[Path]:
     """Every group called `name` below this machine's hierarchies, for checks that nothing is left."""
     return sorted(path for path in ROOT.rglob(name) if path.is_dir())
+
+
+def _root_with_controllers() -> Path:
+    """Version 2 alone: only groups without processes of their own hand controllers on, and ours has some; the root always may."""
+    try:
+        for controller in (ROOT / "cgroup.controllers").read_text().split():
+            (ROOT / "cgroup.subtree_control").write_text(f"+{controller}")
+    except OSError as error:
+        raise ClusterError(
+            f"{ROOT} does not hand its controllers on ({error.strerror}): nodes need the machine's own cgroup root"
+        ) from error
+    return ROOT
 
 
 def _removed(group: Path) -> bool:

@@ -32,7 +32,7 @@ class Node:
         self.spec = spec
         self.slot = slot
         self._network = addresses
-        self._group = f"stoker-{cluster}-{spec.name}"
+        self._group = f"stoker-{cluster}.{spec.name}"
         self._program = Program("node", folder)
 
     @property

@@ -12,7 +12,7 @@ def of_cluster(name: str) -> list[str]:
     folder = binaries.cache() / "clusters" / name
     processes = [f"process {pid}: {command}" for pid, command in _commands() if f"{folder}/" in command]
     mounts = [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{folder}/" in line]
-    cgroups = [f"cgroup {path}" for path in groups.find(f"stoker-{name}-*")]
+    cgroups = [f"cgroup {path}" for path in groups.find(f"stoker-{name}.*")]
     return [*processes, *mounts, *cgroups, *([f"folder {folder}"] if folder.exists() else [])]
 
 

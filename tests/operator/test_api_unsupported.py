@@ -10,7 +10,7 @@ from stoker.operator.unsupported import SUPPORTED, unsupported
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {}, []),
     ("TrainingJob", {"model": {"architecture": "qwen3"}, "memory": {"zeroStage": 1, "precision": "bf16"}}, []),
-    ("TrainingJob", {"memory": {"zeroStage": 2}}, ["not supported yet: spec.memory.zeroStage 2"]),
+    ("TrainingJob", {"memory": {"zeroStage": 3}}, ["not supported yet: spec.memory.zeroStage 3"]),
     ("TrainingJob", {"memory": {"precision": "fp8"}}, ["not supported yet: spec.memory.precision fp8"]),
     ("TrainingJob", {"memory": {"activationCheckpointing": "selective"}}, ["not supported yet: spec.memory.activationCheckpointing selective"]),
     ("TrainingJob", {"memory": {"cpuOffload": True}}, ["not supported yet: spec.memory.cpuOffload true"]),

@@ -37,7 +37,7 @@ SUPPORTED: Mapping[str, Mapping[str, Fits]] = {
         "parallelism.sequenceParallel": _only(False),
         "optimization.optimizer": _only("adam", "adamw"),
         "memory.precision": _only("fp32", "bf16"),
-        "memory.zeroStage": _up_to(1),
+        "memory.zeroStage": _up_to(2),
         "memory.activationCheckpointing": _only("none", "full"),
         "memory.cpuOffload": _only(False),
         "memory.nvmeOffload": _absent,

@@ -17,6 +17,7 @@ MAX_SILENCE_S = 120.0
 SHORTEST_WATCH_S = 0.5
 """A watch that the server ends sooner is begun anew after a pause."""
 EVENTS_AT_ONCE = 32
+"""After so many the Lease, the probes and the other kinds get their turn."""
 LONGEST_BACKOFF_S = 30.0
 
 
@@ -71,7 +72,11 @@ class Informer:
     async def _list(self) -> str:
         listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.keep)
         version = int(listing.resource_version)
-        self.store.replace(self.kind, listing.items, version, self.namespace)
+        self.store.forget_unlisted(self.kind, listing.items, version, self.namespace)
+        for number, item in enumerate(listing.items):
+            self.store.put(item)
+            if number % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._hear()
         self.synced.set()
         return listing.resource_version

@@ -174,14 +174,20 @@ class Store:
 
     def replace(self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None) -> None:
         """Take a list as the truth: what it lacks is gone, unless it was written after the list was made."""
-        listed = {key_of(item): item for item in items}
-        for known in self.of_kind(kind, namespace):
-            key = key_of(known)
-            same = key in listed and listed[key]["metadata"]["uid"] == known["metadata"]["uid"]
-            if not same and version_of(known) <= list_version:
-                self.remove(key, known["metadata"]["uid"])
-        for item in listed.values():
+        listed = tuple(items)
+        self.forget_unlisted(kind, listed, list_version, namespace)
+        for item in listed:
             self.put(item)
+
+    def forget_unlisted(
+        self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None
+    ) -> None:
+        """The first half of `replace`; whoever puts the items afterwards may take his time."""
+        listed = {key_of(item): item["metadata"]["uid"] for item in items}
+        for known in self.of_kind(kind, namespace):
+            key, uid = key_of(known), known["metadata"]["uid"]
+            if listed.get(key) != uid and version_of(known) <= list_version:
+                self.remove(key, uid)
 
     def put_report(self, pod_uid: str, body: Mapping[str, Any], now_s: float) -> bool:
         """Keep a pod's answer; True when it says something new."""

@@ -12,6 +12,7 @@ import yaml
 from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, rendered
 from e2e.charts.plain import FILE, plain
 from e2e.charts.snapshots import CASES, FOLDER, snapshot
+from e2e.images.recipe import CONTROL, RUNTIME
 from stoker.operator.config import OperatorConfig
 
 
@@ -148,6 +149,12 @@ def test_both_charts_have_the_version_of_the_program() -> None:
     versions = [yaml.safe_load((chart / "Chart.yaml").read_text()) for chart in (STOKER, CRDS)]
     assert len({(chart["version"], chart["appVersion"]) for chart in versions}) == 1
     assert f'version = "{versions[0]["appVersion"]}"' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_the_values_for_a_cluster_of_this_machine_name_the_images_that_are_built() -> None:
+    images = yaml.safe_load((REPOSITORY / "e2e" / "values.yaml").read_text())["images"]
+    assert {f"{image['repository']}:{image['tag']}" for image in images.values()} == {CONTROL.name, RUNTIME.name}
+    assert rendered(STOKER, {"images": images})
 
 
 def rules(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

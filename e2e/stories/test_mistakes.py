@@ -50,11 +50,11 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(story: Story) -> None
     story.apply(*(manifest for manifest, _, _ in cases))
 
     for manifest, ends, text in cases:
-        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text, 120)
+        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text, 180)
 
     for manifest, _, _ in cases:
         story.delete(manifest["kind"], manifest["metadata"]["name"])
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 60)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
     assert (broken / "config.json").exists()
 
 
@@ -86,7 +86,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
     for kind, name in (("InferenceDeployment", "teller"), ("Checkpoint", "bitten"), ("TrainingJob", "taught")):
         story.delete(kind, name)
     story.kubectl("delete", "checkpoints", "--all")
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 60)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
     assert data.exists(), "what was adopted is never deleted"
 
 

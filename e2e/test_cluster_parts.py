@@ -1,0 +1,168 @@
+"""Parts of the test cluster that need neither root nor programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import binaries, tools
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.groups import hierarchies
+from e2e.cluster.keys import Authority
+from e2e.cluster.network import MAX_NODES, Network, claim, claimed, release
+from e2e.cluster.processes import Program, started_at
+from e2e.cluster.settings import reserved
+from e2e.cluster.spec import NodeSpec, parse_nodes
+from e2e.cluster.waiting import wait_until
+
+GIB = 1 << 30
+
+
+def test_nodes_are_read_from_plain_data() -> None:
+    given = [{"name": "a", "gpus": 2, "labels": {"zone": "x"}, "taints": ["k=v:NoSchedule"]}, {"name": "b"}]
+
+    assert parse_nodes(given) == (
+        NodeSpec(name="a", gpus=2, labels={"zone": "x"}, taints=("k=v:NoSchedule",)),
+        NodeSpec(name="b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "nodes must be a list with at least one node"),
+        ([{"gpus": 1}], r"nodes\[0\] must be a mapping with a name"),
+        ([{"name": "a", "gpu": 1}], r"nodes\[0\]: unknown gpu; there are name, gpus"),
+        ([{"name": "A_1"}], "'A_1', it must be 1 to 32 lower-case letters, digits and dashes"),
+        ([{"name": "a", "gpus": -1}], r"nodes\[a\]\.gpus is -1, it must be 0 or more"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused_by_name(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_nodes(given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [
+        (NodeSpec(name="a"), {}),
+        (NodeSpec(name="a", cpu=1.5, memory_gib=6), {"cpu": "2500m", "memory": "10240Mi"}),
+        (NodeSpec(name="a", cpu=64, memory_gib=900), {}),
+    ],
+    ids=["all of it", "a part", "never more than there is"],
+)
+def test_a_node_keeps_from_pods_what_its_spec_does_not_offer(spec: NodeSpec, kept: dict[str, str]) -> None:
+    assert reserved(spec, cores=4, memory_bytes=16 * GIB) == kept
+
+
+def test_addresses_of_a_cluster_do_not_meet() -> None:
+    network = Network(207)
+    nodes = {network.node(slot) for slot in range(MAX_NODES)} | {network.gateway}
+    pods = {network.pods_of(slot) for slot in range(MAX_NODES)}
+
+    assert (len(nodes), len(pods)) == (MAX_NODES + 1, MAX_NODES)
+    assert (network.pods_of(0), network.pods_of(MAX_NODES - 1)) == ("10.207.64.0/24", "10.207.95.0/24")
+    assert (network.pods, network.services) == ("10.207.64.0/18", "10.207.128.0/20")
+    assert len(network.link(MAX_NODES - 1)) < 16, "the kernel's longest name of a link"
+
+
+def test_a_network_belongs_to_one_cluster_until_it_is_released(tmp_path: Path) -> None:
+    one, two = claim(tmp_path, "one"), claim(tmp_path, "two")
+    assert one != two
+    assert claim(tmp_path, "one") == one
+
+    release(tmp_path, "one")
+
+    assert claimed(tmp_path, "one") is None
+    assert claimed(tmp_path, "two") == two
+
+
+def test_hierarchies_of_both_versions_are_read() -> None:
+    one, systemd, two = hierarchies("4:memory:/a/b\n9:name=systemd:/\n0::/c\n")
+
+    assert (one.mount, one.path) == (Path("/sys/fs/cgroup/memory"), "/a/b")
+    assert systemd.mount == Path("/sys/fs/cgroup/systemd")
+    assert (two.controllers, two.path) == ("", "/c")
+
+
+def test_the_key_of_a_tool_follows_its_module_and_its_flags() -> None:
+    other = tools.Tool("etcd", tools.ETCD.programs, tags=("more",))
+
+    assert tools.ETCD.key == tools.Tool("etcd", tools.ETCD.programs).key
+    assert len({tool.key for tool in (*tools.ALL, other)}) == len(tools.ALL) + 1
+
+
+def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(binaries.BIN_VARIABLE, str(tmp_path))
+    (tmp_path / "etcd").touch(mode=0o755)
+
+    assert binaries.find([tools.ETCD]) == tmp_path
+    with pytest.raises(
+        binaries.MissingBinaries, match=rf"^no helm in {tmp_path}; is STOKER_KUBE_BIN the right folder\?$"
+    ):
+        binaries.find([tools.ETCD, tools.HELM])
+
+
+def test_keys_are_private_and_an_authority_is_found_again(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).client("system:node:a", ("system:nodes",))
+    again = Authority(tmp_path)
+
+    assert pair.key.stat().st_mode & 0o777 == 0o600
+    assert again.pair.certificate.read_bytes() == Authority(tmp_path).pair.certificate.read_bytes()
+    assert again.kubeconfig("me", "https://127.0.0.1:1").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        (tmp_path / "mine.pid").write_text(f'{{"pid": {other.pid}, "started_at": 1}}')
+
+        Program("mine", tmp_path).stop()
+
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_program_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys\nfrom e2e.cluster.processes import Program\n"
+        f"p = Program('child', pathlib.Path({str(tmp_path)!r}))\np.start(['sleep', '60'], detached=False)\nprint(p.pid, flush=True)\nos._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+
+    assert wait_until(lambda: started_at(int(done.stdout)) is None, timeout_s=5)
+
+
+@pytest.mark.timeout(120)
+def test_two_api_servers_live_side_by_side_and_one_starts_again_with_its_state(tmp_path: Path) -> None:
+    binaries.find([tools.ETCD, tools.KUBERNETES])
+    with ControlPlane(tmp_path / "one") as one, ControlPlane(tmp_path / "two") as two:
+        assert one.url != two.url
+        kubectl(one, "create", "namespace", "kept")
+        start = time.monotonic()
+        one.restart_api_server()
+        assert "kept" in kubectl(one, "get", "namespaces")
+        assert "kept" not in kubectl(two, "get", "namespaces")
+        assert time.monotonic() - start < 60
+        nobody = one.kubeconfig_of("nobody")
+        assert "forbidden" in kubectl(one, "get", "namespaces", config=nobody)
+    assert not one.api_server.alive
+
+
+def kubectl(plane: ControlPlane, *arguments: str, config: Path | None = None) -> str:
+    program = binaries.bin_folder() / "kubectl"
+    done = subprocess.run(
+        [str(program), f"--kubeconfig={config or plane.kubeconfig}", *arguments], capture_output=True, text=True
+    )
+    return done.stdout + done.stderr

@@ -24,7 +24,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
-SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 256, 512, 512, 1024, 3
+SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
 PROMPT_LENGTHS = (1, 5, 48, 300)
 """One row, few rows, whole tiles, and a pass of many rows."""
 NUM_REQUESTS = 12

@@ -143,14 +143,12 @@ class Runner:
 
     @torch.inference_mode()
     def rehearse_decode(self) -> None:
-        """Steps of nothing but padding at sizes that kernels may tell apart, with and without the sampler's filters: they are compiled then."""
+        """Steps of nothing but padding at every size, with and without the sampler's filters: kernels are compiled then."""
         if self.decode is None:
             return
         for size in self.decode.sizes:
-            if size & (size - 1) == 0:
-                self.decode.rehearse(Kind(size, samples=True, filtered=False))
-        for size in self.decode.sizes[:FIRST_SIZES]:
-            self.decode.rehearse(Kind(size, samples=True, filtered=True))
+            for filtered in (False, True):
+                self.decode.rehearse(Kind(size, samples=True, filtered=filtered))
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
         """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""

@@ -80,7 +80,9 @@ class FakeNodes:
 
     async def _until_ready(self) -> None:
         async with asyncio.timeout(60):
-            while sum(map(_is_ready, await self.api.list("Node"))) < self.count:
+            while True:
+                if sum(map(_is_ready, await self.api.list("Node"))) == self.count:
+                    return
                 await asyncio.sleep(0.2)
 
 

@@ -102,12 +102,15 @@ class Bench:
         )
         await self._many_jobs(self.options.jobs, self.options.all_jobs)
         await asyncio.sleep(10)
+        before = operator.cpu_s()
+        await asyncio.sleep(10)
+        at_rest = round((operator.cpu_s() - before) / 10, 2)
         memory = {
             "idle_mib": idle_mib,
             "resident_mib": operator.memory_mib("VmRSS"),
             "peak_mib": operator.memory_mib("VmHWM"),
         }
-        say(f"{self.options.all_jobs} jobs: {memory}, goal {GOAL_MIB} MiB; {operator.cpu_s():.0f} s of processor time")
+        say(f"{self.options.all_jobs} jobs: {memory}, goal {GOAL_MIB} MiB; at rest {at_rest} of a processor")
         return {
             "bench": "kube_scale",
             "pods": {
@@ -118,7 +121,7 @@ class Bench:
                 "goal_ratio": GOAL_RATIO,
             },
             "jobs": {"count": self.options.jobs, **jobs, "goal_s": GOAL_JOBS_S},
-            "memory": {"jobs": self.options.all_jobs, **memory, "goal_mib": GOAL_MIB},
+            "memory": {"jobs": self.options.all_jobs, **memory, "goal_mib": GOAL_MIB, "processors_at_rest": at_rest},
             "operator_cpu_s": round(operator.cpu_s(), 1),
             "load": os.getloadavg()[0],
         }
@@ -175,7 +178,9 @@ class Bench:
     async def _clear(self, kind: str, body: Object) -> None:
         await self.api.delete(kind, NAMESPACE, body["metadata"]["name"], propagationPolicy="Background")
         async with asyncio.timeout(900):
-            while (await self.api.ask("GET", f"api/v1/namespaces/{NAMESPACE}/pods", query={"limit": "1"}))["items"]:
+            while True:
+                if not await self.api.list("Pod", NAMESPACE, limit="1"):
+                    break
                 await asyncio.sleep(0.5)
         await asyncio.sleep(2)
 

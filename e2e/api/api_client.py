@@ -46,13 +46,16 @@ class ApiClient:
         self.access = access
 
     async def __aenter__(self) -> ApiClient:
-        connector = aiohttp.TCPConnector(limit=64, ssl=self.access.tls or False)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self.access.headers, read_bufsize=8 << 20)
+        self._connector = aiohttp.TCPConnector(limit=64, ssl=self.access.tls or False)
+        self._session = aiohttp.ClientSession(
+            connector=self._connector, headers=self.access.headers, read_bufsize=8 << 20
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._connector.close(abort_ssl=True)
         await self._session.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:

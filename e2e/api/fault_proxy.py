@@ -46,8 +46,8 @@ class FaultProxy:
         self.url = ""
 
     async def __aenter__(self) -> FaultProxy:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self.upstream.tls or False)
-        self._client = aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=MAX_LINE)
+        self._connector = aiohttp.TCPConnector(limit=0, ssl=self.upstream.tls or False)
+        self._client = aiohttp.ClientSession(connector=self._connector, auto_decompress=False, read_bufsize=MAX_LINE)
         server = web.Server(self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=300)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -60,6 +60,7 @@ class FaultProxy:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._connector.close(abort_ssl=True)
         await self._client.close()
         await self._runner.cleanup()
 

@@ -88,11 +88,11 @@ def test_jobs_come_to_their_ends_through_random_faults(new_world: NewWorld) -> N
 
 
 def test_silent_watches_are_found_out(run: Callable[[Story], None]) -> None:
-    """Connections that stay open and say nothing: every kind is listed again after the longest silence, here a hundredth of it."""
+    """Connections that stay open and say nothing: every kind is listed again after the longest silence, here a fortieth of it."""
 
     async def story(world: World) -> None:
         deaf = Script((Rule(CutWatch("silent"), "watch", count=2),))
-        async with world.operator(deaf, clock=ScaledClock(100)) as running:
+        async with world.operator(deaf, clock=ScaledClock(40)) as running:
             await begin(world)
             await to_the_end(world)
             await assert_once(world)

@@ -149,9 +149,10 @@ async def eventually(reached: Reached, within_s: float = 40, what: str = "") -> 
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
-            while not await reached():
+            while True:
+                if await reached():
+                    return
                 await asyncio.sleep(0.05)
-            return
     raise AssertionError(f"it did not happen in {within_s:g} s: {what}")
 
 
@@ -185,10 +186,13 @@ async def all_of(one: Callable[[int], Awaitable[None]], numbers: Iterable[int], 
 
 
 class ScaledClock(SystemClock):
-    """Sleeps pass `factor` times faster; the time that is told is the machine's."""
+    """Time that is measured passes `factor` times faster; the date is the machine's."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
+
+    def monotonic(self) -> float:
+        return self.factor * super().monotonic()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self.factor)

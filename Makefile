@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 NAME ?= stoker
+# The Python of a machine with GPUs: its own torch; the sources and the packages of the extras `engine` and `trainer` on its path.
+GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -10,7 +12,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
-.PHONY: charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
+.PHONY: bench-gpu charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +41,7 @@ test: setup model ## all tests that need no GPU
 	@$(BIN)/python -m pytest -m "not gpu" --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
-	@python3 -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)
+	@$(GPU_PYTHON) -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)
 
 check: setup ## format, lint, types, import rules, CRD drift, docs links
 	@$(BIN)/ruff format --check .
@@ -96,6 +98,15 @@ test-kube: setup kube-binaries ## operator, CRDs and charts against a real API s
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
 	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/stories $(ARGS)
+
+bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); results in bench/out
+	@mkdir -p bench/out
+	@$(GPU_PYTHON) -m bench.kernels_gpu --out bench/out
+	@$(GPU_PYTHON) -m bench.attention_gpu --json bench/out/attention_gpu.json
+	@$(GPU_PYTHON) bench/engine_gpu.py P5:profile P4:profile P1:profile P2 P6:profile P1:block-size=128 P1:deterministic P1:no-overlap P1:no-graphs --out bench/out
+	@$(GPU_PYTHON) -m bench.engine_gpu_start --out bench/out
+	@$(GPU_PYTHON) bench/trainer_gpu.py T1 T2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
+	@$(GPU_PYTHON) bench/checkpoint_gpu.py --gpus 4
 
 clean: ## remove the virtual environment and all caches in the tree
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .stoker

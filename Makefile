@@ -12,7 +12,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
+.PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,12 @@ bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); 
 	@$(GPU_PYTHON) -m bench.engine_gpu_start --out bench/out
 	@$(GPU_PYTHON) bench/trainer_gpu.py T1 T2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
 	@$(GPU_PYTHON) bench/checkpoint_gpu.py --gpus 4
+
+bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 5 minutes)
+	@$(BIN)/python -m bench.kube_scale
+
+bench-recovery: setup model kube-binaries images ## killed pods on real nodes (root)
+	@$(BIN)/python -m bench.kube_recovery
 
 clean: ## remove the virtual environment and all caches in the tree
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .stoker

@@ -144,11 +144,12 @@ def parse_row(spec: str) -> tuple[str, Options]:
     name, *given = spec.split(":")
     kinds = {item.name: type(item.default) for item in fields(Options)}
     values: dict[str, Any] = {}
+    known = [key.replace("_", "-") for key in kinds]
+    if name not in ROWS or not {option.partition("=")[0] for option in given} <= set(known):
+        raise SystemExit(f"{spec}: rows are {', '.join(ROWS)}; options {', '.join(known)}")
     for option in given:
         key, _, value = option.partition("=")
         key = key.replace("-", "_")
-        if name not in ROWS or key not in kinds:
-            raise SystemExit(f"{spec}: rows are {', '.join(ROWS)}; options {', '.join(kinds)}")
         values[key] = True if kinds[key] is bool else kinds[key](value)
     return name, Options(**values)
 

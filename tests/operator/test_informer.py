@@ -102,6 +102,23 @@ def test_it_lists_then_follows() -> None:
     asyncio.run(story())
 
 
+def test_a_long_list_lets_others_have_their_turn() -> None:
+    async def story() -> None:
+        cluster = Watched()
+        for number in range(320):
+            cluster.objects.create(config_map(f"map-{number}"))
+        store, _, informer, task = started(cluster)
+        sizes = []
+        while not informer.synced.is_set():
+            await asyncio.sleep(0)
+            sizes.append(len(names(store)))
+        assert len(names(store)) == 320
+        assert len(set(sizes)) >= 10
+        await stop(task)
+
+    asyncio.run(story())
+
+
 def test_a_watch_that_ends_goes_on_without_a_list_and_without_a_rush() -> None:
     async def story() -> None:
         cluster = Watched()

@@ -174,10 +174,16 @@ CASES = [
     *(Case(33, 151936, BF16, name, 4) for name in ("top_k", "top_p", "all")),
     Case(20, 7000, F16, "all"),
     Case(20, 7000, F32, "all", 8),
+    Case(40, 128256, BF16, "all", 1),
     Case(0, 100, F32, "temperature"),
 ]
 SMALL = [Case(rows, vocab, F32, name) for rows, vocab in ((4, 50),) for name in SETTINGS] + [Case(2, 4500, F32, "all")]
-SMALL_TIES = [Case(6, 300, F32, "all", 2), Case(0, 20, F32, "temperature"), Case(1, 1, F32, "all")]
+SMALL_TIES = [
+    Case(6, 300, F32, "all", 2),
+    Case(6, 4500, BF16, "all", 1),
+    Case(0, 20, F32, "temperature"),
+    Case(1, 1, F32, "all"),
+]
 
 
 @pytest.mark.gpu

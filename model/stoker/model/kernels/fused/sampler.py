@@ -344,9 +344,9 @@ def last_key(
     row, vocab_size, found, beyond, count_found, wanted, base, sharpness,
     WEIGHTS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest key above which there are still `wanted` logits, or (WEIGHTS) weights, and the number of logits there.
+    """The largest key from which on there are still `wanted` logits, or (WEIGHTS) weights.
 
-    `found` is known to have enough, `beyond` not. Each pass over the row quarters the range; the search ends when at most one logit is left in it.
+    `found` is known to have enough, `beyond` not; `count_found` may be too large at first. Each pass over the row quarters the range; the search ends when at most one logit is left in it.
     """
     count_beyond = tl.full([], 0, dtype=tl.int32)
     while (beyond - found > 1) & (count_found - count_beyond > 1):
@@ -373,7 +373,7 @@ def last_key(
             beyond, count_beyond = low, counts[0]
         if (WEIGHTS == 0) & (count_found == wanted):  # exactly these are taken
             beyond = found + 1
-    return found, count_found
+    return found
 
 
 @triton.jit
@@ -422,7 +422,7 @@ def bound_kernel(
         if limited & (limit <= num_parts):
             end = (ordered(base).to(tl.int64) >> step) + 1
             parts = part_maxima + row * num_parts
-            found, _ = last_key(parts, num_parts, found, end, num_parts, limit, base, sharpness, False, step, PARTS)
+            found = last_key(parts, num_parts, found, end, num_parts, limit, base, sharpness, False, step, PARTS)
         if top_p < 1.0:
             least = tl.where(limited, 1.0, total.to(tl.float32))  # what top-k leaves weighs at least 1, the largest
             share = 0.5 * (1.0 - top_p) * least / vocab_size
@@ -483,13 +483,14 @@ def threshold_kernel(
     threshold = float("-inf")
     if is_drawn(own, seat, base) & ((limit < vocab_size) | (top_p < 1.0)):
         if limit < vocab_size:
-            found, count = last_key(start, length, found, end, count, limit, base, sharpness, False, step, BLOCK)
+            found = last_key(start, length, found, end, count, limit, base, sharpness, False, step, BLOCK)
             if top_p < 1.0:  # of equal logits at the limit only as many count as it leaves
-                key = found << step
-                _, weights = above(start, length, key, key, key, base, sharpness, True, BLOCK)
-                total = weights[0] - tl.maximum(count - limit, 0) * tl.exp((logit_of(found, step) - base) * sharpness)
+                key, next_key = found << step, (found + 1) << step
+                counts_there, weights = above(start, length, key, next_key, next_key, base, sharpness, True, BLOCK)
+                of_ties = (limit - counts_there[1]) * tl.exp((logit_of(found, step) - base) * sharpness)
+                total = tl.where(counts_there[0] > limit, weights[1] + of_ties, weights[0])
         if top_p < 1.0:
-            found, count = last_key(start, length, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
+            found = last_key(start, length, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
         threshold = logit_of(found, step)
     lowest = tl.where(min_p > 0.0, base + tl.div_rn(tl.log(min_p), sharpness), float("-inf"))
     tl.store(thresholds + row, tl.maximum(threshold, lowest))

@@ -189,6 +189,7 @@ def product_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
 
 
 def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
+    """Logits in float32, as the output layer gives them on a GPU."""
     numbers = {
         "greedy": (0.0, 1, 0, 0, 0, 0, 1),
         "temperature": (0.6, 1, 0, 0, 0, 0, 1),
@@ -196,11 +197,11 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
         "top-p 0.9": (1.0, 0.9, 0, 0, 0, 0, 1),
         "top-k 50, top-p 0.9": (1.0, 0.9, 50, 0, 0, 0, 1),
     }
-    num_bytes = 2 * rows * shape.vocab
+    num_bytes = 4 * rows * shape.vocab
     for name, values in numbers.items():
 
         def make(name: str = name, values: tuple[float, ...] = values) -> Callable[[], object]:
-            logits = random(rows, shape.vocab) * 3
+            logits = random(rows, shape.vocab, dtype=torch.float32) * 3
             table = SamplingTable(
                 torch.tensor([values] * rows, device="cuda", dtype=torch.float32),
                 torch.ones(rows, 2, dtype=torch.int64, device="cuda"),

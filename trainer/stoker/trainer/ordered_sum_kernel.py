@@ -47,4 +47,6 @@ def sum_rows(rows: Sequence[Tensor], out: Tensor, add: bool) -> None:
     numel = out.numel()
     stride = rows[1].storage_offset() - rows[0].storage_offset() if len(rows) > 1 else numel
     grid = (triton.cdiv(numel, BLOCK),)
-    _sum_rows[grid](rows[0], out, numel, stride, RANKS=len(rows), ADD=add, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8)
+    _sum_rows[grid](
+        rows[0], out, numel, stride, RANKS=len(rows), ADD=add, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
+    )

@@ -86,8 +86,10 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(cluster: StoryCluster
         cluster.delete(manifest["kind"], manifest["metadata"]["name"])
     for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool", "Pod", "Service"):
         cluster.wait_until(lambda kind=kind: not cluster.all(kind), f"no {kind} left")
-    configs = {found["metadata"]["name"] for found in cluster.all("ConfigMap")}
-    assert configs == {"tales", "stoker-control-keys"}
+    cluster.wait_until(
+        lambda: [found["metadata"]["name"] for found in cluster.all("ConfigMap")] == ["tales"],
+        "only the user's is left",
+    )
 
 
 def test_a_job_that_waits_for_a_claim_starts_when_it_comes(cluster: StoryCluster) -> None:

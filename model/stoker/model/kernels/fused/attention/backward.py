@@ -56,7 +56,15 @@ def attend_backward(
     width = max(16, triton.next_power_of_2(head_dim))
     rows = 64
     attention_inner_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
-        out_TNH, grad_TNH, inner_TN, num_tokens * num_heads, HEAD_DIM=head_dim, H=width, ROWS=rows, num_warps=4
+        out_TNH,
+        grad_TNH,
+        inner_TN,
+        num_tokens * num_heads,
+        HEAD_DIM=head_dim,
+        H=width,
+        ROWS=rows,
+        num_warps=4,
+        enable_fp_fusion=True,
     )
     tensors = (q_TNH, k_TKH, v_TKH, grad_TNH, lse_TN, inner_TN)
     numbers = (
@@ -87,6 +95,7 @@ def attend_backward(
         BLOCK_N=keys.keys,
         num_warps=keys.num_warps,
         num_stages=keys.num_stages,
+        enable_fp_fusion=True,
     )
     attention_query_grad_kernel[(num_kv_heads, num_tokens // (queries.rows // group) + num_sequences)](
         *tensors,
@@ -97,6 +106,7 @@ def attend_backward(
         BLOCK_N=queries.keys,
         num_warps=queries.num_warps,
         num_stages=queries.num_stages,
+        enable_fp_fusion=True,
     )
     return grad_q, grad_k, grad_v
 

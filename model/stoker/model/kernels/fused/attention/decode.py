@@ -97,6 +97,7 @@ def attend_decode(
         PARTS=max(1, config.parts // triton.next_power_of_2(group)),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        enable_fp_fusion=True,
         **overlap(),
     )
     return out_TNH

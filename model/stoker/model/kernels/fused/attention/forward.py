@@ -120,6 +120,7 @@ def attend_forward(
         BLOCK_N=config.keys,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        enable_fp_fusion=True,
     )
     return out_TNH
 

@@ -151,6 +151,24 @@ def test_the_public_keys_leave_a_namespace_with_the_last_resource_that_needs_the
     run(tmp_path, story)
 
 
+def test_the_public_keys_leave_a_namespace_whose_last_resource_went_while_nobody_led(tmp_path: Path) -> None:
+    async def whole() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        operator = Operator(world.cluster, SETTINGS, {}, clock=world.clock, jitter=lambda: 0.5)
+        await operator.executor.apply(keys_object("default", SETTINGS))
+        assert has_keys(world)
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        try:
+            assert not has_keys(world)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await world.kubelet.stop(0)
+
+    asyncio.run(whole())
+
+
 def has_keys(world: Embedded) -> bool:
     names = {found["metadata"]["name"] for found in world.objects.of_kind("ConfigMap")}
     return SETTINGS.control_keys_config_map in names

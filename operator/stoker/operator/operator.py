@@ -79,6 +79,7 @@ class Operator:
                 tasks.create_task(informer.run())
             for informer in self.informers:
                 await informer.synced.wait()
+            await self._leave_empty_namespaces()
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
             for _ in range(self.settings.workers):
@@ -107,6 +108,15 @@ class Operator:
         keys = self.store.get(Key("ConfigMap", namespace, self.settings.control_keys_config_map))
         if keys is not None and APPLIED_HASH in keys["metadata"].get("labels", {}):
             await self.executor.discard(keys)
+
+    async def _leave_empty_namespaces(self) -> None:
+        """The last resource of a namespace may have gone while nobody led."""
+        for keys in list(self.store.of_kind("ConfigMap")):
+            if keys["metadata"]["name"] == self.settings.control_keys_config_map:
+                try:
+                    await self._leave(keys["metadata"]["namespace"])
+                except ClusterError as problem:
+                    log.warning("the public keys stay in namespace %s: %s", keys["metadata"]["namespace"], problem)
 
     def wake(self, changed: Object) -> None:
         """Put every resource that looks at `changed` on the queue."""

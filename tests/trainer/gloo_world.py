@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120.0, backend: str = "gloo"
+    function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 300.0, backend: str = "gloo"
 ) -> list[Any]:
     """Call `function(rank, size, *args)` in `size` processes that share a process group; their results by rank."""
     context = multiprocessing.get_context("spawn")

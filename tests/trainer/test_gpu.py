@@ -110,7 +110,7 @@ def train_cases(rank: int, size: int, folder: str) -> dict[str, list[tuple[float
 @pytest.mark.parametrize("size", [size for size in (2, 4) if size <= torch.cuda.device_count()] or [2])
 @needs_two
 def test_several_gpus_agree_with_one_and_bitwise_in_the_mode_for_it(tmp_path: Path, size: int) -> None:
-    answers = run_ranks(train_cases, size, str(tmp_path), backend="nccl", timeout_s=240.0)
+    answers = run_ranks(train_cases, size, str(tmp_path), backend="nccl")
     assert all(answer == answers[0] for answer in answers)
     assert answers[0]["same layout again"] == answers[0]["same layout"]
     for name, changes in CASES.items():

@@ -62,6 +62,12 @@ class Story:
         Raises:
             AssertionError: something does not go.
         """
+        try:
+            self._delete_contents()
+        finally:
+            self.api.delete(f"/api/v1/namespaces/{self.namespace}")
+
+    def _delete_contents(self) -> None:
         for kind in (*OURS, "Pod"):
             self.api.delete(f"/{self._path(kind)}")
         self.nothing_left(90)
@@ -69,7 +75,6 @@ class Story:
         # a namespace that still finds a claim with a finalizer in it looks again after five seconds
         self.api.delete(f"/{self._path('PersistentVolumeClaim')}")
         self.wait_until(lambda: not self.all("PersistentVolumeClaim"), "claims deleted", 30)
-        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
 
     def close(self) -> None:
         """Closes the connection to the API server."""

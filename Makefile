@@ -94,7 +94,7 @@ kind: ## the same cluster with kind, where Docker is there
 	@kind create cluster --name $(NAME) --config e2e/kind.yaml
 
 test-kube: setup kube-binaries ## operator, CRDs and charts against a real API server (no root, no nodes)
-	@$(BIN)/python -m pytest e2e/api e2e/charts $(ARGS)
+	@$(BIN)/python -m pytest e2e/test_cluster_parts.py e2e/api e2e/charts $(ARGS)
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
 	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/stories $(ARGS)

@@ -52,7 +52,9 @@ def refused(jobs: str) -> None:
         message = json.load(error)["message"]
         print(f"refused as it should be: {message}", flush=True)
         return
-    sys.exit("the API server accepted a job whose sizes do not multiply out: are the definitions of stoker-crds older than this chart?")
+    sys.exit(
+        "the API server accepted a job whose sizes do not multiply out: are the definitions of stoker-crds older than this chart?"
+    )
 
 
 def taken_up(jobs: str) -> None:

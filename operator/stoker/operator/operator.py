@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
-REST, LONGEST_REST_S = 2.0, 0.25
+REST, LONGEST_REST_S = 2.0, 1.0
 """After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
 
 KEYS_USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")

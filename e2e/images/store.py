@@ -87,6 +87,7 @@ class ImageStore:
                     for name in stale:
                         self._import(name, builder, bin_folder, address)
                         self._remember({**self._loaded(), name: wanted[name]})
+                    _collect_garbage(bin_folder, address)
                 Layout(self.folder / "layout").prune()
             return stale
 
@@ -196,6 +197,13 @@ class ImageStore:
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, mode)
             yield
+
+
+def _collect_garbage(bin_folder: Path, address: str) -> None:
+    """Layers of images that were replaced go now: deleting a lease is how containerd is told to."""
+    ctr = [str(bin_folder / "ctr"), "--address", address, "--namespace", NAMESPACE, "leases"]
+    lease = run([*ctr, "create"], what="a lease of the image store")
+    run([*ctr, "delete", "--sync", lease], what="garbage of the image store")
 
 
 def _is_large(layer: Path) -> bool:

@@ -84,7 +84,7 @@ kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS, helm and kw
 images: setup kube-binaries ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
 	@$(BIN)/python -m e2e.images build
 
-cluster: setup kube-binaries ## start a real Kubernetes with two nodes on this machine (root; NAME=stoker)
+cluster: setup kube-binaries ## start a real Kubernetes with two nodes on this machine, with the images of `make images` (root; NAME=stoker)
 	@$(BIN)/python -m e2e.cluster up --name $(NAME)
 
 cluster-down: setup ## stop it; leaves no process, bridge, route, cgroup or mount
@@ -97,7 +97,7 @@ test-kube: setup kube-binaries ## operator, CRDs and charts against a real API s
 	@$(BIN)/python -m pytest e2e/test_cluster_parts.py e2e/api e2e/charts $(ARGS)
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
-	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/stories $(ARGS)
+	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/images e2e/stories $(ARGS)
 
 bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); results in bench/out
 	@mkdir -p bench/out

@@ -29,13 +29,13 @@ class ApiConfig(Config):
     """A context of that file; its current one by default."""
     qps: float = Field(default=400.0, gt=0)
     """Requests per second in the long run, watches not counted."""
-    burst: int = Field(default=800, ge=1)
+    burst: int = Field(default=1500, ge=1)
     """Requests at once after a rest."""
     timeout_s: Seconds = 15.0
     """Of one request; a watch has its own."""
     page_size: int = Field(default=100, ge=1, le=5000)
     """Objects in one page of a list: the operator's memory never holds more of them whole."""
-    max_requests: int = Field(default=32, ge=1)
+    max_requests: int = Field(default=128, ge=1)
     """Writes at the same time."""
 
 

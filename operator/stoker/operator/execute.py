@@ -34,7 +34,7 @@ EVENT_WINDOW_S = 600
 """The same event about the same object appears once in this time."""
 MAX_EVENT_MESSAGE = 1024
 
-LARGEST_BATCH = 64
+LARGEST_BATCH = 256
 """Objects made side by side. Batches begin with one and double: what the cluster refuses costs one request, not a thousand."""
 
 T = TypeVar("T")

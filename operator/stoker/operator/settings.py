@@ -37,7 +37,7 @@ class Settings:
     resync_interval_s: float = 600.0
     workers: int = 8
     """Reconciles at the same time; one key is never in two of them."""
-    max_requests: int = 32
+    max_requests: int = 128
     """API writes at the same time."""
 
     # Of pods whose resource names none.

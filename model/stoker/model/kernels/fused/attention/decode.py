@@ -17,7 +17,6 @@ from torch import Tensor
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
 from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits, split_keys
 from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step, tile_blocks
-from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +27,13 @@ class DecodeConfig:
     """Keys of one tile."""
     num_warps: int
     num_stages: int
-    parts: int = 64
+    parts: int = 32
     """Rows (one per part and head) that are put together at once."""
 
 
 def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
     if dtype is torch.float32 or head_dim > 128:
-        return DecodeConfig(keys=32, num_warps=4, num_stages=2, parts=32)
+        return DecodeConfig(keys=32, num_warps=4, num_stages=2)
     return DecodeConfig(keys=64, num_warps=4, num_stages=3)
 
 
@@ -98,7 +97,6 @@ def attend_decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         enable_fp_fusion=True,
-        **overlap(),
     )
     return out_TNH
 
@@ -137,10 +135,8 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """Program (kv head, split, sequence)."""
-    wait_for_last(OVERLAPS)
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     splits = tl.num_programs(1)

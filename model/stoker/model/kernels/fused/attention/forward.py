@@ -7,7 +7,7 @@ So the bits are the same packed or paged, whole or in chunks, in whatever batch.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -37,12 +37,6 @@ def forward_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
     if head_dim > 128:
         return TileConfig(rows=64, keys=64, num_warps=4, num_stages=2)
     return TileConfig(rows=128, keys=64, num_warps=8, num_stages=3)
-
-
-def single_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
-    """For one query per sequence: fewer rows are idle. The keys of a tile and the way a row lies in a warp are those of `forward_config`, so the bits are too."""
-    config = forward_config(dtype, head_dim)
-    return replace(config, rows=64, num_warps=4) if config.rows == 128 else config
 
 
 def precision(dtype: torch.dtype) -> str:

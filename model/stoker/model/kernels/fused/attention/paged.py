@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.decode import attend_decode
-from stoker.model.kernels.fused.attention.forward import attend_forward, single_config
+from stoker.model.kernels.fused.attention.forward import attend_forward
 from stoker.model.kernels.sequences import DeviceSequences
 
 
@@ -67,5 +67,4 @@ def attend_prefill(
         seq_lens=sequences.seq_lens[first:],
         block_tables=sequences.block_tables[first:],
         out_TNH=out_TNH,
-        config=single_config(q_TNH.dtype, q_TNH.shape[2]) if sequences.is_decode else None,
     )

@@ -307,6 +307,39 @@ def test_an_evicted_pod_does_not_count() -> None:
     assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)
 
 
+def test_a_node_that_falls_silent_after_its_peers_have_failed_of_it_is_blamed_all_the_same() -> None:
+    run = Run(workers={"replicas": 2}, run={"backoffLimit": 1})
+    run.start()
+    survivor, lost = run.gang
+    run.cluster.end(survivor, Cause.PEER_LOST, detail="connection reset by peer")
+    run.cluster.reconcile(JOB)
+    assert run.status["lastFailure"]["cause"] == "PeerLost"
+    assert (run.status["lastFailure"]["action"], run.status["failuresWithoutProgress"]) == ("Retry", 1)
+
+    lost["spec"]["nodeName"] = "node-2"
+    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 is not heard of any more"}
+    run.cluster.reconcile(JOB)
+
+    failure = run.status["lastFailure"]
+    assert (failure["cause"], failure["action"], failure["node"]) == ("RankKilled", "RetryFree", "node-2")
+    assert "NodeLost" in failure["detail"]
+    assert run.status["attempt"]["failure"] == failure
+    assert (run.attempt, run.status["failuresWithoutProgress"]) == (0, 0)
+    run.next_attempt()
+    assert (run.attempt, run.status["attempts"][0]["failure"]["node"]) == (1, "node-2")
+
+
+def test_a_pod_that_was_only_told_to_go_is_not_blamed_for_what_its_peer_did() -> None:
+    run = Run(workers={"replicas": 2}, run={"backoffLimit": 2})
+    run.start()
+    failed, other = run.gang
+    run.cluster.end(failed, Cause.RANK_FAILED, detail="KeyError")
+    run.cluster.reconcile(JOB)
+    run.cluster.kill(other)
+    run.cluster.reconcile(JOB)
+    assert (run.status["lastFailure"]["cause"], run.status["failuresWithoutProgress"]) == ("RankFailed", 1)
+
+
 def test_a_completed_job_is_final_and_makes_no_pod_again() -> None:
     run = Run()
     run.start()

@@ -82,6 +82,11 @@ def first_failure(pods: Iterable[Object]) -> Ending | None:
     return max(endings, key=_telling, default=None)
 
 
+def disruption(pods: Iterable[Object]) -> Ending | None:
+    """The most telling failure that something outside of the job brought about: a lost node, an eviction."""
+    return first_failure(pod for pod in pods if exit_of(pod).disrupted)
+
+
 def lost_pod(node_rank: int, name: str) -> Ending:
     """A pod of a started attempt that is gone without a trace (deleted by force, its node removed)."""
     return Ending(Cause.RANK_KILLED, f"pod {name} is gone", None, None, None, node_rank, "", disrupted=True)

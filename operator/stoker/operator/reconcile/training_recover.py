@@ -18,7 +18,7 @@ from stoker.operator.reconcile.training_status import (
     undeleted,
 )
 from stoker.operator.reconcile.training_view import TrainingView, settle
-from stoker.operator.recovery import Action, Ending, exhausted, first_failure, lost_pod
+from stoker.operator.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
 from stoker.operator.render.names import stem
 from stoker.pod.exit_code import Cause
 
@@ -26,8 +26,10 @@ from stoker.pod.exit_code import Cause
 def recover(view: TrainingView) -> Plan | None:
     """A confirmed end of the running attempt acts before anything else."""
     attempt = view.attempt
-    if attempt is None or attempt.ended_at is not None:
+    if attempt is None:
         return None
+    if attempt.ended_at is not None:
+        return _blame_lost_node(view, attempt)
     ending = first_failure(view.gang) or _lost(view, attempt)
     if ending is not None:
         return _after_failure(view, attempt, ending)
@@ -70,6 +72,25 @@ def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan
     event = Event("Warning", ending.cause.value, f"attempt {attempt.number} ended: {message}; {action}")
     plan = Plan(create=new_checkpoints(view), delete=undeleted(view.live), events=(event,))
     return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), plan)
+
+
+def _blame_lost_node(view: TrainingView, attempt: Attempt) -> Plan | None:
+    """A node is known to be lost only after a while, and its peers have failed of that by then. While the attempt's pods go, the cause
+    replaces the consequence, and the job's budget has its retry back."""
+    ending = disruption(view.gang)
+    failure = attempt.failure
+    if failure is None or failure.action != Action.RETRY or ending is None or ending.action is not Action.RETRY_FREE:
+        return None
+    blamed = _failure(view, ending, Action.RETRY_FREE)
+    message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
+    changes = {
+        "attempt": attempt.model_copy(update={"failure": blamed}),
+        "last_failure": blamed,
+        "failures_without_progress": max(0, view.job.status.failures_without_progress - 1),
+        "message": message,
+    }
+    event = Event("Warning", ending.cause.value, f"what ended attempt {attempt.number}: {message}; {blamed.action}")
+    return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), Plan(events=(event,)))
 
 
 def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:

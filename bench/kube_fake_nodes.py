@@ -86,6 +86,10 @@ class FakeNodes:
                 await asyncio.sleep(0.2)
 
 
+AS_IN_THE_IMAGE = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""What images/control.Dockerfile sets for the operator."""
+
+
 class OperatorProcess:
     """`python -m stoker.operator` as users run it, in a process of its own."""
 
@@ -94,7 +98,8 @@ class OperatorProcess:
         profiler = ["-m", "cProfile", "-o", profile] if profile else []
         command = [sys.executable, *profiler, "-m", "stoker.operator", "--config", str(config)]
         sources = [str(CRDS.parent / root) for root in ("model", "operator")]
-        self.program.start(command, detached=False, environment={"PYTHONPATH": os.pathsep.join(sources)})
+        environment = {"PYTHONPATH": os.pathsep.join(sources), **AS_IN_THE_IMAGE}
+        self.program.start(command, detached=False, environment=environment)
 
     @property
     def pid(self) -> int:

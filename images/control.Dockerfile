@@ -38,11 +38,13 @@ RUN python3 -m venv /tools \
 FROM dependencies AS control
 RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group
 COPY --from=code /opt/stoker/app /opt/stoker/app
-# Nothing is written below /: a pod mounts /tmp.
+# Nothing is written below /: a pod mounts /tmp. One arena and an early trim give memory back after a burst (bench/README.md).
 ENV PATH=/opt/stoker/bin:/opt/stoker/app/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
+    MALLOC_ARENA_MAX=1 \
+    MALLOC_TRIM_THRESHOLD_=131072 \
     USER=stoker
 USER 65532:65532
 WORKDIR /tmp

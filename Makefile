@@ -91,6 +91,7 @@ cluster-down: setup ## stop it; leaves no process, bridge, route, cgroup or moun
 	@$(BIN)/python -m e2e.cluster down --name $(NAME)
 
 kind: ## the same cluster with kind, where Docker is there
+	@mkdir -p .stoker/kind
 	@kind create cluster --name $(NAME) --config e2e/kind.yaml
 
 test-kube: setup kube-binaries ## operator, CRDs and charts against a real API server (no root, no nodes)

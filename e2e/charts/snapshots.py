@@ -1,6 +1,6 @@
 """What the charts give for chosen values, committed, so that a change of a template shows what it changes for whom.
 
-python -m e2e.charts.snapshots --write    write e2e/charts/snapshots/
+python -m e2e.charts.snapshots --write    write e2e/charts/rendered/
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 from e2e.charts.helm import STOKER, rendered
 
-FOLDER = Path(__file__).parent / "snapshots"
+FOLDER = Path(__file__).parent / "rendered"
 
 CASES: dict[str, Mapping[str, Any]] = {
     "default": {},

@@ -13,8 +13,8 @@ from typing import Any
 from e2e.cluster.api import Api
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
-
-Object = dict[str, Any]
+from tests.stories.object_views import Object as Object
+from tests.stories.object_views import ObjectViews
 
 PATHS = {
     "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",
@@ -38,7 +38,7 @@ CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
 """Kinds of what the operator makes for them."""
 
 
-class Story:
+class Story(ObjectViews):
     """A namespace, made with the story and deleted after it."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -118,32 +118,6 @@ class Story:
 
     def find(self, kind: str, name: str) -> Object | None:
         return self.api.get(f"/{self._path(kind)}/{name}")
-
-    def get(self, kind: str, name: str) -> Object:
-        found = self.find(kind, name)
-        assert found is not None, f"{kind} {name} does not exist"
-        return found
-
-    def status(self, kind: str, name: str) -> Object:
-        status: Object = self.get(kind, name).get("status") or {}
-        return status
-
-    def condition(self, kind: str, name: str, type_: str) -> Object:
-        """One condition; empty when it is absent."""
-        conditions = self.status(kind, name).get("conditions") or ()
-        return next((dict(found) for found in conditions if found["type"] == type_), {})
-
-    def events(self, kind: str, name: str) -> dict[str, list[str]]:
-        """Messages by reason of the events about an object."""
-        found: dict[str, list[str]] = {}
-        for event in self.all("Event"):
-            about = event["involvedObject"]
-            if (about["kind"], about["name"]) == (kind, name):
-                found.setdefault(event["reason"], []).append(event["message"])
-        return found
-
-    def pods(self, **labels: str) -> list[Object]:
-        return self.all("Pod", **labels)
 
     def log(self, pod: Mapping[str, Any]) -> str:
         """The log of a pod's main container; empty where there is none (any more)."""

@@ -17,12 +17,13 @@ from typing import Any
 
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.volumes import claim_folder
+from tests.stories.object_views import Object as Object
+from tests.stories.object_views import ObjectViews
 
-Object = dict[str, Any]
 NAMESPACE = "default"
 
 
-class StoryCluster:
+class StoryCluster(ObjectViews):
     """One state folder and the supervisor in it, which is a child of the test and ends with it."""
 
     def __init__(self, state: Path, addresses: str = "loopback") -> None:
@@ -124,32 +125,6 @@ class StoryCluster:
 
     def find(self, kind: str, name: str) -> Object | None:
         return next((item for item in self.all(kind) if item["metadata"]["name"] == name), None)
-
-    def get(self, kind: str, name: str) -> Object:
-        found = self.find(kind, name)
-        assert found is not None, f"{kind} {name} does not exist"
-        return found
-
-    def status(self, kind: str, name: str) -> Object:
-        status: Object = self.get(kind, name).get("status") or {}
-        return status
-
-    def condition(self, kind: str, name: str, type_: str) -> Object:
-        """One condition; empty when it is absent."""
-        conditions = self.status(kind, name).get("conditions") or ()
-        return next((dict(found) for found in conditions if found["type"] == type_), {})
-
-    def events(self, kind: str, name: str) -> dict[str, list[str]]:
-        """Messages by reason of the events about an object."""
-        found: dict[str, list[str]] = {}
-        for event in self.all("Event"):
-            about = event["involvedObject"]
-            if (about["kind"], about["name"]) == (kind, name):
-                found.setdefault(event["reason"], []).append(event["message"])
-        return found
-
-    def pods(self, **labels: str) -> list[Object]:
-        return self.all("Pod", **labels)
 
     def log(self, pod: Mapping[str, Any]) -> str:
         return str(self.client.logs(NAMESPACE, pod["metadata"]["name"], 0)["text"])

@@ -1,0 +1,46 @@
+"""What a story asks about objects, whichever cluster it is told on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class ObjectViews(ABC):
+    """Views of one namespace that follow from `all` and `find`."""
+
+    @abstractmethod
+    def all(self, kind: str, **labels: str) -> list[Object]:
+        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+
+    @abstractmethod
+    def find(self, kind: str, name: str) -> Object | None:
+        """One object, or None."""
+
+    def get(self, kind: str, name: str) -> Object:
+        found = self.find(kind, name)
+        assert found is not None, f"{kind} {name} does not exist"
+        return found
+
+    def status(self, kind: str, name: str) -> Object:
+        status: Object = self.get(kind, name).get("status") or {}
+        return status
+
+    def condition(self, kind: str, name: str, type_: str) -> Object:
+        """One condition; empty when it is absent."""
+        conditions = self.status(kind, name).get("conditions") or ()
+        return next((dict(found) for found in conditions if found["type"] == type_), {})
+
+    def events(self, kind: str, name: str) -> dict[str, list[str]]:
+        """Messages by reason of the events about an object."""
+        found: dict[str, list[str]] = {}
+        for event in self.all("Event"):
+            about = event["involvedObject"]
+            if (about["kind"], about["name"]) == (kind, name):
+                found.setdefault(event["reason"], []).append(event["message"])
+        return found
+
+    def pods(self, **labels: str) -> list[Object]:
+        return self.all("Pod", **labels)

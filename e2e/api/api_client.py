@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from e2e.api.access import Access
+from e2e.api.sockets import Sockets
 
 Object = dict[str, Any]
 
@@ -46,7 +47,8 @@ class ApiClient:
         self.access = access
 
     async def __aenter__(self) -> ApiClient:
-        self._connector = aiohttp.TCPConnector(limit=64, ssl=self.access.tls or False)
+        self._sockets = Sockets()
+        self._connector = aiohttp.TCPConnector(limit=64, ssl=self.access.tls or False, socket_factory=self._sockets)
         self._session = aiohttp.ClientSession(
             connector=self._connector, headers=self.access.headers, read_bufsize=8 << 20
         )
@@ -57,6 +59,7 @@ class ApiClient:
     ) -> None:
         await self._connector.close(abort_ssl=True)
         await self._session.close()
+        await self._sockets.closed()
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
         return await self.ask("GET", path_of(kind, namespace, name))

@@ -20,6 +20,7 @@ from yarl import URL
 from e2e.api.access import Access
 from e2e.api.api_call import ApiCall, parse_call
 from e2e.api.faults import CutWatch, Drop, Fault, FaultPlan, Hang, Hold, NoFaults, Refuse, Slow
+from e2e.api.sockets import Sockets
 
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length")
 MAX_BODY = 64 << 20
@@ -46,7 +47,8 @@ class FaultProxy:
         self.url = ""
 
     async def __aenter__(self) -> FaultProxy:
-        self._connector = aiohttp.TCPConnector(limit=0, ssl=self.upstream.tls or False)
+        self._sockets = Sockets()
+        self._connector = aiohttp.TCPConnector(limit=0, ssl=self.upstream.tls or False, socket_factory=self._sockets)
         self._client = aiohttp.ClientSession(connector=self._connector, auto_decompress=False, read_bufsize=MAX_LINE)
         server = web.Server(self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=300)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
@@ -63,6 +65,7 @@ class FaultProxy:
         await self._connector.close(abort_ssl=True)
         await self._client.close()
         await self._runner.cleanup()
+        await self._sockets.closed()
 
     def clear(self) -> None:
         """Forget what was counted; the plan's numbers start anew."""

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 
 from stoker.operator.cluster.kube.credentials import Access, NoCredentials, load_configuration
@@ -49,7 +50,39 @@ def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
         asyncio.run(load_configuration(Access(str(tmp_path / "none"))))
 
 
-def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on(tmp_path: Path) -> None:
+async def nobody() -> kopf.ConnectionInfo:
+    raise AssertionError("no login was asked for")
+
+
+def test_it_loads_credentials_in_the_loop_of_the_program() -> None:
+    """Two threads that load the same kubeconfig at once find each other's half-written certificate files."""
+    threads: list[threading.Thread] = []
+    found: list[kopf.ConnectionInfo] = []
+    info = kopf.ConnectionInfo(server="http://127.0.0.1:1")
+
+    async def login() -> kopf.ConnectionInfo:
+        threads.append(threading.current_thread())
+        return info
+
+    async def story() -> None:
+        done = threading.Event()
+
+        async def logs_in(**given: Any) -> None:
+            (handler,) = given["registry"]._activities.get_all_handlers()
+            found.append(await handler.fn())
+            done.set()
+            await given["stop_flag"].wait()
+
+        shell = Shell(login, lambda _: None, operate=logs_in)
+        shell.start()
+        assert await asyncio.to_thread(done.wait, 20)
+        await shell.stop()
+
+    asyncio.run(story())
+    assert (threads, found) == ([threading.current_thread()], [info])
+
+
+def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on() -> None:
     """A watch that fails ends all of Kopf, and it cancels every task of its loop on the way out."""
     begun: list[bool] = []
     again = threading.Event()
@@ -66,7 +99,7 @@ def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on(tmp_path: Path) -> 
 
     async def story() -> None:
         ours = asyncio.create_task(asyncio.sleep(3600))
-        shell = Shell(kubeconfig(tmp_path), lambda _: None, operate=ends)
+        shell = Shell(nobody, lambda _: None, operate=ends)
         shell.start()
         assert await asyncio.to_thread(again.wait, 20)
         assert shell.restarts == 1
@@ -78,7 +111,7 @@ def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on(tmp_path: Path) -> 
     asyncio.run(story())
 
 
-def test_a_wake_up_arrives_in_the_loop_that_asked_for_it(tmp_path: Path) -> None:
+def test_a_wake_up_arrives_in_the_loop_that_asked_for_it() -> None:
     woken: list[Key] = []
 
     async def story() -> None:
@@ -95,7 +128,7 @@ def test_a_wake_up_arrives_in_the_loop_that_asked_for_it(tmp_path: Path) -> None
                     handler.fn(type=change, body={"kind": "TrainingJob", "metadata": metadata})
             await given["stop_flag"].wait()
 
-        shell = Shell(kubeconfig(tmp_path), wake, kinds=["TrainingJob"], operate=tells)
+        shell = Shell(nobody, wake, kinds=["TrainingJob"], operate=tells)
         shell.start()
         await asyncio.wait_for(heard.wait(), 20)
         await shell.stop()

@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from stoker.operator.plan import Key
 from stoker.operator.reconcilers import RECONCILERS
 from stoker.operator.render.trainer import keys_object
 from stoker.operator.settings import Settings
-from stoker.operator.shell import Shell
+from stoker.operator.shell import Shell, connection_info
 from stoker.pod.config_file import ConfigError
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
@@ -69,7 +70,9 @@ class Program:
         terms = Terms(config.lease.duration_s, config.lease.renew_deadline_s, config.lease.retry_s)
         self.elector = Elector(lease, self.identity, terms, self.clock)
         self.shell = (
-            Shell(self.access, self._wake, namespaces=config.namespaces, kinds=config.wake_ups)
+            Shell(
+                partial(connection_info, self.access), self._wake, namespaces=config.namespaces, kinds=config.wake_ups
+            )
             if config.wake_ups
             else None
         )

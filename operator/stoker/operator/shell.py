@@ -2,7 +2,8 @@
 
 Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A wake-up may be
 lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it ends by cancelling every
-task of its loop; the thread begins it anew.
+task of its loop; the thread begins it anew. Credentials are loaded in the caller's loop, never beside its own loading: the client
+library keeps certificates in files that all threads share, and says their names before it has written them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import kopf
@@ -24,21 +25,22 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 Wake = Callable[[Key], None]
+Login = Callable[[], Coroutine[Any, Any, kopf.ConnectionInfo]]
 
 
 class Shell:
-    """`wake` is called in the event loop that called `start`."""
+    """`login` and `wake` are called in the event loop that called `start`."""
 
     def __init__(
         self,
-        access: Access,
+        login: Login,
         wake: Wake,
         *,
         namespaces: Sequence[str] = (),
         kinds: Sequence[str] = OURS,
         operate: Callable[..., Awaitable[None]] = kopf.operator,
     ) -> None:
-        self.access = access
+        self.login = login
         self.wake = wake
         self.namespaces = tuple(namespaces)
         self.kinds = tuple(kinds)
@@ -57,7 +59,11 @@ class Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self.wake, key)
 
-        self._thread = threading.Thread(target=self._run, args=(tell,), name="kopf", daemon=True)
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.login(), loop))
+
+        registry = make_registry(login, tell, self.kinds)
+        self._thread = threading.Thread(target=self._run, args=(registry,), name="kopf", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -70,11 +76,11 @@ class Shell:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 20.0)
 
-    def _run(self, tell: Wake) -> None:
+    def _run(self, registry: kopf.OperatorRegistry) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             try:
-                asyncio.run(self._operate(tell))
+                asyncio.run(self._operate(registry))
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  what it says is all that is known
                 log.warning("Kopf ended and is begun anew in %g s: %s", pause_s, error or type(error).__name__)
             if self._stop.wait(pause_s):
@@ -82,7 +88,7 @@ class Shell:
             self.restarts += 1
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _operate(self, tell: Wake) -> None:
+    async def _operate(self, registry: kopf.OperatorRegistry) -> None:
         stop = asyncio.Event()
         with self._lock:
             if self._stop.is_set():
@@ -90,7 +96,7 @@ class Shell:
             self._inner = (asyncio.get_running_loop(), stop)
         try:
             await self.operate(
-                registry=make_registry(self.access, tell, self.kinds),
+                registry=registry,
                 settings=make_settings(),
                 stop_flag=stop,
                 clusterwide=not self.namespaces,
@@ -117,13 +123,11 @@ def make_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def make_registry(access: Access, tell: Wake, kinds: Sequence[str]) -> kopf.OperatorRegistry:
+def make_registry(
+    login: Callable[..., Awaitable[kopf.ConnectionInfo]], tell: Wake, kinds: Sequence[str]
+) -> kopf.OperatorRegistry:
     """A login and one `on.event` for each kind."""
     registry = kopf.OperatorRegistry()
-
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection_info(access)
-
     kopf.on.login(registry=registry)(login)
 
     def woken(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002  Kopf's name

@@ -53,12 +53,12 @@ class Connection:
     async def open(self) -> None:
         """Load the credentials. Sessions go on unless the server or a certificate is another. Raises NoCredentials."""
         configuration = await load_configuration(self.access)
-        same = self._configuration is not None and _transport(configuration) == _transport(self._configuration)
+        old, before = self._client, self._configuration
+        if old is None or _transport(configuration) != _transport(before):
+            self._client = RESTClientObject(configuration)
         self._configuration = configuration
-        if not same:
-            old, self._client = self._client, RESTClientObject(configuration)
-            if old is not None:
-                await old.close()
+        if old is not None and old is not self._client:
+            await old.close()
 
     async def close(self) -> None:
         if self._client is not None:

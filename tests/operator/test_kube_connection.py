@@ -1,0 +1,61 @@
+"""Requests to an API server: what goes wrong on the way is the seam's error, and the next request begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import certifi
+import pytest
+
+from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.credentials import Access
+from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.seam import ClusterError
+
+
+def kubeconfig(folder: Path, authority: Path) -> Access:
+    """Of a server that nobody runs, with its certificates' authority in a file."""
+    file = folder / "kubeconfig"
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority": str(authority)}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file.write_text(json.dumps(config))
+    return Access(str(file))
+
+
+def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_path: Path) -> None:
+    authority, whole = tmp_path / "ca.crt", Path(certifi.where()).read_text()
+    authority.write_text("half written")
+
+    async def story() -> None:
+        connection = Connection(kubeconfig(tmp_path, authority), RateLimit(SystemClock(), per_second=100, burst=100))
+        with pytest.raises(ClusterError, match="GET /version: .*(certificate|PEM)"):
+            await connection.request("GET", "/version", resource="version")
+        authority.write_text(whole)
+        with pytest.raises(ClusterError, match="Cannot connect"):
+            await connection.request("GET", "/version", resource="version")
+        await connection.close()
+
+    asyncio.run(story())
+
+
+def test_a_closed_connection_opens_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        connection = Connection(
+            kubeconfig(tmp_path, Path(certifi.where())), RateLimit(SystemClock(), per_second=100, burst=100)
+        )
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="Cannot connect"):
+                await connection.request("GET", "/version", resource="version")
+            await connection.close()
+
+    asyncio.run(story())

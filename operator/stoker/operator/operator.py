@@ -17,13 +17,14 @@ from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
-from stoker.operator.labels import APPLIED_HASH
 from stoker.operator.lost_nodes import mark_lost, removed_by_force
 from stoker.operator.metrics import Figures, OperatorMetrics
 from stoker.operator.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.poller import Poller
+from stoker.operator.public_keys import PublicKeys
 from stoker.operator.refusal import with_refusal
+from stoker.operator.render.trainer import keys_object
 from stoker.operator.settings import Settings
 from stoker.operator.store import Change, Store, key_of
 from stoker.operator.work_queue import WorkQueue
@@ -35,8 +36,6 @@ Reconciler = Callable[[Observed, Settings, datetime], Plan]
 REST, LONGEST_REST_S = 2.0, 1.0
 """After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
 
-KEYS_USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")
-"""Kinds whose pods mount the operator's public keys."""
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
@@ -64,6 +63,7 @@ class Operator:
         self.store.listeners.append(self._on_change)
         self.queue = WorkQueue(self.clock, jitter)
         self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
         self._refusals: dict[Key, str] = {}
         self.informers = [
@@ -79,7 +79,7 @@ class Operator:
                 tasks.create_task(informer.run())
             for informer in self.informers:
                 await informer.synced.wait()
-            await self._leave_empty_namespaces()
+            await self.keys.leave_emptied()
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
             for _ in range(self.settings.workers):
@@ -89,7 +89,7 @@ class Operator:
         """One pass over one resource."""
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
         if seen is None:
-            await self._leave(key.namespace)
+            await self.keys.leave(key.namespace)
             return
         now = self.clock.now()
         marked = mark_lost(seen, now, self.settings.node_lost_s)
@@ -100,23 +100,6 @@ class Operator:
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
-
-    async def _leave(self, namespace: str) -> None:
-        """With the last resource whose pods read the public keys, the keys leave its namespace too: they have no owner that would take them along."""
-        if any(self.store.of_kind(kind, namespace) for kind in KEYS_USERS):
-            return
-        keys = self.store.get(Key("ConfigMap", namespace, self.settings.control_keys_config_map))
-        if keys is not None and APPLIED_HASH in keys["metadata"].get("labels", {}):
-            await self.executor.discard(keys)
-
-    async def _leave_empty_namespaces(self) -> None:
-        """The last resource of a namespace may have gone while nobody led."""
-        for keys in list(self.store.of_kind("ConfigMap")):
-            if keys["metadata"]["name"] == self.settings.control_keys_config_map:
-                try:
-                    await self._leave(keys["metadata"]["namespace"])
-                except ClusterError as problem:
-                    log.warning("the public keys stay in namespace %s: %s", keys["metadata"]["namespace"], problem)
 
     def wake(self, changed: Object) -> None:
         """Put every resource that looks at `changed` on the queue."""

@@ -31,8 +31,6 @@ from stoker.operator.metrics import Figures, OperatorMetrics
 from stoker.operator.operator import WATCHED, Operator
 from stoker.operator.plan import Key
 from stoker.operator.reconcilers import RECONCILERS
-from stoker.operator.render.trainer import keys_object
-from stoker.operator.settings import Settings
 from stoker.operator.shell import Shell, connection_info
 from stoker.pod.config_file import ConfigError
 from stoker.pod.http import probe_routes
@@ -161,7 +159,7 @@ class Program:
                     ring = newest
                     operator.settings = replace(operator.settings, control_public_keys=ring.public_keys())
                 if operator.synced:
-                    await publish_keys(operator, operator.settings)
+                    await operator.keys.renew()
             except (ClusterError, ValueError) as error:
                 log.warning("the control key was not brought up to date: %s", error)
             await self.clock.sleep(KEYS_S)
@@ -221,11 +219,3 @@ class Program:
         if found is None:
             raise ConfigError("namespace is missing: outside a pod nothing else tells where the Lease is")
         return found
-
-
-async def publish_keys(operator: Operator, settings: Settings) -> None:
-    """Bring the public keys to every namespace that has the ConfigMap of an earlier time."""
-    known = operator.store.of_kind("ConfigMap")
-    ours = [found for found in known if found["metadata"]["name"] == settings.control_keys_config_map]
-    for found in ours:
-        await operator.executor.apply(keys_object(found["metadata"]["namespace"], settings))

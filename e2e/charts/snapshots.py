@@ -31,7 +31,12 @@ CASES: dict[str, Mapping[str, Any]] = {
             "pullPolicy": "Always",
             "pullSecrets": ["registry"],
         },
-        "workloads": {"imagePullSecrets": ["registry"], "nodeLostSeconds": 30},
+        "workloads": {
+            "imagePullSecrets": ["registry"],
+            "nodeLostSeconds": 30,
+            "nodeOutageShare": 0.75,
+            "nodeOutageNodes": 5,
+        },
         "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
         "networkPolicy": {
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],

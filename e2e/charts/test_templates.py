@@ -80,6 +80,8 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
         ({"log": {"level": "loud"}}, "level"),
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
         ({"controlKey": {"secret": ""}}, "secret"),
+        ({"workloads": {"nodeOutageShare": 50}}, "nodeOutageShare"),
+        ({"workloads": {"nodeOutageNodes": 0}}, "nodeOutageNodes"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -83,12 +83,13 @@ def test_of_a_pods_status_remains_what_it_waits_for_and_how_it_ended() -> None:
     }
 
 
-def test_of_a_node_remains_whether_it_is_heard_of() -> None:
+def test_of_a_node_remains_whether_it_is_heard_of_and_its_zone() -> None:
     conditions = [{"type": "Ready", "status": "Unknown", "lastHeartbeatTime": "h", "lastTransitionTime": "t"}]
     node = thing("Node", spec={"podCIDR": "x"}, status={"images": ["many"], "conditions": conditions})
-    node["metadata"]["annotations"] = {"a": "b"}
-    ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "t"}
-    assert kept(node) == thing("Node", status={"conditions": [ready]})
+    node["metadata"] |= {"annotations": {"a": "b"}, "labels": {"topology.kubernetes.io/zone": "z", "c": "d"}}
+    wanted = thing("Node", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
+    wanted["metadata"]["labels"] = {"topology.kubernetes.io/zone": "z"}
+    assert kept(node) == wanted
 
 
 def test_what_is_kept_is_kept_the_same_again() -> None:

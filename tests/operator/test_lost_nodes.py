@@ -1,78 +1,162 @@
-"""A node that is silent for long enough takes its pods with it."""
+"""One silent node is lost after a while; many at once are an outage, and none of them is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
 
-from stoker.operator.lost_nodes import mark_lost, removed_by_force
-from stoker.operator.plan import Object, Observed, Plan
-from stoker.operator.pods import PodState, pod_state, ref_of
-from stoker.operator.recovery import Action, first_failure
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+from stoker.operator.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
 
-
-def node(name: str, ready: str = "True", silent_s: float = 0.0) -> Object:
-    since = (NOW - timedelta(seconds=silent_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    condition = {"type": "Ready", "status": ready, "lastTransitionTime": since}
-    return {"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [condition]}}
+LIMITS = Limits(lost_s=10, outage_share=0.5, outage_nodes=3)
 
 
-def pod(name: str, node_name: str, phase: str = "Running", *, deleting: bool = False) -> Object:
-    metadata = {"name": name, "namespace": "a", "uid": f"uid-{name}", "labels": {"stoker.dev/node-rank": "0"}}
-    if deleting:
-        metadata["deletionTimestamp"] = "2026-01-01T11:59:59Z"
-    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node_name}, "status": {"phase": phase}}
+@dataclass
+class Looks:
+    """Looks at nodes one after the other."""
+
+    limits: Limits = LIMITS
+    known: Silence = field(default_factory=Silence)
+    now_s: float = 0.0
+
+    def after(self, seconds: float, nodes: str, *, heard: bool = True, zones: str = "") -> Verdict:
+        """One look; a capital letter is a node that answers, a small one is silent. `zones` has a letter for each node."""
+        self.now_s += seconds
+        places = zones or " " * len(nodes)
+        carriers = {
+            name.lower(): Carrier(name.islower(), zone.strip()) for name, zone in zip(nodes, places, strict=True)
+        }
+        self.known = listen(self.known, carriers, self.now_s, self.limits, heard=heard)
+        return judge(self.known, self.now_s, self.limits)
 
 
-def observed(*found: Object) -> Observed:
-    kinds = {kind: tuple(item for item in found if item["kind"] == kind) for kind in ("Node", "Pod")}
-    return Observed({"kind": "TrainingJob"}, kinds)
+def test_a_silent_node_is_lost_when_its_time_is_over() -> None:
+    looks = Looks()
+    assert looks.after(0, "aBCD") == Verdict(left_s={"a": 10})
+    assert looks.after(6, "aBCD") == Verdict(left_s={"a": 4})
+    assert looks.after(4, "aBCD") == Verdict(lost=frozenset("a"))
 
 
-def test_pods_of_a_silent_node_have_failed_by_its_loss_and_nobody_is_blamed() -> None:
-    seen = mark_lost(observed(node("n", "Unknown", 30), node("m"), pod("a", "n"), pod("b", "m")), NOW, 10)
-    lost, alive = seen.observed.of_kind("Pod")
-    assert pod_state(lost) is PodState.FAILED
-    assert alive == pod("b", "m")
-    ending = first_failure([lost])
-    assert ending is not None
-    assert ending.action is Action.RETRY_FREE
-    assert ending.node == "n"
-    assert "node n is not heard of any more" in ending.detail
+def test_a_node_that_spoke_meanwhile_has_its_whole_time_again() -> None:
+    looks = Looks()
+    looks.after(0, "aB")
+    looks.after(9, "AB")
+    assert looks.after(1, "aB") == Verdict(left_s={"a": 10})
 
 
-def test_a_node_is_given_its_time() -> None:
-    seen = mark_lost(observed(node("n", "Unknown", 4), pod("a", "n")), NOW, 10)
-    assert seen.lost == ()
-    assert seen.look_again_s == 6
-    assert removed_by_force(Plan(requeue_after_s=60), seen).requeue_after_s == 6
-    assert removed_by_force(Plan(requeue_after_s=3), seen).requeue_after_s == 3
+def test_more_than_half_of_the_nodes_silent_at_once_is_an_outage() -> None:
+    looks = Looks()
+    held = looks.after(0, "abcDE")
+    assert held == Verdict(outages=dict.fromkeys("abc", Outage(silent=3, nodes=5)))
+    assert looks.after(3600, "abcDE") == held
+    assert held.outages["a"].text == "3 of 5 nodes with pods are silent at once"
 
 
-def test_a_node_that_answers_badly_keeps_its_pods() -> None:
-    before = observed(node("n", "False", 500), pod("a", "n"))
-    assert mark_lost(before, NOW, 10).observed == before
+@pytest.mark.parametrize(
+    ("nodes", "limits"),
+    [
+        ("abcDEF", LIMITS),
+        ("ab", LIMITS),
+        ("abcde", Limits(lost_s=10, outage_share=1, outage_nodes=1)),
+    ],
+    ids=["just half", "too few", "outages are turned off"],
+)
+def test_fewer_are_lost_one_by_one(nodes: str, limits: Limits) -> None:
+    looks = Looks(limits)
+    looks.after(0, nodes)
+    assert looks.after(10, nodes).lost == frozenset(name for name in nodes if name.islower())
 
 
-def test_an_ended_pod_stays_as_it_ended() -> None:
-    seen = mark_lost(observed(node("n", "Unknown", 30), pod("a", "n", "Succeeded")), NOW, 10)
-    assert seen.lost == ()
-    assert pod_state(seen.observed.of_kind("Pod")[0]) is PodState.SUCCEEDED
+def test_an_outage_of_one_zone_holds_only_there() -> None:
+    looks = Looks()
+    looks.after(0, "abcdEFGHIJ", zones="xxxyyyyyyy")
+    later = looks.after(10, "abcdEFGHIJ", zones="xxxyyyyyyy")
+    assert later.lost == {"d"}
+    assert later.outages == dict.fromkeys("abc", Outage(silent=3, nodes=3, zone="x"))
+    assert later.outages["a"].text == "3 of 3 nodes of zone x with pods are silent at once"
 
 
-def test_lost_pods_that_are_to_go_or_hang_in_their_deletion_go_by_force() -> None:
-    hanging, wanted, other = pod("hanging", "n", deleting=True), pod("wanted", "n"), pod("other", "m")
-    seen = mark_lost(observed(node("n", "Unknown", 30), node("m"), hanging, wanted, other), NOW, 10)
-    plan = removed_by_force(Plan(delete=(ref_of(wanted), ref_of(other))), seen)
-    assert set(plan.force) == {ref_of(hanging), ref_of(wanted)}
-    assert plan.delete == (ref_of(other),)
+def test_after_an_outage_the_nodes_that_stay_silent_have_their_whole_time() -> None:
+    looks = Looks()
+    looks.after(0, "abcdE")
+    assert looks.after(300, "abCDE") == Verdict(left_s={"a": 10, "b": 10})
+    assert looks.after(10, "aBCDE") == Verdict(lost=frozenset("a"))
 
 
-def test_without_a_view_of_nodes_nothing_changes() -> None:
-    before = observed(pod("a", "n"))
-    seen = mark_lost(before, NOW, 10)
-    plan = Plan(delete=(ref_of(pod("a", "n")),))
-    assert seen.observed is before
-    assert removed_by_force(plan, seen) == replace(plan)
+def test_a_node_that_was_about_to_be_lost_is_not_once_others_follow() -> None:
+    looks = Looks()
+    looks.after(0, "aBCDE")
+    looks.after(9, "abcDE")
+    assert looks.after(1, "abcDE").lost == frozenset()
+
+
+def test_nothing_is_lost_by_what_went_on_while_nobody_listened() -> None:
+    looks = Looks()
+    looks.after(0, "aB")
+    assert looks.after(60, "aB", heard=False) == Verdict(left_s={"a": 10})
+    assert looks.after(60, "aB") == Verdict(left_s={"a": 10})
+    assert looks.after(10, "aB") == Verdict(lost=frozenset("a"))
+
+
+def test_without_a_waiting_time_too_nothing_is_lost_unheard_or_in_an_outage() -> None:
+    looks = Looks(Limits(lost_s=0, outage_share=0.5, outage_nodes=3))
+    assert looks.after(0, "aBCD") == Verdict(lost=frozenset("a"))
+    assert looks.after(0, "aBCD", heard=False) == Verdict(left_s={"a": 1})
+    assert looks.after(0, "abcD", heard=True).lost == frozenset()
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One look of a random history."""
+
+    passed_s: int
+    silent: frozenset[int]
+    heard: bool
+
+
+NODES = {0: "", 1: "", 2: "x", 3: "x", 4: "x", 5: "y", 6: "y", 7: "y"}
+MOMENTS = st.lists(
+    st.builds(Moment, st.integers(0, 7), st.frozensets(st.sampled_from(sorted(NODES))), st.booleans() | st.just(True)),
+    min_size=1,
+    max_size=25,
+)
+ANY_LIMITS = st.builds(Limits, st.integers(0, 12), st.sampled_from([0.2, 0.5, 0.75, 1.0]), st.integers(1, 4))
+
+
+def in_outage(node: int, moment: Moment, limits: Limits) -> bool:
+    """By the words of the documentation."""
+    groups = [set(NODES), {other for other, zone in NODES.items() if zone and zone == NODES[node]}]
+    for group in groups:
+        silent = len(group & moment.silent)
+        if node in group and silent >= limits.outage_nodes and silent > limits.outage_share * len(group):
+            return True
+    return False
+
+
+@given(MOMENTS, ANY_LIMITS)
+def test_a_node_is_lost_exactly_when_it_was_silent_heard_and_alone_for_long_enough(
+    moments: list[Moment], limits: Limits
+) -> None:
+    known, now_s = Silence(), 0.0
+    quiet_since: dict[int, float] = {}
+    before: Moment | None = None
+    for moment in moments:
+        now_s += moment.passed_s
+        carriers = {str(node): Carrier(node in moment.silent, zone) for node, zone in NODES.items()}
+        known = listen(known, carriers, now_s, limits, heard=moment.heard)
+        verdict = judge(known, now_s, limits)
+        for node in NODES:
+            good = [
+                found is not None and node in found.silent and found.heard and not in_outage(node, found, limits)
+                for found in (before, moment)
+            ]
+            if not all(good):
+                quiet_since[node] = now_s
+            expected = good[1] and now_s - quiet_since[node] >= limits.lost_s
+            assert (str(node) in verdict.lost) is expected
+            assert (str(node) in verdict.outages) is (node in moment.silent and in_outage(node, moment, limits))
+        places = [set(verdict.lost), set(verdict.left_s), set(verdict.outages)]
+        assert sorted(name for place in places for name in place) == sorted(map(str, moment.silent))
+        before = moment

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
 from stoker.operator.config import OperatorConfig
+from stoker.operator.lost_nodes import Limits
 from stoker.operator.settings import Settings
 from stoker.pod.config_file import ConfigError, parse
 
@@ -28,7 +29,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
             "poll": {"interval_s": 0.5},
             "tasks": {"resources": {"limits": {"memory": "1Gi"}}, "deadline_s": 60},
             "watch": {"secrets": False},
-            "pods": {"node_lost_s": 3},
+            "pods": {"node_lost_s": 3, "node_outage_share": 0.25, "node_outage_nodes": 7},
         },
     )
     settings = config.settings()
@@ -38,7 +39,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_resources == {"limits": {"memory": "1Gi"}}
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
-    assert settings.node_lost_s == 3
+    assert settings.node_limits == Limits(lost_s=3, outage_share=0.25, outage_nodes=7)
 
 
 def leaves(model: type[BaseModel]) -> Iterator[str]:
@@ -64,6 +65,8 @@ def test_every_key_is_documented() -> None:
         ({"namespaces": ["No Such"]}, r"namespaces\.0"),
         ({"api": {"qps": 0}}, r"api\.qps"),
         ({"tasks": {"resources": {"request": {}}}}, r"tasks\.resources"),
+        ({"pods": {"node_outage_share": 50}}, r"pods\.node_outage_share: .*less than or equal to 1 \(got 50\)"),
+        ({"pods": {"node_outage_nodes": 0}}, r"pods\.node_outage_nodes: .*greater than or equal to 1 \(got 0\)"),
         ({"images": {"pull_policy": "Sometimes"}}, r"images\.pull_policy"),
     ],
 )

@@ -68,7 +68,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     "pull_secrets" .Values.workloads.imagePullSecrets)
   "routers" (dict "resources" .Values.workloads.routers.resources)
   "tasks" (dict "resources" .Values.workloads.tasks.resources "deadline_s" .Values.workloads.tasks.deadlineSeconds)
-  "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds)
+  "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds
+    "node_outage_share" .Values.workloads.nodeOutageShare "node_outage_nodes" .Values.workloads.nodeOutageNodes)
   "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes)
   "log_level" .Values.log.level
   "log_format" .Values.log.format

@@ -116,8 +116,12 @@ class PodsConfig(Config):
 
     drain_timeout_s: Seconds = Settings.drain_timeout_s
     """Longest drain of an engine before its pod is deleted all the same."""
-    node_lost_s: float = Field(default=10.0, ge=0)
+    node_lost_s: float = Field(default=Settings.node_lost_s, ge=0)
     """A pod counts as lost when its node has not been heard of for so long after the cluster called it NotReady."""
+    node_outage_share: float = Field(default=Settings.node_outage_share, gt=0, le=1)
+    """No pod counts as lost while more than this share of the nodes with pods (of all, or of one zone) is silent at once; 1: never an outage."""
+    node_outage_nodes: int = Field(default=Settings.node_outage_nodes, ge=1)
+    """Fewer silent nodes than this are no outage."""
 
 
 class WatchConfig(Config):
@@ -177,6 +181,8 @@ class OperatorConfig(Config):
             drain_timeout_s=self.pods.drain_timeout_s,
             task_deadline_s=self.tasks.deadline_s,
             node_lost_s=self.pods.node_lost_s,
+            node_outage_share=self.pods.node_outage_share,
+            node_outage_nodes=self.pods.node_outage_nodes,
             sees_secrets=self.watch.secrets,
         )
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.operator.labels import ZONE
 from stoker.operator.plan import Object
 
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
@@ -16,7 +17,8 @@ _CONTENT = ("data", "binaryData", "stringData", "immutable")
 _POD_SPEC = ("nodeName", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
-_NODE_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+_NODE_CONDITION = ("type", "status")
+_NODE_LABELS = (ZONE,)
 _METADATA = ("managedFields", "selfLink")
 _ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 LONGEST_SHARED = 64
@@ -76,8 +78,11 @@ def _container(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether it is heard of; heartbeats of a healthy node leave it as it is."""
+    """Whether it is heard of, and its zone; heartbeats of a healthy node leave it as it is."""
     metadata = _some(node["metadata"], ("name", "uid", "resourceVersion", "deletionTimestamp"))
+    labels = _some(node["metadata"].get("labels") or {}, _NODE_LABELS)
+    if labels:
+        metadata["labels"] = labels
     conditions = [found for found in (node.get("status") or {}).get("conditions") or () if found["type"] == "Ready"]
     status = {"conditions": [_some(found, _NODE_CONDITION) for found in conditions]}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}

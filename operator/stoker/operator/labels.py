@@ -17,4 +17,7 @@ REVISION = f"{PREFIX}/revision"
 CHECKPOINT_UID = f"{PREFIX}/checkpoint-uid"
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
+ZONE = "topology.kubernetes.io/zone"
+"""Of nodes; Kubernetes' own."""
+
 INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)

@@ -1,76 +1,110 @@
-"""Pods of nodes that nobody hears of any more. Pure.
+"""Which nodes that nobody hears of count as lost. Pure.
 
-A cluster evicts such pods after minutes and cannot end them at all. A gang waits for none of that: once the node has been silent
-for long enough its pods count as failed by the loss of their node, and those that are to go are removed by force. What a process
-on a node that was only cut off still writes carries the writer of its own attempt, so two attempts never touch the same files.
+A cluster calls a node silent when its heartbeats stay away; whether the node is dead, or only the way to it is cut, nobody can tell. One silent
+node is taken for dead after a while. Many at once rather mean a cut network, or an API server that was away: then none of them is lost before
+the others are heard again. Silence counts on this operator's own clock, from when it was seen here, so nothing is judged by what went on while
+nobody listened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from stoker.operator.plan import Object, Observed, Plan, Ref
-from stoker.operator.pods import ended, ref_of
-
-REASON = "NodeLost"
+DEAF_S = 1.0
+"""At least so long until the next look while no news can arrive."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The observation as reconcilers get it, and what follows from lost nodes."""
+class Limits:
+    """What an installation decides."""
 
-    observed: Observed
-    lost: tuple[Ref, ...] = ()
-    """Pods that were running on lost nodes."""
-    look_again_s: float | None = None
-    """When the next silent node counts as lost."""
-
-
-def mark_lost(seen: Observed, now: datetime, after_s: float) -> Seen:
-    """`seen` with the pods of lost nodes as failed."""
-    silent = {node["metadata"]["name"]: since for node in seen.of_kind("Node") if (since := _silent_since(node))}
-    if not silent:
-        return Seen(seen)
-    due = {name: since + timedelta(seconds=after_s) for name, since in silent.items()}
-    gone = {name for name, at in due.items() if at <= now}
-    waits = [(at - now).total_seconds() for name, at in due.items() if name not in gone]
-    pods = seen.of_kind("Pod")
-    lost = {pod["metadata"]["uid"] for pod in pods if _node_of(pod) in gone and not ended(pod)}
-    marked = tuple(_failed(pod) if pod["metadata"]["uid"] in lost else pod for pod in pods)
-    observed = replace(seen, objects={**seen.objects, "Pod": marked})
-    refs = tuple(ref_of(pod) for pod in pods if pod["metadata"]["uid"] in lost)
-    return Seen(observed, refs, min(waits, default=None))
+    lost_s: float
+    """Silence of one node after which it is lost."""
+    outage_share: float
+    """Silent nodes beyond this share of those that carry our pods are an outage; with 1 nothing is one."""
+    outage_nodes: int
+    """Fewer silent nodes than this are none."""
 
 
-def removed_by_force(plan: Plan, seen: Seen) -> Plan:
-    """`plan` with the lost pods that it deletes, or that are being deleted already, among those removed by force."""
-    deleted = set(plan.delete)
-    being = {pod["metadata"]["uid"] for pod in seen.observed.of_kind("Pod") if pod["metadata"].get("deletionTimestamp")}
-    force = tuple(ref for ref in seen.lost if ref in deleted or ref.uid in being)
-    waits = [seconds for seconds in (plan.requeue_after_s, seen.look_again_s) if seconds is not None]
-    return replace(
-        plan,
-        delete=tuple(ref for ref in plan.delete if ref not in force),
-        force=force,
-        requeue_after_s=min(waits, default=None),
-    )
+@dataclass(frozen=True)
+class Carrier:
+    """A node on which a pod of ours has not ended."""
+
+    silent: bool
+    zone: str = ""
 
 
-def _silent_since(node: Mapping[str, Any]) -> datetime | None:
-    """Since when the cluster has not heard of the node; None for one that answers, well or not."""
-    for condition in node["status"]["conditions"]:
-        if condition["type"] == "Ready" and condition["status"] == "Unknown":
-            return datetime.fromisoformat(condition["lastTransitionTime"])
-    return None
+@dataclass(frozen=True)
+class Outage:
+    """Many silent nodes at once."""
+
+    silent: int
+    nodes: int
+    """Silent or not."""
+    zone: str = ""
+    """Empty: counted over all zones."""
+
+    @property
+    def text(self) -> str:
+        where = f"nodes of zone {self.zone}" if self.zone else "nodes"
+        return f"{self.silent} of {self.nodes} {where} with pods are silent at once"
 
 
-def _node_of(pod: Object) -> str:
-    return str(pod["spec"].get("nodeName") or "")
+@dataclass(frozen=True)
+class Silence:
+    """What is remembered from one look to the next."""
+
+    since_s: Mapping[str, float] = field(default_factory=dict)
+    """Silent node -> monotonic time from which its silence counts."""
+    outages: Mapping[str, Outage] = field(default_factory=dict)
+    """Silent node -> the outage that it is part of."""
+    heard: bool = True
+    """Whether news of nodes could arrive."""
 
 
-def _failed(pod: Object) -> Object:
-    message = f"node {_node_of(pod)} is not heard of any more"
-    return {**pod, "status": {**pod.get("status", {}), "phase": "Failed", "reason": REASON, "message": message}}
+@dataclass(frozen=True)
+class Verdict:
+    """What holds now."""
+
+    lost: frozenset[str] = frozenset()
+    left_s: Mapping[str, float] = field(default_factory=dict)
+    """Silent node -> seconds until it is lost."""
+    outages: Mapping[str, Outage] = field(default_factory=dict)
+
+
+def listen(before: Silence, carriers: Mapping[str, Carrier], now_s: float, limits: Limits, *, heard: bool) -> Silence:
+    """What is known after this look. The count begins anew for every node when news can arrive again, and for the nodes of an outage at its end."""
+    outages = dict(_outages(carriers, limits))
+    kept = heard and before.heard
+    counted = before.since_s.keys() - outages.keys() - before.outages.keys() if kept else set()
+    silent = (name for name, carrier in carriers.items() if carrier.silent)
+    return Silence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, heard)
+
+
+def judge(known: Silence, now_s: float, limits: Limits) -> Verdict:
+    """Silent nodes, sorted into lost ones, those that have time left, and those of an outage."""
+    ends = {name: since + limits.lost_s - now_s for name, since in known.since_s.items() if name not in known.outages}
+    if not known.heard:
+        return Verdict(left_s={name: max(left, DEAF_S) for name, left in ends.items()}, outages=known.outages)
+    lost = frozenset(name for name, left in ends.items() if left <= 0)
+    return Verdict(lost, {name: left for name, left in ends.items() if name not in lost}, known.outages)
+
+
+def _outages(carriers: Mapping[str, Carrier], limits: Limits) -> Iterator[tuple[str, Outage]]:
+    """By silent node: the outage of its zone, else of all nodes."""
+    zones = sorted({carrier.zone for carrier in carriers.values()} - {""})
+    found = {zone: outage for zone in ("", *zones) if (outage := _outage(carriers, zone, limits)) is not None}
+    for name, carrier in carriers.items():
+        outage = found.get(carrier.zone) or found.get("")
+        if carrier.silent and outage is not None:
+            yield name, outage
+
+
+def _outage(carriers: Mapping[str, Carrier], zone: str, limits: Limits) -> Outage | None:
+    """Of one zone, or with an empty name of all of them."""
+    among = [carrier for carrier in carriers.values() if zone in ("", carrier.zone)]
+    silent = sum(carrier.silent for carrier in among)
+    if silent < limits.outage_nodes or silent <= limits.outage_share * len(among):
+        return None
+    return Outage(silent, len(among), zone)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from stoker.operator.node_watch import NodeCounts
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -56,20 +59,28 @@ class Figures:
     """A moment of the operator at work."""
 
     def __init__(
-        self, *, queue: int, delayed: int, polls: int, objects: Mapping[str, int], silence_s: Mapping[str, float]
+        self,
+        *,
+        queue: int,
+        delayed: int,
+        polls: int,
+        objects: Mapping[str, int],
+        silence_s: Mapping[str, float],
+        nodes: NodeCounts,
     ) -> None:
         self.queue = queue
         self.delayed = delayed
         self.polls = polls
         self.objects = objects
         self.silence_s = silence_s
+        self.nodes = nodes
 
 
 class _AtWork(Collector):
     def __init__(self, figures: Callable[[], Figures | None]) -> None:
         self.figures = figures
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         now = self.figures()
         if now is None:
             return
@@ -77,9 +88,13 @@ class _AtWork(Collector):
             "queue_depth": ("Resources that wait for a pass", now.queue),
             "queue_delayed": ("Resources with a pass at a later time", now.delayed),
             "polls_running": ("Questions to pods under way", now.polls),
+            "nodes_silent": ("Nodes with pods that the cluster does not hear of", now.nodes.silent),
+            "nodes_in_outage": ("Silent nodes that are not taken for lost, because so many are", now.nodes.in_outage),
         }
         for name, (text, value) in single.items():
             yield GaugeMetricFamily(f"stoker_operator_{name}", text, value=value)
+        text = "Times that so many nodes were silent at once that none was taken for lost"
+        yield CounterMetricFamily("stoker_operator_node_outages", text, value=now.nodes.outages)
         objects = GaugeMetricFamily("stoker_operator_objects", "Objects that the operator knows", labels=["kind"])
         for kind, count in sorted(now.objects.items()):
             objects.add_metric([kind], count)
@@ -91,5 +106,5 @@ class _AtWork(Collector):
             silence.add_metric([kind], seconds)
         yield silence
 
-    def describe(self) -> list[GaugeMetricFamily]:
+    def describe(self) -> list[Metric]:
         return []

@@ -29,9 +29,6 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
     for found in _around(store, resource, keys_config_map):
         around[key_of(found)] = found
     around.pop(key, None)
-    for pod in [found for found in around.values() if found["kind"] == "Pod"]:
-        nodes = [node for node in store.references_of(key_of(pod)) if node.kind == "Node"]
-        around.update((node, known) for node in nodes if (known := store.get(node)) is not None)
     ending = store.is_terminating(key.namespace, now_s)
     return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s), ending)
 

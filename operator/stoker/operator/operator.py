@@ -17,8 +17,9 @@ from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
-from stoker.operator.lost_nodes import mark_lost, removed_by_force
+from stoker.operator.lost_pods import mark_lost, removed_by_force, with_outage
 from stoker.operator.metrics import Figures, OperatorMetrics
+from stoker.operator.node_watch import NodeWatch
 from stoker.operator.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.poller import Poller
@@ -65,6 +66,7 @@ class Operator:
         self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
+        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._hears_of_nodes, self.wake)
         self._refusals: dict[Key, str] = {}
         self.informers = [
             Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
@@ -80,6 +82,7 @@ class Operator:
             for informer in self.informers:
                 await informer.synced.wait()
             await self.keys.leave_emptied()
+            tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
             for _ in range(self.settings.workers):
@@ -92,8 +95,9 @@ class Operator:
             await self.keys.leave(key.namespace)
             return
         now = self.clock.now()
-        marked = mark_lost(seen, now, self.settings.node_lost_s)
+        marked = mark_lost(seen, self.nodes.verdict())
         plan = removed_by_force(self.reconcilers[key.kind](marked.observed, self.settings, now), marked)
+        plan = with_outage(plan, marked, now)
         refusal = self._refusals.get(key)
         if refusal is not None:
             plan = with_refusal(plan, seen.resource, refusal, now)
@@ -116,6 +120,10 @@ class Operator:
         """The longest time without a sign of life of an informer: the operator's liveness."""
         return max(informer.stuck_s() for informer in self.informers)
 
+    def _hears_of_nodes(self) -> bool:
+        """The last that an informer of nodes got was not a failure."""
+        return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
+
     def figures(self) -> Figures:
         """This moment, for Prometheus."""
         silence: dict[str, float] = {}
@@ -127,6 +135,7 @@ class Operator:
             polls=self.poller.running,
             objects=self.store.counts(),
             silence_s=silence,
+            nodes=self.nodes.counts,
         )
 
     async def _serve(self) -> None:

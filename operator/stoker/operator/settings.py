@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stoker.operator.lost_nodes import Limits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -54,6 +56,13 @@ class Settings:
     task_deadline_s: int = 3600
     """`activeDeadlineSeconds` of a task pod."""
     node_lost_s: float = 10.0
-    """A pod is lost when its node is NotReady, and has been silent for so long after the cluster said so."""
+    """A pod is lost when its node has been silent for so long after the cluster said so."""
+    node_outage_share: float = 0.5
+    node_outage_nodes: int = 3
+    """More silent nodes at once than this share of those with pods, and at least so many: none of them is lost."""
     sees_secrets: bool = True
     """Whether the absence of a Secret can be told; else nothing waits for one."""
+
+    @property
+    def node_limits(self) -> Limits:
+        return Limits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)

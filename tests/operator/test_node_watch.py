@@ -1,0 +1,206 @@
+"""From nodes and pods in the store to what a pass gets to know, and to those who must look again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from stoker.operator.lost_nodes import Limits, Outage, Verdict
+from stoker.operator.metrics import OperatorMetrics
+from stoker.operator.node_watch import LOOK_S, NodeCounts, NodeWatch
+from stoker.operator.operator import Operator
+from stoker.operator.plan import Key, Object, Plan
+from stoker.operator.settings import Settings
+from stoker.operator.store import Store
+from tests.operator.cluster_contract import owned, pool, ref_of
+from tests.operator.fakes import FakeClock, FakePods, embedded, settle
+
+
+class World:
+    """A watch over a store that a test fills."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = Store()
+        self.hears = True
+        self.woken: list[str] = []
+        limits = Limits(lost_s=10, outage_share=0.5, outage_nodes=3)
+        self.watch = NodeWatch(self.store, self.clock, limits, lambda: self.hears, self._wake)
+        self.version = 0
+
+    def node(self, name: str, ready: str = "True", zone: str = "") -> None:
+        labels = {"topology.kubernetes.io/zone": zone} if zone else {}
+        conditions = [{"type": "Ready", "status": ready}]
+        self.put("Node", name, {"labels": labels}, status={"conditions": conditions})
+
+    def pod(self, node: str, phase: str = "Running") -> None:
+        self.put("Pod", f"on-{node}", {"namespace": "a"}, spec={"nodeName": node}, status={"phase": phase})
+
+    def nodes(self, **ready: str) -> None:
+        for name, status in ready.items():
+            self.node(name, status)
+            self.pod(name)
+
+    def put(self, kind: str, name: str, metadata: dict[str, Any], **parts: Any) -> None:
+        self.version += 1
+        metadata |= {"name": name, "uid": f"uid-{name}", "resourceVersion": str(self.version)}
+        self.store.put({"apiVersion": "v1", "kind": kind, "metadata": metadata, **parts})
+
+    def _wake(self, node: Object) -> None:
+        self.woken.append(node["metadata"]["name"])
+
+
+def test_a_silent_node_with_pods_has_its_time_from_when_it_was_seen() -> None:
+    world = World()
+    world.nodes(a="Unknown", b="True", c="True")
+    assert world.watch.verdict() == Verdict(left_s={"a": 10})
+    world.clock.passed_s = 10
+    assert world.watch.verdict() == Verdict(lost=frozenset("a"))
+
+
+def test_a_node_that_answers_badly_is_not_silent() -> None:
+    world = World()
+    world.nodes(a="False")
+    world.clock.passed_s = 100
+    assert world.watch.verdict() == Verdict()
+
+
+def test_a_node_that_speaks_is_not_lost_a_moment_later() -> None:
+    world = World()
+    world.nodes(a="Unknown", b="True", c="True")
+    world.watch.look()
+    world.clock.passed_s = 20
+    assert world.watch.verdict().lost == {"a"}
+    world.node("a", "True")
+    assert world.watch.verdict() == Verdict()
+
+
+def test_only_nodes_with_pods_that_have_not_ended_count() -> None:
+    world = World()
+    world.nodes(a="Unknown", b="Unknown", c="Unknown", d="True", e="True", f="True", g="True")
+    assert world.watch.verdict().outages == {}
+    for name in ("e", "f", "g"):
+        world.pod(name, "Succeeded")
+    world.clock.passed_s = LOOK_S
+    assert world.watch.verdict().outages["a"] == Outage(silent=3, nodes=4)
+
+
+def test_whom_an_outage_concerns_looks_again_when_it_begins_and_when_it_ends() -> None:
+    world = World()
+    world.nodes(a="Unknown", b="Unknown", c="True", d="True")
+    world.watch.look()
+    assert world.woken == []
+    world.node("c", "Unknown")
+    world.watch.look()
+    world.watch.look()
+    assert world.woken == ["a", "b", "c"]
+    assert world.watch.counts == NodeCounts(silent=3, in_outage=3, outages=1)
+    world.woken.clear()
+    world.node("c", "True")
+    world.watch.look()
+    assert world.woken == ["a", "b", "c"]
+    assert world.watch.counts == NodeCounts(silent=2, in_outage=0, outages=1)
+
+
+def test_an_outage_of_a_zone_is_counted_once_and_named() -> None:
+    world = World()
+    for name in ("a", "b", "c", "d", "e", "f"):
+        world.node(name, "Unknown" if name < "d" else "True", "x" if name < "d" else "y")
+        world.pod(name)
+    assert world.watch.verdict().outages["b"] == Outage(silent=3, nodes=3, zone="x")
+    assert world.watch.counts.outages == 1
+
+
+def test_a_node_that_is_gone_is_not_silent_any_more() -> None:
+    world = World()
+    world.nodes(a="Unknown")
+    world.watch.look()
+    world.store.remove(Key("Node", "", "a"), "uid-a", 100)
+    assert world.watch.verdict() == Verdict()
+    assert world.watch.counts.silent == 0
+
+
+def test_silence_counts_from_when_news_can_arrive_again() -> None:
+    world = World()
+    world.nodes(a="Unknown", b="True")
+    world.watch.look()
+    world.hears = False
+    world.clock.passed_s = 60
+    assert world.watch.verdict().lost == frozenset()
+    world.hears = True
+    world.clock.passed_s = 120
+    assert world.watch.verdict() == Verdict(left_s={"a": 10})
+
+
+def test_the_operator_keeps_the_pods_of_an_outage_says_so_and_ends_it(tmp_path: Path) -> None:
+    """Four nodes with one pod each; three fall silent at once, for an hour; then two of them are back."""
+    asyncio.run(_an_outage(tmp_path))
+
+
+async def _an_outage(folder: Path) -> None:
+    world = embedded(folder, pods=FakePods())
+    await world.kubelet.stop(0)
+    metrics = OperatorMetrics()
+    reconcilers = {"EnginePool": lambda *_: Plan()}
+    operator = Operator(world.cluster, Settings(), reconcilers, clock=world.clock, jitter=lambda: 0.5, metrics=metrics)
+    metrics.watch(operator.figures)
+    owner = world.objects.create(pool("pool"))
+    for name in "abcd":
+        world.objects.create(node(name))
+        world.objects.create(pod_on(name, owner))
+    running = asyncio.ensure_future(operator.run())
+    try:
+        await world.clock.advance(1)
+        for name in "abc":
+            silence(world.objects, name, "Unknown")
+        await world.clock.advance(3600)
+        text = "no pod is taken for lost: 3 of 4 nodes with pods are silent at once"
+        assert [found["message"] for found in conditions(world.objects)] == [text]
+        assert [found["message"] for found in world.objects.of_kind("Event")] == [text]
+        assert not any(found["metadata"].get("deletionTimestamp") for found in world.objects.of_kind("Pod"))
+        told = generate_latest(metrics.registry).decode()
+        assert "stoker_operator_nodes_in_outage 3.0" in told
+        assert "stoker_operator_node_outages_total 1.0" in told
+
+        for name in "ab":
+            silence(world.objects, name, "True")
+        await world.clock.advance(9)
+        assert conditions(world.objects) == []
+        assert operator.nodes.verdict().lost == frozenset()
+        await world.clock.advance(2)
+        assert operator.nodes.verdict().lost == {"c"}
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await settle()
+
+
+def node(name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def pod_on(name: str, owner: Object) -> Object:
+    body: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"on-{name}", "namespace": "default", "labels": {"stoker.dev/role": "engine"}},
+        "spec": {"nodeName": name, "restartPolicy": "Never", "containers": [{"name": "main", "command": ["true"]}]},
+    }
+    return owned(body, owner)
+
+
+def silence(objects: Any, name: str, ready: str) -> None:
+    found = next(item for item in objects.of_kind("Node") if item["metadata"]["name"] == name)
+    objects.update_status(ref_of(found), {"conditions": [{"type": "Ready", "status": ready}]})
+
+
+def conditions(objects: Any) -> list[dict[str, Any]]:
+    return list((objects.get(Key("EnginePool", "default", "pool")).get("status") or {}).get("conditions") or ())

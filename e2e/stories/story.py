@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
 from tests.stories.object_views import Object as Object
-from tests.stories.object_views import ObjectViews
+from tests.stories.waits import Waits
 
 PATHS = {
     "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",
@@ -38,8 +38,10 @@ CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
 """Kinds of what the operator makes for them."""
 
 
-class Story(ObjectViews):
+class Story(Waits):
     """A namespace, made with the story and deleted after it."""
+
+    PAUSE_S = 0.2
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -158,33 +160,6 @@ class Story(ObjectViews):
 
     # Waiting
 
-    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
-        """The object once `holds` is true of it.
-
-        Raises:
-            AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
-        """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            found = self.find(kind, name)
-            if found is not None and holds(found):
-                return found
-            time.sleep(0.2)
-        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
-
-    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
-        wanted = " or ".join(phases)
-        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
-
-    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 60) -> None:
-        self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
-
-    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
-            time.sleep(0.2)
-
     def picture(self, kind: str = "", name: str = "") -> str:
         """What a person would look at when a story does not go on."""
         lines = []
@@ -218,10 +193,6 @@ def namespaces_gone(api: Api) -> bool:
     listed = api.get(f"/api/v1/namespaces?labelSelector={STORY}")
     assert listed is not None
     return not listed["items"]
-
-
-def phase(found: Mapping[str, Any]) -> str:
-    return str((found.get("status") or {}).get("phase", ""))
 
 
 def _is_ours(item: Mapping[str, Any]) -> bool:

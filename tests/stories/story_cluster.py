@@ -11,19 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.volumes import claim_folder
 from tests.stories.object_views import Object as Object
-from tests.stories.object_views import ObjectViews
+from tests.stories.waits import Waits
 
 NAMESPACE = "default"
 
 
-class StoryCluster(ObjectViews):
+class StoryCluster(Waits):
     """One state folder and the supervisor in it, which is a child of the test and ends with it."""
 
     def __init__(self, state: Path, addresses: str = "loopback") -> None:
@@ -140,38 +140,11 @@ class StoryCluster(ObjectViews):
 
     # Waiting
 
-    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
-        """The object once `holds` is true of it.
-
-        Raises:
-            AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
-        """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            found = self.find(kind, name)
-            if found is not None and holds(found):
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
-
-    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
-        wanted = " or ".join(phases)
-        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
-
-    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 30) -> None:
-        self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
-
     def wait_until_nothing_runs(self) -> None:
         """Of a supervisor that was killed: its pods end by themselves."""
         deadline = time.monotonic() + 10
         while found := self.runs():
             assert time.monotonic() < deadline, found
-            time.sleep(0.05)
-
-    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
             time.sleep(0.05)
 
     def picture(self, kind: str = "", name: str = "") -> str:
@@ -188,10 +161,6 @@ class StoryCluster(ObjectViews):
         log = self.client.folders.supervisor_log
         lines += ["--- supervisor", log.read_text()[-3000:] if log.exists() else ""]
         return "\n".join(lines)
-
-
-def phase(found: Mapping[str, Any]) -> str:
-    return str((found.get("status") or {}).get("phase", ""))
 
 
 def _processes(root: str) -> list[str]:

@@ -34,7 +34,8 @@ from stoker.operator.reconcilers import RECONCILERS
 from stoker.operator.settings import Settings
 from stoker.pod.control_key import new_private_key, public_key
 from tests.stories.manifests import claim, corpus, job
-from tests.stories.story_cluster import StoryCluster, phase
+from tests.stories.story_cluster import StoryCluster
+from tests.stories.waits import phase
 
 LONG = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": 25}
 JOB = Key("TrainingJob", "default", "long")

@@ -1,0 +1,52 @@
+"""How a story waits, whichever cluster it is told on."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from tests.stories.object_views import Object, ObjectViews
+
+
+class Waits(ObjectViews):
+    """Waits for what the views show; each ends in time or says what there is instead."""
+
+    PAUSE_S: ClassVar[float] = 0.05
+    """Between two looks."""
+
+    @abstractmethod
+    def picture(self, kind: str = "", name: str = "") -> str:
+        """What a person would look at when a story does not go on."""
+
+    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
+        """The object once `holds` is true of it.
+
+        Raises:
+            AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = self.find(kind, name)
+            if found is not None and holds(found):
+                return found
+            time.sleep(self.PAUSE_S)
+        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
+
+    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
+        wanted = " or ".join(phases)
+        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
+
+    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 60) -> None:
+        self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
+
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
+            time.sleep(self.PAUSE_S)
+
+
+def phase(found: Mapping[str, Any]) -> str:
+    return str((found.get("status") or {}).get("phase", ""))

@@ -110,12 +110,16 @@ def test_editors_of_a_namespace_may_apply_jobs_and_not_pools(installed: Releases
     assert [rule["resources"] for rule in rules] == [["trainingjobs", "checkpoints", "inferencedeployments"]]
 
 
-def test_plain_manifests_are_taken_too(installed: Releases) -> None:
-    printed = installed.kubectl(
-        "apply", "--server-side", "--dry-run=server", "--force-conflicts", "-k", str(REPOSITORY / "deploy")
+def test_an_upgrade_that_keeps_ones_values_takes_those_that_are_new(releases: Releases, tmp_path: Path) -> None:
+    """As the page of installation says, from a version that did not know `workloads.nodeOutageShare`."""
+    releases.upgrade(
+        "later", without_value(tmp_path, "workloads", "nodeOutageShare"), "later", values={"log": {"level": "debug"}}
     )
-    assert "deployment.apps/stoker serverside-applied" in printed
-    assert "customresourcedefinition.apiextensions.k8s.io/trainingjobs.stoker.dev serverside-applied" in printed
+    releases.upgrade("later", STOKER, "later", "--reset-then-reuse-values")
+    config = json.loads(releases.get("configmap", "later-stoker", "--namespace", "later")["data"]["config.json"])
+    assert (config["log_level"], config["pods"]["node_outage_share"]) == ("debug", 0.5)
+    assert "--reset-then-reuse-values" in (REPOSITORY / "docs" / "install.md").read_text()
+    releases.uninstall("later", "later")
 
 
 def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(releases: Releases, tmp_path: Path) -> None:
@@ -148,6 +152,16 @@ def version_before(folder: Path) -> Path:
     definition = yaml.safe_load(file.read_text())
     del schema_of_run(definition)["ttlSecondsAfterFinished"]
     file.write_text(json.dumps(definition))
+    return chart
+
+
+def without_value(folder: Path, section: str, name: str) -> Path:
+    """The chart as a version without that value would be."""
+    chart = folder / "stoker"
+    shutil.copytree(STOKER, chart)
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    del values[section][name]
+    (chart / "values.yaml").write_text(yaml.safe_dump(values))
     return chart
 
 

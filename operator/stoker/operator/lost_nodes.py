@@ -77,7 +77,7 @@ def listen(before: Silence, carriers: Mapping[str, Carrier], now_s: float, limit
     """What is known after this look. The count begins anew for every node when news can arrive again, and for the nodes of an outage at its end."""
     outages = dict(_outages(carriers, limits))
     kept = heard and before.heard
-    counted = before.since_s.keys() - outages.keys() - before.outages.keys() if kept else set()
+    counted = before.since_s.keys() - before.outages.keys() if kept else set()
     silent = (name for name, carrier in carriers.items() if carrier.silent)
     return Silence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, heard)
 

@@ -30,20 +30,17 @@ from stoker.trainer.beacon import (
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import save_reason
-from stoker.trainer.run import make_ops
+from stoker.trainer.run import Team, make_ops
 from stoker.trainer.saver import StorageFailed
 from stoker.trainer.snapshot import check_same_model
 from stoker.trainer.train_step import NonFinite
 from stoker.trainer.wishes import Wishes
 from stoker.trainer.zero import STATE_KINDS
-from tests.trainer.gloo_world import run_ranks
 from tests.trainer.tiny_run import (
     TINY,
     RecordingBeacon,
     SyntheticBatches,
-    Team,
     alone,
-    team_of,
     tiny_config,
     tiny_decoder,
     train,
@@ -300,84 +297,3 @@ def test_a_root_that_cannot_be_written_fails_the_last_save(tmp_path: Path) -> No
 )
 def test_reason_to_save(step: int, wishes: Wishes, expected: str | None) -> None:
     assert save_reason(tiny_config(checkpoint__interval_steps=4), step, 10, wishes) == expected
-
-
-def train_ranks(rank: int, size: int, folder: str) -> dict[int, dict[str, Any]]:
-    """All cases that need several ranks, in one start of the processes: first on two of them, then on four."""
-    teams = {ranks: team_of(range(ranks)) for ranks in (2, 4)}
-    return {ranks: train_cases(team, f"{folder}/{ranks}") for ranks, team in teams.items() if team is not None}
-
-
-def train_cases(team: Team, folder: str) -> dict[str, Any]:
-    found = {}
-    for name, changes in RANK_CASES.items():
-        team = replace(team, beacon=RecordingBeacon())
-        train(tiny_config(f"{folder}/{name}", **changes), team)
-        found[name] = losses(team)
-    # A run that was saved by one rank goes on here; the stop reaches all ranks from the last one.
-    team = replace(team, beacon=RecordingBeacon())
-    if team.communicator.rank == team.communicator.size - 1:
-        team.beacon.put(StopCommand(mode="suspend"))
-    found["stop"] = train(tiny_config(f"{folder}/moved", checkpoint__interval_steps=2), team)
-    found["moved"] = losses(team)
-    return found
-
-
-RANK_CASES: dict[str, dict[str, Any]] = {
-    "any": {},
-    "stage 0": {"memory__zero_stage": 0},
-    "bf16": {"memory__precision": "bf16"},
-    "same layout": {"training__deterministic": "SameLayout"},
-    "plain": {"training__deterministic": "Off"},
-}
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
-    """By number of ranks: the folder, and the answers of the ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    for size in (2, 4):
-        team = alone()
-        team.beacon.put(StopCommand(mode="suspend"))
-        train(tiny_config(folder / str(size) / "moved"), team)
-    answers = run_ranks(train_ranks, 4, str(folder))
-    return {size: (folder / str(size), [answer[size] for answer in answers[:size]]) for size in (2, 4)}
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", ["any", "stage 0", "bf16"])
-def test_any_data_parallel_size_gives_the_losses_of_one_rank_bitwise(
-    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int, case: str
-) -> None:
-    expected = train_alone(tiny_config(tmp_path, **RANK_CASES[case]))
-    assert [answer[case] for answer in ranks[size][1]] == [expected] * size
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", ["same layout", "plain"])
-def test_other_modes_agree_with_one_rank_to_fp32_precision(
-    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int, case: str
-) -> None:
-    expected = np.array(train_alone(tiny_config(tmp_path, **RANK_CASES[case])))
-    for answer in ranks[size][1]:
-        np.testing.assert_allclose(np.array(answer[case])[:, 1], expected[:, 1], rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_run_moves_to_another_number_of_ranks_bitwise(
-    tmp_path: Path, ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int
-) -> None:
-    whole = train_alone(tiny_config(tmp_path))
-    folder, answers = ranks[size]
-    assert all(answer["moved"] == whole[1:2] and answer["stop"] == Cause.INTERRUPTED for answer in answers)
-    assert train_alone(tiny_config(folder / "moved")) == whole[2:]
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_rank_writes_its_own_pieces(ranks: dict[int, tuple[Path, list[dict[str, Any]]]], size: int) -> None:
-    for case in ("any", "stage 0"):
-        (found,) = CheckpointRoot(ranks[size][0] / case / "root").committed()
-        assert verify(found.path).ok
-        sizes = [file.stat().st_size for file in sorted(found.path.glob("rank-*.bin"))]
-        assert len(sizes) == size
-        assert max(sizes) < 0.75 * sum(sizes)

@@ -15,7 +15,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.beacon import RequestEvent, SaveEvent
 from stoker.trainer.saver import HostPiece, SavePlan, Saver
-from tests.trainer.gloo_world import run_ranks
+from tests.trainer.rank_world import run_ranks
 from tests.trainer.tiny_run import RecordingBeacon, team_of
 
 TENSOR = TensorInfo("model.weight", (8, 1000), "float32")

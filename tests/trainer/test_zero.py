@@ -18,7 +18,7 @@ from stoker.trainer.config import OptimizationConfig
 from stoker.trainer.gradient_sum import merges_after
 from stoker.trainer.optimizer import Adam
 from stoker.trainer.zero import Zero, ZeroSettings
-from tests.trainer.gloo_world import run_ranks
+from tests.trainer.rank_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2
 FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ TINY = ModelConfig(
     max_position_embeddings=64,
     initializer_range=0.2,
 )
+SMALL = replace(TINY, hidden_size=128, intermediate_size=192, num_heads=4, num_kv_heads=2, head_dim=64)
+"""A model of which every fused kernel takes the shapes."""
 
 
 class SyntheticBatches:

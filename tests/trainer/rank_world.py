@@ -1,0 +1,200 @@
+"""Several ranks (Gloo, or NCCL with one GPU each) as spawned processes that share a process group, for tests.
+
+A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank that raises, dies or does not
+answer in time ends the call with an `AssertionError` that says for each rank what went wrong or where it stood; the next call begins with fresh processes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from stoker.trainer.agent.stacks import innermost
+from stoker.trainer.process_group import RankPlace, process_group
+from tests.trainer.tiny_run import tiny_config
+
+START_S = 180.0
+"""From the start of the processes to the end of `setup`: imports, rendezvous, and the communicators of NCCL."""
+GRACE_S = 5.0
+"""After a rank has failed: time for the others to say why they do."""
+LEAVE_S = 20.0
+DUMP_S = 3.0
+
+Setup = Callable[[int, int], Any]
+
+
+class Rank(NamedTuple):
+    """One process: orders go in and answers come out over `line`; on SIGUSR1 it writes its stacks to the file."""
+
+    process: Any
+    line: Connection
+    stacks: Path
+
+    def where(self) -> str:
+        """What its threads do right now, even if none of them runs Python."""
+        if self.process.exitcode is not None:
+            return f"ended with exit code {self.process.exitcode}"
+        os.kill(self.process.pid, signal.SIGUSR1)
+        text = written(self.stacks, time.monotonic() + DUMP_S)
+        return f"stands at {innermost(text)}\n{text}"
+
+
+class RankWorld:
+    """`size` processes in one process group. `setup(rank, size)` is called once in each; what it returns is the first argument of every call."""
+
+    def __init__(
+        self, size: int, setup: Setup | None = None, *, backend: str = "gloo", start_s: float = START_S
+    ) -> None:
+        self.size = size
+        self._setup, self._backend, self._start_s = setup or rank_and_size, backend, start_s
+        self._ranks: list[Rank] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """`function(held, *args)` in every process; the results by rank. `timeout_s` is a hard limit."""
+        if not self._ranks:
+            self._start()
+        for rank in self._ranks:
+            rank.line.send((function, args))
+        return self._answers(timeout_s, getattr(function, "__name__", "call"))
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            for rank in range(self.size):
+                ours, theirs = context.Pipe()
+                stacks = Path(self._folder.name, f"rank-{rank}.txt")
+                stacks.write_text("")
+                place = RankPlace(rank, self.size, self.size, "127.0.0.1", listener.getsockname()[1])
+                work = (place, self._backend, listener if rank == 0 else None, theirs, stacks, self._setup)
+                process = context.Process(target=_work, args=work, daemon=True)
+                process.start()
+                theirs.close()
+                self._ranks.append(Rank(process, ours, stacks))
+        self._answers(self._start_s, "start")
+
+    def _answers(self, timeout_s: float, what: str) -> list[Any]:
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < self.size and (left := deadline - time.monotonic()) > 0:
+            waiting = {rank.line: index for index, rank in enumerate(self._ranks) if index not in answers}
+            for line in wait(list(waiting), left):
+                index = waiting[line]  # type: ignore[index]
+                answers[index] = self._receive(index)
+                if not answers[index][0]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if len(answers) < self.size or not all(good for good, _ in answers.values()):
+            self._fail(answers, timeout_s, what)
+        return [answers[index][1] for index in range(self.size)]
+
+    def _receive(self, index: int) -> tuple[bool, Any]:
+        try:
+            answer: tuple[bool, Any] = self._ranks[index].line.recv()
+        except EOFError:
+            self._ranks[index].process.join(DUMP_S)
+            return False, self._ranks[index].where()
+        return answer
+
+    def _fail(self, answers: dict[int, tuple[bool, Any]], timeout_s: float, what: str) -> None:
+        said = []
+        for index, rank in enumerate(self._ranks):
+            good, answer = answers.get(index, (False, ""))
+            if index not in answers:
+                said.append(f"rank {index} gave no answer within {timeout_s:g} s, {rank.where()}")
+            else:
+                said.append(f"rank {index} {'answered' if good else answer}")
+        self._kill()
+        raise AssertionError(f"{what}:\n" + "\n".join(said))
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+            rank.line.close()
+        self._ranks = []
+
+    def close(self) -> None:
+        """Let the ranks leave; one that cannot is an error too."""
+        for rank in self._ranks:
+            rank.line.send(None)
+        deadline = time.monotonic() + LEAVE_S
+        for rank in self._ranks:
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+        stuck = [f"rank {i} {rank.where()}" for i, rank in enumerate(self._ranks) if rank.process.exitcode != 0]
+        self._kill()
+        self._folder.cleanup()
+        assert not stuck, "leave:\n" + "\n".join(stuck)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._kill()
+        self.close()
+
+
+def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 240.0) -> list[Any]:
+    """Call `function(rank, size, *args)` once in `size` processes over Gloo; the results by rank."""
+    with RankWorld(size) as world:
+        return world.call(partial(_spread, function), *args, timeout_s=timeout_s)
+
+
+def _spread(function: Callable[..., Any], held: tuple[int, int], *args: Any) -> Any:
+    return function(*held, *args)
+
+
+def rank_and_size(rank: int, size: int) -> tuple[int, int]:
+    return rank, size
+
+
+def written(file: Path, until: float) -> str:
+    """What stands in the file once it has not grown for a moment."""
+    text = ""
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        before, text = text, file.read_text(errors="replace")
+        if text and text == before:
+            break
+    return text
+
+
+def _work(
+    place: RankPlace, backend: str, listener: socket.socket | None, line: Connection, stacks: Path, setup: Setup
+) -> None:
+    with stacks.open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        torch.set_num_threads(1)
+        device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", place.rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with process_group(tiny_config(), place, device, listener):
+            held = setup(place.rank, place.world_size)
+            line.send((True, None))
+            while (order := line.recv()) is not None:
+                line.send(_answer(held, *order))
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def _answer(held: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        return True, function(held, *args)
+    except BaseException:  # noqa: BLE001  # whatever it was, the test shows it
+        return False, traceback.format_exc()

@@ -1,0 +1,54 @@
+"""The harness of several ranks itself: a rank that fails, hangs or dies is named, and the next call is not the worse for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from tests.trainer.rank_world import RankWorld
+
+
+def rank_of(held: tuple[int, int]) -> int:
+    return held[0]
+
+
+def only_one_enters(held: tuple[int, int]) -> None:
+    if held[0] == 0:
+        raise ValueError("the disk is full")
+    dist.barrier()
+
+
+def wait_for_nobody(held: tuple[int, int]) -> None:
+    if held[0] == 1:
+        dist.barrier()
+
+
+def die(held: tuple[int, int]) -> None:
+    if held[0] == 1:
+        os._exit(3)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    with RankWorld(2) as world:
+        yield world
+
+
+def test_a_rank_that_waits_for_one_that_failed_is_shown_where_it_stands(world: RankWorld) -> None:
+    assert world.call(rank_of) == [0, 1]
+    with pytest.raises(AssertionError) as failure:
+        world.call(only_one_enters, timeout_s=500.0)
+    text = str(failure.value)
+    assert "rank 0 Traceback" in text
+    assert "ValueError: the disk is full" in text
+    assert "rank 1 gave no answer within 500 s, stands at barrier (" in text
+
+
+def test_a_call_ends_in_its_time_and_the_next_one_has_fresh_ranks(world: RankWorld) -> None:
+    with pytest.raises(AssertionError, match=r"rank 0 answered\nrank 1 gave no answer within 1 s, stands at barrier"):
+        world.call(wait_for_nobody, timeout_s=1.0)
+    with pytest.raises(AssertionError, match="rank 1 ended with exit code 3"):
+        world.call(die)

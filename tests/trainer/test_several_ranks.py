@@ -1,0 +1,206 @@
+"""The same run on several ranks and on one: losses, saves, resume. On the CPU over Gloo, and on GPUs over NCCL, by the same tests.
+
+Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which rank and where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.checkpoint.verify import verify
+from stoker.model.attend import PackedAttend
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.weights.source import open_weights
+from stoker.pod.exit_code import Cause
+from stoker.trainer.beacon import StepEvent, StopCommand
+from stoker.trainer.run import Team
+from tests.trainer.rank_world import RankWorld
+from tests.trainer.tiny_run import SMALL, TINY, RecordingBeacon, alone, team_of, tiny_config, train
+
+Losses = list[tuple[int, float, float]]
+STEPS = 4
+CASE_S = 90.0
+"""For one case of several ranks, kernels that are compiled on the way included."""
+CASES: dict[str, dict[str, Any]] = {
+    "any": {},
+    "stage 0": {"memory__zero_stage": 0},
+    "bf16": {"memory__precision": "bf16"},
+    "recompute": {"memory__activation_checkpointing": "full"},
+    "same layout": {"training__deterministic": "SameLayout"},
+    "plain": {"training__deterministic": "Off"},
+    "stage 2": {"memory__zero_stage": 2, "training__deterministic": "SameLayout"},
+    "one micro-batch": {"training__micro_batch_size": 2, "training__deterministic": "SameLayout"},
+}
+BITWISE = ("any", "stage 0", "bf16", "recompute")
+"""AnyDataParallel: the same bits whatever the number of ranks."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Some ranks of a world, the first `size` of it."""
+
+    world: RankWorld
+    size: int
+    device: str
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        answers = self.world.call(function, self.size, *args, timeout_s=CASE_S)
+        return answers[: self.size]
+
+
+def make_teams(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, Team | None]:
+    """By size; None where this rank is no member."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return {size: team_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
+
+
+def gpus(size: int) -> list[pytest.MarkDecorator]:
+    missing = pytest.mark.skipif(torch.cuda.device_count() < size, reason=f"needs {size} GPUs")
+    return [pytest.mark.gpu, missing]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Callable[[str, int], RankWorld]]:
+    """One on the CPU, of which two and four ranks are taken; one for each number of GPUs."""
+    made: dict[tuple[str, int], RankWorld] = {}
+    with ExitStack() as stack:
+
+        def world(device: str, size: int) -> RankWorld:
+            size, sizes = (4, (2, 4)) if device == "cpu" else (size, (size,))
+            if (device, size) not in made:
+                backend = "gloo" if device == "cpu" else "nccl"
+                setup = partial(make_teams, sizes, device)
+                made[device, size] = stack.enter_context(RankWorld(size, setup, backend=backend))
+            return made[device, size]
+
+        yield world
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("cpu", 2), id="gloo-2"),
+        pytest.param(("cpu", 4), id="gloo-4"),
+        pytest.param(("cuda", 2), id="nccl-2", marks=gpus(2)),
+        pytest.param(("cuda", 4), id="nccl-4", marks=gpus(4)),
+    ],
+)
+def ranks(request: pytest.FixtureRequest, worlds: Callable[[str, int], RankWorld]) -> Ranks:
+    device, size = request.param
+    return Ranks(worlds(device, size), size, device)
+
+
+def run(team: Team, folder: Path | str, case: str) -> Losses:
+    """Step, loss and gradient norm of every step that this rank made."""
+    team = replace(team, beacon=RecordingBeacon())
+    run_with(team, folder, case)
+    return losses(team)
+
+
+def run_with(team: Team, folder: Path | str, case: str, **changes: Any) -> Cause:
+    """On GPUs with the fused kernels, and in bf16 unless the case says otherwise."""
+    cuda = team.device.type == "cuda"
+    fused = {"kernels": "fused", "attention": "stoker", "memory__precision": "bf16"} if cuda else {}
+    fields: dict[str, Any] = {"training__total_steps": STEPS, **fused, **CASES[case], **changes}
+    torch.use_deterministic_algorithms(cuda and fields.get("training__deterministic") != "Off")
+    try:
+        return train(tiny_config(folder, **fields), team, SMALL if cuda else TINY)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def losses(team: Team) -> Losses:
+    assert isinstance(team.beacon, RecordingBeacon)
+    return [(event.step, event.loss, event.grad_norm) for event in team.beacon.all(StepEvent)]
+
+
+def run_case(teams: dict[int, Team | None], size: int, folder: str, case: str) -> Losses | None:
+    team = teams[size]
+    return None if team is None else run(team, folder, case)
+
+
+@pytest.fixture(scope="module")
+def alone_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Losses]:
+    found: dict[tuple[str, str], Losses] = {}
+
+    def of(device: str, case: str) -> Losses:
+        if (device, case) not in found:
+            found[device, case] = run(alone(device), tmp_path_factory.mktemp("alone"), case)
+        return found[device, case]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_ranks_agree_with_one_and_bitwise_in_the_mode_for_it(
+    tmp_path: Path, ranks: Ranks, alone_losses: Callable[[str, str], Losses], case: str
+) -> None:
+    answers = ranks.call(run_case, str(tmp_path), case)
+    expected = alone_losses(ranks.device, case)
+    if case in BITWISE:
+        assert answers == [expected] * ranks.size
+    else:
+        assert answers == [answers[0]] * ranks.size
+        np.testing.assert_allclose(answers[0], expected, rtol=5e-3 if ranks.device == "cuda" else 2e-6)
+
+
+def test_the_same_layout_repeats_bitwise(tmp_path: Path, ranks: Ranks) -> None:
+    first, second = (ranks.call(run_case, str(tmp_path / name), "same layout") for name in ("first", "second"))
+    assert first == second
+
+
+def move(teams: dict[int, Team | None], size: int, folder: str) -> tuple[Cause, Losses] | None:
+    """Go on where one rank stopped; the stop after a step comes from the last rank."""
+    if (team := teams[size]) is None:
+        return None
+    team = replace(team, beacon=RecordingBeacon())
+    if team.communicator.rank == size - 1:
+        team.beacon.put(StopCommand(mode="suspend"))
+    return run_with(team, folder, "any"), losses(team)
+
+
+def test_a_run_moves_to_several_ranks_and_back_bitwise(
+    tmp_path: Path, ranks: Ranks, alone_losses: Callable[[str, str], Losses]
+) -> None:
+    whole, first = alone_losses(ranks.device, "any"), alone(ranks.device)
+    first.beacon.put(StopCommand(mode="suspend"))
+    assert run_with(first, tmp_path, "any") == Cause.INTERRUPTED
+    assert ranks.call(move, str(tmp_path)) == [(Cause.INTERRUPTED, whole[1:2])] * ranks.size
+    assert run(alone(ranks.device), tmp_path, "any") == whole[2:]
+
+
+@pytest.mark.parametrize("case", ["same layout", "stage 0"])
+def test_every_rank_writes_its_own_pieces_and_one_loads_them(tmp_path: Path, ranks: Ranks, case: str) -> None:
+    ranks.call(run_case, str(tmp_path), case)
+    (found,) = CheckpointRoot(tmp_path / "root").committed()
+    assert verify(found.path, found.digest).ok
+    sizes = [file.stat().st_size for file in sorted(found.path.glob("rank-*.bin"))]
+    assert len(sizes) == ranks.size
+    assert max(sizes) < 0.75 * sum(sizes)
+    assert_loads(found.path, found.digest, ranks.device)
+
+
+def assert_loads(folder: Path, digest: str, device: str) -> None:
+    """What several ranks wrote loads into one decoder, as an engine loads it."""
+    source = open_weights(folder, digest)
+    kernels, attention = ("fused", "stoker") if device == "cuda" else ("reference", "sdpa")
+    decoder = Decoder(source.config, Ops(kernels), dtype=torch.bfloat16, device=device)
+    source.load_into(decoder)
+    tokens = torch.arange(24, device=device)
+    attend = PackedAttend(decoder.ops, attention, torch.tensor([0, 24], dtype=torch.int32), 24, torch.device(device))
+    with torch.no_grad():
+        logits = decoder.logits(decoder(tokens, tokens, attend))
+    assert logits.shape == (24, source.config.vocab_size)
+    assert bool(logits.isfinite().all())

@@ -182,11 +182,15 @@ class AnyHistory(RuleBasedStateMachine):
         self.next_owner += 1
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), forget=st.booleans())
+    def release(self, data: st.DataObject, forget: bool) -> None:
         owner = data.draw(self.owners())
-        self.blocks.release(owner)
+        held = set(self.blocks.table(owner))
         del self.tokens[owner]
+        freed = set(self.blocks.release(owner, forget=forget))
+        shared = {block for other in self.tokens for block in self.blocks.table(other)}
+        assert freed <= held - shared
+        assert not forget or freed == held - shared, "nothing of it is kept for others to find"
 
     @invariant()
     def everything_adds_up(self) -> None:

@@ -239,6 +239,7 @@ def test_requests_of_a_silent_front_are_aborted(start: Callable[..., tuple[Front
     other.say(m.Ping())
     stats = other.hear(m.Stats, lambda stats: stats.finished["abort"] == 1)
     assert stats.owned_blocks == 0
+    assert silent.answer("a")[-1].finish_reason == "abort"  # it had only slept, and its client still waits
     other.close()
 
 

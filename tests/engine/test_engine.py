@@ -271,6 +271,35 @@ def test_logits_that_are_not_finite_fail_only_their_request(make_engine: MakeEng
     assert ends["good"].finish_reason == ends["next"].finish_reason == "length"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_that_is_not_finite_poisons_nobody_who_gets_its_blocks_later(
+    overlap: bool, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(num_blocks=12, chunk=4, overlap=overlap)
+    model = engine.executor.runner.model  # type: ignore[attr-defined]
+    embed = model.embed
+    model.embed = lambda tokens: torch.where(tokens[:, None] == 77, float("nan"), embed(tokens))
+    engine.add_request("bad", [5, 77, *range(8, 23)], GREEDY)  # its first chunks give no logits to judge by
+    assert drive(engine)[-1].finish_reason == "error"
+    assert engine.stats().cached_blocks == 0
+    for number in range(4):  # enough to use every block
+        engine.add_request("good", [100 + number, *range(100, 116)], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))  # fmt: skip
+        assert drive(engine)[-1].finish_reason == "length"
+
+
+def test_a_rest_without_requests_is_no_hang(make_engine: MakeEngine) -> None:
+    now_s = [0.0]
+    engine = make_engine(overlap=True)
+    engine.clock = lambda: now_s[0]
+    now_s[0] = 500.0
+    engine.add_request("a", [3, 4], GREEDY)
+    engine.step()  # under way: no result has been taken yet
+    assert engine.stats().progressed_s == 500.0
+    now_s[0] = 700.0
+    engine.add_request("b", [3, 4], GREEDY)
+    assert engine.stats().progressed_s == 500.0, "a new request does not hide that nothing moves"
+
+
 class Dead:
     def __init__(self, runner: Runner) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -219,6 +220,34 @@ def test_a_step_that_fails_once_costs_nobody_anything(execute: Any, make_engine:
     engine = make_engine(deterministic=True, overlap=True, wrap=Stumbling, num_blocks=60, chunk=8, seats=12, **late)
     assert answer_all(engine)[0] == wanted
     assert engine.stats().finished["error"] == 0
+
+
+@pytest.mark.parametrize("execute", [Late, None])
+def test_choices_are_right_whichever_step_fails_before_it_has_computed_anything(
+    execute: Any, make_engine: MakeEngine
+) -> None:
+    """The step after the one that fails has begun already, and has given choices copies of the prompt's last block."""
+
+    def answers(failing_step: int | None, **setting: Any) -> Answers:
+        engine = make_engine(deterministic=True, chunk=8, prefix_cache=False, **setting)
+        model = engine.executor.runner.model  # type: ignore[attr-defined]
+        embed, passes = model.embed, count()
+
+        def embed_or_fail(tokens: Any) -> Any:
+            if next(passes) == failing_step:
+                raise RuntimeError("out of memory")
+            return embed(tokens)
+
+        model.embed = embed_or_fail
+        for number, length in enumerate((13, 11, 5)):
+            params = SamplingParams(n=3 - number, seed=4, temperature=1.2, max_tokens=4, ignore_eos=True)
+            engine.add_request(str(number), range(30, 30 + length), params)
+        return tokens_of(drive(engine))
+
+    late = {"execute": execute} if execute else {}
+    wanted = answers(None)
+    for step in range(7):
+        assert answers(step, overlap=True, **late) == wanted, step
 
 
 def test_logits_that_are_not_finite_fail_only_their_request_although_a_step_is_under_way(

@@ -146,13 +146,18 @@ class BlockManager:
             own_tokens = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
             table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
 
-    def release(self, owner: Hashable) -> list[int]:
-        """Take the owner's blocks back; returns those that are free now. The end of a prefix is the first to be evicted."""
+    def release(self, owner: Hashable, *, forget: bool = False) -> list[int]:
+        """Take the owner's blocks back; returns those that are free now. The end of a prefix is the first to be evicted.
+
+        `forget`: what they hold is worth nothing, so those that nobody else owns are free, not cached.
+        """
         freed: list[int] = []
         for block in reversed(self._tables.pop(owner).blocks):
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
+            if forget:
+                self._forget(block)
             if block in self._key_of:
                 self._cached[block] = None
             else:
@@ -210,6 +215,11 @@ class BlockManager:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._index[self._key_of.pop(block)]
+            self._forget(block)
         self._references[block] = 1
         return block
+
+    def _forget(self, block: int) -> None:
+        """Its content cannot be found any more; harmless for a block that could not be found."""
+        if block in self._key_of:
+            del self._index[self._key_of.pop(block)]

@@ -242,12 +242,11 @@ class Core:
         del self._seen_s[front]
         for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
             if owner == front:
-                self._abort(front, request_id)
+                self._send_deltas(self._abort(front, request_id))  # it may only have slept
 
-    def _abort(self, front: str, request_id: str) -> None:
-        """The client has gone, so its last deltas go nowhere."""
-        if self.engine is not None:
-            self.engine.abort_request(request_id, front=front)
+    def _abort(self, front: str, request_id: str) -> list[Addressed]:
+        """The last deltas, for whoever still wants them."""
+        return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
 
     # The wire.
 

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.executor import Executor, Result
@@ -129,6 +129,8 @@ class LLMEngine:
             arrival_s=self.clock() if arrival_s is None else arrival_s,
             priority=priority,
         )
+        if not self.has_unfinished:
+            self.progressed_s = self.clock()  # until now there was nothing to do
         self._arrivals += 1
         self.requests[request.key] = request
         self.scheduler.add(request)
@@ -271,7 +273,10 @@ class LLMEngine:
                 result.errors[index] = None
                 for sequence in chunk.samples:
                     sequence.num_pending = 0  # one that was preempted meanwhile samples it again
-        self._halve(flight.step, alive, result, None if result.dropped else error)
+        step = replace(
+            flight.step, table=tuple(entry for later in self._flights for entry in later.step.undone_copies())
+        )
+        self._halve(step, alive, result, None if result.dropped else error)
         return result
 
     def _halve(self, step: StepInput, chunks: list[int], result: _Result, error: Exception | None) -> None:

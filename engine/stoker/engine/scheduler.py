@@ -121,8 +121,9 @@ class Scheduler:
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.RUNNING:
-            freed = self._leave(sequence)
-            self._dirty += freed if reason == "error" else []
+            failed = reason == "error"
+            freed = self._leave(sequence, forget=failed)
+            self._dirty += freed if failed else []
         else:
             return
         sequence.end(reason)
@@ -191,7 +192,7 @@ class Scheduler:
             if missing <= self.blocks.num_available:
                 break
             victim = self.running[-1]
-            if victim is sequence or victim in done or victim.rank < sequence.rank:
+            if victim is sequence or victim in done:
                 return False
             self._preempt(victim, step)
         if shared:
@@ -307,13 +308,13 @@ class Scheduler:
         insort(self.running, sequence, key=_rank)
         step.opened.append(sequence)
 
-    def _leave(self, sequence: Sequence) -> list[int]:
+    def _leave(self, sequence: Sequence, *, forget: bool = False) -> list[int]:
         assert sequence.seat is not None
         self._reserved_seats -= sequence.num_seats - 1
         self._free_seats.append(sequence.seat)
         sequence.seat = None
         self.running.remove(sequence)
-        return self.blocks.release(sequence)
+        return self.blocks.release(sequence, forget=forget)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

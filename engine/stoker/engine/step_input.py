@@ -68,14 +68,18 @@ class StepInput:
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
+    def undone_copies(self) -> tuple[TableEntry, ...]:
+        """Entries that bring tables back to the blocks that this step's copies replaced, for a step before it."""
+        sources = {target: source for source, target in self.copies}
+        return tuple(entry._replace(block=sources[entry.block]) for entry in self.table if entry.block in sources)
+
     def only(self, chunks: Sequence[int]) -> StepInput:
-        """Some chunks, in order, for a second attempt: all that comes before them has been applied."""
+        """Some chunks, in order, for a second attempt: seats and blocks are ready, only entries of tables are made again."""
         place = {chunk: new for new, chunk in enumerate(chunks)}
         samples = [sample for sample, chunk in enumerate(self.sample_chunks) if chunk in place]
         return replace(
             self,
             openings=(),
-            table=(),
             cleared=(),
             copies=(),
             seats=tuple(self.seats[chunk] for chunk in chunks),

@@ -679,6 +679,134 @@ def test_in_an_ending_namespace_the_data_stays_and_the_finalizer_goes() -> None:
     assert any("Retained" in event for event in run.cluster.events)
 
 
+def test_a_start_that_is_corrupt_and_has_nothing_older_fails_the_job_instead_of_beginning_it_again_for_ever() -> None:
+    run = Run()
+    run.start()
+    run.cluster.end(run.gang[0], Cause.CHECKPOINT_CORRUPT, detail="model.safetensors: hash differs")
+    run.next_attempt()
+    assert (run.status["phase"], run.attempt) == ("Failed", 0)
+    assert "model.safetensors: hash differs" in run.status["message"]
+
+
+def test_an_attempt_that_is_taken_away_again_and_again_waits_longer_each_time() -> None:
+    run = Run(run={"backoffLimit": 0})
+    run.start()
+    waits = []
+    for _ in range(5):
+        before = run.attempt
+        evict(run)
+        run.cluster.settle()
+        run.cluster.collect()
+        waits.append(next(s for s in range(60) if opened(run, before, 1 if s else 0)))
+        for pod in run.gang:
+            run.cluster.run(pod)
+        run.cluster.settle()
+    assert waits == [0, 1, 2, 4, 8]
+    assert run.status["failuresWithoutProgress"] == 0
+
+
+def test_an_attempt_that_got_on_before_it_was_taken_away_does_not_wait() -> None:
+    run = Run()
+    run.start()
+    for step in (10, 20, 30):
+        run.train(step, (run.save(step),))
+        before = run.attempt
+        evict(run)
+        run.cluster.settle()
+        run.cluster.collect()
+        assert opened(run, before, 0)
+        for pod in run.gang:
+            run.cluster.run(pod)
+        run.cluster.settle()
+
+
+def evict(run: Run) -> None:
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED, saves=())
+
+
+def opened(run: Run, before: int, seconds: float) -> bool:
+    """Whether the next attempt is there after some more time."""
+    run.cluster.advance(seconds)
+    run.cluster.settle()
+    return run.attempt > before
+
+
+def test_steps_that_an_earlier_attempt_lost_are_not_lost_again() -> None:
+    run = Run()
+    run.start()
+    run.train(25, (run.save(20),))
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(20),))
+    run.next_attempt()
+    assert (run.status["lostSteps"], run.status["progress"]["step"]) == (5, 20)
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED)
+    run.next_attempt()
+    assert (run.attempt, run.status["lostSteps"]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"activeDeadlineSeconds": 100}, {"suspend": True}, {"cancel": True}],
+    ids=["deadline", "suspend", "cancel"],
+)
+def test_a_job_whose_pods_have_all_done_their_part_is_completed_whatever_is_wanted_since(
+    change: dict[str, Any],
+) -> None:
+    """The operator was away, or the wish came at the last moment."""
+    run = Run()
+    run.start()
+    run.train(100, (run.save(100),))
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),))
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(change))
+    run.cluster.advance(101)
+    run.cluster.settle()
+    assert run.status["phase"] == "Completed"
+
+
+def test_a_job_whose_leader_is_done_needs_no_finished_pod_that_somebody_removed() -> None:
+    run = Run()
+    run.start()
+    run.train(100, (run.save(100),))
+    leader, other = run.gang
+    run.cluster.end(leader, Cause.COMPLETED, step=100, saves=(run.word(100),))
+    run.cluster.vanish(other)
+    run.cluster.settle()
+    assert run.status["phase"] == "Completed"
+
+
+def test_what_earlier_attempts_needed_goes_when_the_next_one_starts() -> None:
+    run = Run()
+    run.start()
+    for _ in range(3):
+        for pod in run.gang:
+            run.cluster.vanish(pod)
+        run.next_attempt()
+    assert run.attempt == 3
+    configs = [c["metadata"]["name"] for c in run.cluster.of_kind("ConfigMap") if "attempt" in str(c["metadata"])]
+    assert [name.rpartition("-")[2] for name in configs] == ["a3"]
+    assert len(run.cluster.pods("task")) <= 1
+
+
+def test_an_attempt_that_was_opened_goes_on_though_its_checkpoint_object_is_gone_meanwhile() -> None:
+    """The operator died before it had written the attempt's configuration; the data is where it was."""
+    run = Run()
+    run.start()
+    run.train(25, (run.save(20),))
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(20),))
+    run.cluster.settle()
+    run.cluster.collect()
+    run.cluster.advance(400)
+    with contextlib.suppress(Crash):
+        run.cluster.reconcile(JOB, crash_after=1)
+    assert run.attempt == 1
+    run.cluster.delete(Key("Checkpoint", "default", run.checkpoint(20)["metadata"]["name"]))
+    run.cluster.settle()
+    config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-a1"))
+    assert '"digest": "digest20"' in config["data"]["config.json"]
+    assert len(run.gang) == 2
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(

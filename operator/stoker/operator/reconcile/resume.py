@@ -89,15 +89,16 @@ def choose_resume(view: TrainingView, start: StartCheckpoint | None, opened: Att
     return Choice(None, None)
 
 
-def _repeated(view: TrainingView, opened: Attempt) -> Choice:
+def _repeated(view: TrainingView, opened: Attempt) -> Choice | Blocked:
     saved = opened.resumed_from
     if saved is None:
         return Choice(None, None)
-    own = {found.status.folder for found in view.checkpoints}
-    if saved.folder in own:
+    source = view.job.spec.model_from
+    if source is None or source.checkpoint is None or saved.name != source.checkpoint.name:
         return Choice(saved, _own(view, saved))
     start = resolve_start(view)
-    assert isinstance(start, StartCheckpoint)
+    if not isinstance(start, StartCheckpoint):
+        return start or Choice(None, None)
     return Choice(saved, Resume(start_folder(view.job.spec, start), saved.step, saved.digest))
 
 

@@ -7,11 +7,12 @@ from typing import Any
 from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.conditions import Health, summary
 from stoker.operator.plan import Event, Plan
-from stoker.operator.pods import PodState, label, pod_state
+from stoker.operator.pods import label
 from stoker.operator.reconcile.saves import new_checkpoints
 from stoker.operator.reconcile.training_end import finish
 from stoker.operator.reconcile.training_status import (
     checkpoint_figures,
+    completed,
     gang_size,
     progress_figures,
     reported_step,
@@ -30,26 +31,18 @@ def recover(view: TrainingView) -> Plan | None:
         return None
     if attempt.ended_at is not None:
         return _blame_lost_node(view, attempt)
-    ending = first_failure(view.gang) or _lost(view, attempt)
-    if ending is not None:
-        return _after_failure(view, attempt, ending)
-    if (
-        view.gang
-        and all(pod_state(pod) is PodState.SUCCEEDED for pod in view.gang)
-        and len(view.gang) == gang_size(view)
-    ):
+    if completed(view):
         return finish(view, "Completed", Health.READY, "Completed", "")
-    return None
+    ending = first_failure(view.gang) or _lost(view, attempt)
+    return _after_failure(view, attempt, ending) if ending is not None else None
 
 
 def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan:
     """Write the cause and the end of the attempt, make its saves known, let its pods go."""
-    action = ending.action
+    action = _action(view, attempt, ending)
     if action is Action.CANCEL:
         return finish(view, "Cancelled", Health.READY, "Cancelled", ending.detail or "cancelled")
-    in_a_row = view.job.status.failures_without_progress + (action is Action.RETRY)
-    if action is Action.RETRY and exhausted(in_a_row, view.job.spec.run.backoff_limit):
-        action = Action.FAIL
+    in_a_row = view.job.status.failures_without_progress + (ending.action is Action.RETRY)
     failure = _failure(view, ending, action)
     message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
     over = attempt.model_copy(update={"ended_at": view.time, "failure": failure, "last_step": _last_step(view, ending)})
@@ -72,6 +65,17 @@ def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan
     event = Event("Warning", ending.cause.value, f"attempt {attempt.number} ended: {message}; {action}")
     plan = Plan(create=new_checkpoints(view), delete=undeleted(view.live), events=(event,))
     return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), plan)
+
+
+def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
+    """By the table, as long as it can help: retries are counted, and what the user named to start from has nothing older."""
+    action, status = ending.action, view.job.status
+    if action is Action.RETRY and exhausted(status.failures_without_progress + 1, view.job.spec.run.backoff_limit):
+        return Action.FAIL
+    own = {found.status.folder for found in view.checkpoints}
+    if action is Action.RESUME_OLDER and (attempt.resumed_from is None or attempt.resumed_from.folder not in own):
+        return Action.FAIL
+    return action
 
 
 def _blame_lost_node(view: TrainingView, attempt: Attempt) -> Plan | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import takewhile
 
-from stoker.operator.api.trainingjob_status import Attempt
+from stoker.operator.api.trainingjob_status import Attempt, Progress
 from stoker.operator.conditions import Health, summary
-from stoker.operator.plan import Event, Plan
-from stoker.operator.pods import ended, ref_of
+from stoker.operator.plan import Event, Object, Plan
+from stoker.operator.pods import ended, label
 from stoker.operator.reconcile.resume import Blocked, choose_resume, resolve_start
 from stoker.operator.reconcile.saves import new_checkpoints
 from stoker.operator.reconcile.training_list import list_saves, needs_listing
@@ -61,6 +62,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
         "attempt": attempt,
         "attempts": ((last, *view.job.status.attempts)[:MAX_ATTEMPTS_KEPT] if last else ()),
         "restarts": view.job.status.restarts + (last is not None and last.failure is not None),
+        "progress": _progress_at(view, choice.saved.step if choice.saved else 0),
         "lost_steps": view.job.status.lost_steps + _lost_steps(last, choice.saved.step if choice.saved else 0),
         "started_at": view.job.status.started_at or view.time,
         "pinned": pinned,
@@ -71,8 +73,9 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
     }
     config = attempt_config(view.job, view.seen.resource, pinned, number, choice.resume)
     children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
-    stale = tuple(ref_of(pod) for pod in view.older if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
-    plan = Plan(apply=children, delete=stale, events=(Event("Normal", "AttemptStarted", message),))
+    plan = Plan(
+        apply=children, delete=undeleted(_outlived(view, number)), events=(Event("Normal", "AttemptStarted", message),)
+    )
     return settle(view, changes, summary(Health.PROGRESSING, "Starting", message), plan)
 
 
@@ -89,12 +92,39 @@ def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
     fresh = new_checkpoints(view)
     if fresh:
         return settle(view, checkpoint_figures(view), (), Plan(create=fresh))
-    if last.failure is not None and last.failure.action == Action.RETRY and last.ended_at:
-        delay_s = retry_delay_s(view.job.status.failures_without_progress)
+    delay_s = _delay_s(view, last)
+    if delay_s and last.ended_at:
         left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
         if left_s > 0:
             return settle(view, checkpoint_figures(view), (), Plan(requeue_after_s=left_s))
     return None
+
+
+def _delay_s(view: TrainingView, last: Attempt) -> float:
+    """After a failure; and where attempts are taken away one after the other before they get on, though nobody counts those."""
+    action = last.failure.action if last.failure else None
+    if action == Action.RETRY:
+        return retry_delay_s(view.job.status.failures_without_progress)
+    idle = sum(1 for _ in takewhile(_taken_away_idle, (last, *view.job.status.attempts)))
+    return retry_delay_s(idle - 1) if idle > 1 else 0.0
+
+
+def _taken_away_idle(attempt: Attempt) -> bool:
+    free = attempt.failure is not None and attempt.failure.action == Action.RETRY_FREE
+    return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
+
+
+def _outlived(view: TrainingView, number: int) -> list[Object]:
+    """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
+    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, "job-uid") == view.job.metadata.uid]
+    old = [found for found in configs if label(found, "attempt") not in ("", str(number))]
+    return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
+
+
+def _progress_at(view: TrainingView, step: int) -> Progress | None:
+    """Where the next attempt begins: what the one before it did beyond that is lost."""
+    last = view.job.status.progress
+    return Progress(step=step, total_steps=last.total_steps) if last else None
 
 
 def _blocked(view: TrainingView, blocked: Blocked) -> Plan:
@@ -113,7 +143,8 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
     present = {found["metadata"]["name"] for found in view.seen.of_kind("ConfigMap")}
     if not {name, view.settings.control_keys_config_map} <= present:
         choice = choose_resume(view, None, attempt)
-        assert not isinstance(choice, Blocked)
+        if isinstance(choice, Blocked):
+            return _blocked(view, choice)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
         keys = keys_config_map(view.seen.resource, view.settings)
         return Plan(apply=(keys, service(view.job, view.seen.resource), config))

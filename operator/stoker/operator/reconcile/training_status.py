@@ -10,7 +10,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Progress
 from stoker.operator.api.value import measured
 from stoker.operator.clock import timestamp
 from stoker.operator.plan import Object, Ref
-from stoker.operator.pods import ref_of
+from stoker.operator.pods import PodState, pod_state, ref_of
 from stoker.operator.reconcile.saves import announced
 from stoker.operator.reconcile.training_view import TrainingView, saved_step
 
@@ -53,6 +53,15 @@ def checkpoint_figures(view: TrainingView) -> dict[str, Any]:
     if step > view.job.status.best_step:
         figures |= {"best_step": step, "failures_without_progress": 0}
     return figures
+
+
+def completed(view: TrainingView) -> bool:
+    """Every pod of the running attempt has done its part. A leader that ended well speaks for one that was removed since."""
+    attempt, gang = view.attempt, view.gang
+    if attempt is None or attempt.ended_at is not None or not gang:
+        return False
+    whole = len(gang) == gang_size(view) or view.leader is not None
+    return whole and all(pod_state(pod) is PodState.SUCCEEDED for pod in gang)
 
 
 def gang_size(view: TrainingView) -> int:

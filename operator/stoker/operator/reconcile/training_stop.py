@@ -13,7 +13,14 @@ from stoker.operator.pods import ref_of
 from stoker.operator.reconcile.saves import expired, new_checkpoints
 from stoker.operator.reconcile.training_end import finish
 from stoker.operator.reconcile.training_list import list_saves, needs_listing
-from stoker.operator.reconcile.training_status import checkpoint_figures, closed, moment, progress_figures, undeleted
+from stoker.operator.reconcile.training_status import (
+    checkpoint_figures,
+    closed,
+    completed,
+    moment,
+    progress_figures,
+    undeleted,
+)
 from stoker.operator.reconcile.training_view import TrainingView, settle
 
 STOP_MARGIN_S = 30.0
@@ -24,6 +31,8 @@ REPEAT_CALL_S = 10.0
 def stop(view: TrainingView) -> Plan | None:
     """The user wants no (more) pods: save first, then let them go."""
     run, status = view.job.spec.run, view.job.status
+    if completed(view):
+        return None
     if run.active_deadline_seconds is not None and status.started_at:
         over_at = moment(status.started_at) + timedelta(seconds=run.active_deadline_seconds)
         if view.now >= over_at:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -178,11 +179,19 @@ class Nccl:
         return held[: like.numel()]
 
 
-def make_communicator(ranks: Sequence[int], device: torch.device) -> Communicator | None:
-    """Communicator over these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it)."""
+def make_communicator(
+    ranks: Sequence[int], device: torch.device, timeout: timedelta | None = None
+) -> Communicator | None:
+    """Communicator over these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it).
+
+    `timeout` of one collective: a group does not take it over from the group of all ranks, and torch's own is ten minutes with NCCL.
+    """
     if len(ranks) == 1:
         return Alone() if dist_rank() == ranks[0] else None
-    groups = [dist.new_group(list(ranks), pg_options=_options(device, ctas)) for ctas in (REDUCE_CTAS, GATHER_CTAS)]
+    groups = [
+        dist.new_group(list(ranks), timeout=timeout, pg_options=_options(device, ctas, timeout))
+        for ctas in (REDUCE_CTAS, GATHER_CTAS)
+    ]
     if dist_rank() not in ranks:
         return None
     reduce_group, gather_group = groups
@@ -194,12 +203,14 @@ def make_communicator(ranks: Sequence[int], device: torch.device) -> Communicato
     return Nccl(rank, len(ranks), both, device)
 
 
-def _options(device: torch.device, ctas: int) -> object | None:
+def _options(device: torch.device, ctas: int, timeout: timedelta | None) -> object | None:
     """A small collective that is ready must not queue behind the blocks of a large product: high priority, and a bounded share of the GPU."""
     if device.type == "cpu":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = ctas
+    if timeout is not None:
+        options._timeout = timeout  # torch warns of options that say something else than `new_group`
     return options
 
 

@@ -98,14 +98,20 @@ def process_group(
         store=store,
         rank=place.rank,
         world_size=place.world_size,
-        # The agent judges progress and kills; a collective only must not give up before it.
-        timeout=timedelta(seconds=2 * max(config.deadlines.load_s, config.deadlines.step_s, config.deadlines.save_s)),
+        timeout=collective_timeout(config),
         device_id=device if device.type == "cuda" else None,
     )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    # Not after an error: NCCL's ranks leave together, and the others are in the middle of a step. A process that ends leaves by itself.
+    dist.destroy_process_group()
+
+
+def collective_timeout(config: TrainerConfig) -> timedelta:
+    """The agent judges progress and kills; a collective only must not give up before it."""
+    phases = config.deadlines
+    return timedelta(
+        seconds=2 * max(phases.load_s, phases.first_step_s, phases.step_s, phases.save_s, phases.validation_s)
+    )
 
 
 def _is_loopback(address: str) -> bool:

@@ -11,7 +11,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -20,6 +22,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.config_file import ConfigError, load
 from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.trainer.agent.verdict import GOOD
 from stoker.trainer.beacon import Beacon, EndEvent, StopCommand
 from stoker.trainer.communicator import make_communicator
 from stoker.trainer.config import TrainerConfig
@@ -27,7 +30,14 @@ from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import Loop
 from stoker.trainer.materials import collect_materials
 from stoker.trainer.mesh import check_supported
-from stoker.trainer.process_group import RankPlace, choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.process_group import (
+    RankPlace,
+    choose_device,
+    collective_timeout,
+    find_rank_place,
+    process_group,
+    set_threads,
+)
 from stoker.trainer.resume import choose_resume
 from stoker.trainer.run import Team, open_loop
 from stoker.trainer.save_group import make_save_group
@@ -100,7 +110,7 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
     beacon.phase("Loading", f"WaitingForRanks {place.world_size}")
     root = CheckpointRoot(Path(config.checkpoint.root))
     with process_group(config, place, device, listener), hold_root(config, place, root):
-        team = make_team(place, device, beacon)
+        team = make_team(place, device, beacon, collective_timeout(config))
         resume = choose_resume(config, root, team.save_group, lambda message: beacon.phase("Loading", message))
         materials = collect_materials(
             config, device, resume is not None, lambda message: beacon.phase("Loading", message)
@@ -110,11 +120,11 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
             return loop.train()
 
 
-def make_team(place: RankPlace, device: torch.device, beacon: Beacon) -> Team:
+def make_team(place: RankPlace, device: torch.device, beacon: Beacon, timeout: timedelta) -> Team:
     """Communicators of this rank (collective)."""
     ranks = range(place.world_size)
-    communicator = make_communicator(ranks, device)
-    save_group = make_save_group(ranks)
+    communicator = make_communicator(ranks, device, timeout)
+    save_group = make_save_group(ranks, timeout)
     assert communicator is not None
     assert save_group is not None
     return Team(communicator=communicator, save_group=save_group, beacon=beacon, device=device)
@@ -179,5 +189,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process. After an error at once: what would still be taken down (communicators, threads of a save) may wait for ranks that wait for this one."""
+    if code in [EXIT_CODES[cause] for cause in GOOD]:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -46,9 +47,9 @@ class SaveGroup:
         return _decode(message)
 
 
-def make_save_group(ranks: Sequence[int]) -> SaveGroup | None:
-    """Group of these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it)."""
-    group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
+def make_save_group(ranks: Sequence[int], timeout: timedelta | None = None) -> SaveGroup | None:
+    """Group of these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it). `timeout`: of one collective."""
+    group = dist.new_group(list(ranks), timeout=timeout, backend="gloo") if len(ranks) > 1 else None
     if dist_rank() not in ranks:
         return None
     return SaveGroup(

@@ -1,0 +1,56 @@
+"""How ranks meet, wait for each other and part."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from stoker.trainer.beacon import Beacon
+from stoker.trainer.process_group import RankPlace, collective_timeout, process_group
+from stoker.trainer.rank import make_team
+from tests.trainer.rank_world import run_ranks
+from tests.trainer.tiny_run import tiny_config
+
+
+def fails_inside(rank: int, port: int) -> bool:
+    """Whether the group still stands after an error."""
+    place = RankPlace(rank, 2, 2, "127.0.0.1", port)
+    with contextlib.suppress(KeyError), process_group(tiny_config(), place, torch.device("cpu"), None):
+        raise KeyError
+    return dist.is_initialized()
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.starmap(fails_inside, [(0, port), (1, port)]) == [True, True]
+
+
+def waits_in_vain(rank: int, size: int) -> list[str]:
+    """What rank 1 is told when nobody else enters its collectives."""
+    place = RankPlace(rank, size, size, "127.0.0.1", 0)
+    team = make_team(place, torch.device("cpu"), Beacon(None), timedelta(seconds=0.5))
+    said = []
+    for collective in (lambda: team.communicator.exchange(torch.zeros(1)), lambda: team.save_group.broadcast(None)):
+        with contextlib.suppress(RuntimeError):
+            if rank == 1:
+                collective()
+            said.append("entered")
+    return said
+
+
+def test_every_group_of_a_run_has_the_time_that_its_deadlines_leave() -> None:
+    """A group would take torch's own time-out (10 or 30 minutes), which a long verification or tokenisation on one rank exceeds."""
+    assert run_ranks(waits_in_vain, 2, timeout_s=60.0) == [["entered", "entered"], []]
+
+
+@pytest.mark.parametrize("phase", ["load_s", "first_step_s", "step_s", "save_s", "validation_s"])
+def test_a_collective_never_gives_up_before_the_agent(phase: str) -> None:
+    assert collective_timeout(tiny_config(**{f"deadlines__{phase}": 7200})) > timedelta(hours=2)

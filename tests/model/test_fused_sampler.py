@@ -87,7 +87,7 @@ def check_sample(device: str, case: Case) -> None:
     unfiltered = replace(rows, filtered=False)
     if not rows.filtered:
         filtered = sampler.sample(logits, replace(rows, filtered=True), table, None, None)
-        same_tokens(sampler.sample(logits, unfiltered, table, None, None), filtered, case.rows)
+        assert torch.equal(sampler.sample(logits, unfiltered, table, None, None).tokens, filtered.tokens)
 
 
 def check_one_row_alone(device: str, vocab_size: int) -> None:
@@ -128,7 +128,9 @@ def check_adjustments(device: str, rows_number: int, vocab_size: int, dtype: tor
         same_tokens(found, draw.sample(logits, rows, table, changed, None), case.rows)
         if penalised:
             wanted = draw.adjust(logits.float(), rows, table.numbers[rows.seats.long()], changed)
-            torch.testing.assert_close(sampler.adjust(logits, rows, table, changed), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                sampler.adjust(logits.float(), rows, table, changed), wanted, rtol=1e-5, atol=1e-5
+            )
     assert torch.equal(logits, kept)
 
 
@@ -154,6 +156,53 @@ def check_padding_and_broken_rows(device: str) -> None:
         assert not into[:, 4:].any()
 
 
+def check_rows_without_a_limit(device: str, positions: range | tuple[int, ...], vocab_size: int) -> None:
+    """Their tokens do not depend on whether another row has a limit: the same logits are drawn from at many positions."""
+    from stoker.model.kernels.fused import sampler
+
+    wave_V = torch.arange(vocab_size, dtype=F32).mul_(0.7).sin_().mul_(3)
+    wave_V[4000:] += 0.3  # the splits' largest logits differ
+    rows = len(positions)
+    logits = wave_V.to(device).expand(rows, -1)
+    numbers = table_for(device, 1, SETTINGS["temperature"]).numbers
+    table = SamplingTable(numbers, torch.ones(1, 2, dtype=torch.int64, device=device))
+    seats, places = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([0] * rows, positions))
+    plain, beside = (sampler.sample(logits, SampleRows(seats, places, it), table, None, None) for it in (False, True))
+    assert torch.equal(plain.tokens, beside.tokens), (plain.tokens != beside.tokens).sum()
+
+
+def check_rows_without_adjustments(device: str, rows: int, vocab_size: int) -> None:
+    """Their tokens do not depend on whether another row's logits are adjusted, which makes float32 ones of all."""
+    from stoker.model.kernels.fused import sampler
+
+    logits = torch.randn(1, vocab_size).to(device, BF16).expand(rows, -1)
+    table = table_for(device, 1, SETTINGS["temperature"])
+    places = torch.arange(rows, dtype=torch.int32, device=device)
+    nothing = torch.zeros(0, dtype=torch.int32, device=device)
+    adjustments = Adjustments(
+        nothing, nothing, torch.zeros(rows + 1, dtype=torch.int32, device=device), nothing, nothing.float(), False
+    )
+    asked = SampleRows(torch.zeros_like(places), places, False)
+    plain, beside = (sampler.sample(logits, asked, table, it, None).tokens for it in (None, adjustments))
+    assert torch.equal(plain, beside), (plain != beside).sum()
+
+
+def check_many_small_weights(device: str) -> None:
+    """Top-p counts what top-k leaves, also the logits that are so small that top-p takes none of them."""
+    from stoker.model.kernels.fused import sampler
+
+    torch.manual_seed(0)
+    logits = torch.full((100, 1000), 4.9e-5).log_().to(device)
+    logits[:, 7], logits[:, 3] = 0.0, torch.tensor(0.09).log()
+    table = table_for(device, 100, {"top_k": (999,), "top_p": (0.9,)})
+    places = torch.arange(100, dtype=torch.int32, device=device)
+    found, wanted = (
+        sample(logits, SampleRows(places, places), table, None, None) for sample in (sampler.sample, draw.sample)
+    )
+    assert set(wanted.tokens.tolist()) == {3, 7}
+    same_tokens(found, wanted, 100)
+
+
 def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) -> None:
     """Fewer tokens than top-k asks for are allowed at all."""
     from stoker.model.kernels.fused import sampler
@@ -168,6 +217,8 @@ def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) ->
         same_tokens(found, draw.sample(logits, rows, table, None, None), case.rows)
 
 
+EDGES = (20257, 58721, 147288, 192044, 250224, 278351, 340781)
+"""Positions whose random number lies where sums that are rounded in different ways choose different tokens."""
 CASES = [
     *(Case(rows, vocab, F32, name) for rows, vocab in ((1, 100), (9, 4096), (300, 5001)) for name in SETTINGS),
     *(Case(64, 128256, dtype, name) for dtype in (F32, BF16) for name in SETTINGS),
@@ -203,6 +254,21 @@ def test_tokens_agree_where_few_are_allowed(vocab_size: int, dtype: torch.dtype)
 @pytest.mark.parametrize("vocab_size", [1000, 128256])
 def test_a_token_does_not_depend_on_the_batch(vocab_size: int) -> None:
     check_one_row_alone("cuda", vocab_size)
+
+
+@pytest.mark.gpu
+def test_a_token_does_not_depend_on_the_limits_of_other_rows() -> None:
+    check_rows_without_a_limit("cuda", range(20000), 32000)
+
+
+@pytest.mark.gpu
+def test_a_token_does_not_depend_on_the_adjustments_of_other_rows() -> None:
+    check_rows_without_adjustments("cuda", 8000, 32000)
+
+
+@pytest.mark.gpu
+def test_small_weights_count_for_top_p() -> None:
+    check_many_small_weights("cuda")
 
 
 @pytest.mark.gpu
@@ -242,6 +308,9 @@ def test_sampling_agrees_when_interpreted() -> None:
         (check_padding_and_broken_rows, ("cpu",)),
         (check_one_row_alone, ("cpu", 300)),
         (check_few_finite_logits, ("cpu", 100, F32)),
+        (check_many_small_weights, ("cpu",)),
+        (check_rows_without_a_limit, ("cpu", EDGES, 8192)),
+        (check_rows_without_adjustments, ("cpu", 3, 50)),
     ]
     interpreted.run([*cases, *others, (check_adjustments, ("cpu", 9, 60, F32))])
 

@@ -3,7 +3,7 @@
 A row is cut into splits of a fixed size, so its token does not depend on its batch. Plain sampling reads the logits once: `scan` gives each split's maximum and its sum of weights,
 `draw` finds the split and then the token where the cumulative sum passes the random number, in the order of the vocabulary. With top-k, top-p or min-p four steps stand between: `bound` finds
 a logit that cannot lie above the row's threshold, `gather_candidates` takes the logits from there on, mostly a few hundred, `threshold` searches among them (among all where they are too many), and a second scan sums
-what is left. B rows, S seats, V vocabulary, L longest sequence.
+what is left. Rows without a threshold keep the sums of the first scan, so that they draw the same token beside any other row. B rows, S seats, V vocabulary, L longest sequence.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ SEARCH_BLOCK = 8192
 """Logits that the search for a threshold takes at once."""
 COUNT_TOKENS = 1024
 """Tokens of the history that one program counts."""
-KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}
-"""Leading bits of a float32 that a logit can fill: the search ends when it knows them."""
 IN_PROMPT = tl.constexpr(1 << 30)
 """Flag in a token's count: it stands in the prompt. The count itself is of the output."""
 
@@ -47,7 +45,8 @@ def sample(
     valid_B = torch.empty(num_rows, dtype=torch.bool, device=device)
     if not num_rows:
         return SampledTokens(tokens_B, valid_B)
-    logits = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
+    logits = logits_BV.float()  # narrower ones would be added in another order than those that were adjusted
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
     if adjustments is not None:
         logits = adjust(logits, rows, table, adjustments)
     scan = make_scan(logits, rows, table)
@@ -90,15 +89,17 @@ class Scan(NamedTuple):
     seats: Tensor
     numbers: Tensor
     biggest: Tensor
-    """float32 [B, N]: each split's largest logit; from `bound` on the first is the row's."""
+    """float32 [B, N]: each split's largest logit."""
     best_tokens: Tensor
     """int32 [B, N]: where it stands."""
     totals: Tensor
-    """float64 [B, N]: the split's sum of weights."""
+    """float64 [B, N]: the split's sum of weights, against its largest logit; against the row's where the row has a threshold, from the second scan on."""
     thresholds: Tensor
+    """float32 [B]; -inf: none."""
+    row_biggest: Tensor
     """float32 [B]"""
     part_maxima: Tensor
-    """float32 [B, P]; empty where no row has a threshold, as `thresholds` is."""
+    """float32 [B, P]; empty where no row has a threshold, as the two above are."""
     splits: int
     filtered: bool
 
@@ -118,6 +119,7 @@ def make_scan(logits: Tensor, rows: SampleRows, table: SamplingTable) -> Scan:
         buffer(num_rows, splits, dtype=torch.int32),
         buffer(num_rows, splits, dtype=torch.float64),
         buffer(num_filtered),
+        buffer(num_filtered),
         buffer(num_filtered, splits * (SPLIT // PART)),
         splits,
         rows.filtered,
@@ -125,9 +127,9 @@ def make_scan(logits: Tensor, rows: SampleRows, table: SamplingTable) -> Scan:
 
 
 def sum_splits(scan: Scan, filtered: bool) -> None:
-    """Maxima and sums of all splits; with `filtered` the sums of what lies above the thresholds."""
+    """Maxima and sums of all splits; with `filtered` the sums of what lies above the rows' thresholds."""
     scan_kernel[(scan.logits.shape[0], scan.splits)](
-        *scan[:8],
+        *scan[:9],
         scan.logits.stride(0),
         scan.logits.shape[1],
         scan.splits,
@@ -142,24 +144,25 @@ def sum_splits(scan: Scan, filtered: bool) -> None:
 
 
 def find_thresholds(scan: Scan) -> None:
-    """Fill `thresholds`; the row's maximum, best token and sum take the place of the first split's."""
+    """Fill `thresholds` and `row_biggest`."""
     logits, splits = scan.logits, scan.splits
-    num_rows, vocab_size, bits = *logits.shape, KEY_BITS[logits.dtype]
-    candidates = torch.empty(num_rows, splits * CANDIDATES, dtype=logits.dtype, device=logits.device)
+    num_rows, vocab_size = logits.shape
+    candidates = torch.empty(num_rows, splits * CANDIDATES, dtype=torch.float32, device=logits.device)
     counts = torch.empty(num_rows, splits, dtype=torch.int32, device=logits.device)
     bounds = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    row_totals = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     all_splits = triton.next_power_of_2(splits)
     bound_kernel[(num_rows,)](
         scan.seats,
         scan.numbers,
         scan.biggest,
-        scan.best_tokens,
         scan.totals,
+        scan.row_biggest,
+        row_totals,
         scan.part_maxima,
         bounds,
         vocab_size,
         splits,
-        BITS=bits,
         SPLITS=all_splits,
         PARTS=triton.next_power_of_2(scan.part_maxima.shape[1]),
         SPLIT_PARTS=SPLIT // PART,
@@ -175,7 +178,6 @@ def find_thresholds(scan: Scan) -> None:
         logits.stride(0),
         vocab_size,
         splits,
-        BITS=bits,
         SPLIT=SPLIT,
         CANDIDATES=CANDIDATES,
         enable_fp_fusion=True,
@@ -186,8 +188,8 @@ def find_thresholds(scan: Scan) -> None:
         logits,
         scan.seats,
         scan.numbers,
-        scan.biggest,
-        scan.totals,
+        scan.row_biggest,
+        row_totals,
         scan.thresholds,
         bounds,
         candidates,
@@ -195,7 +197,6 @@ def find_thresholds(scan: Scan) -> None:
         logits.stride(0),
         vocab_size,
         splits,
-        BITS=bits,
         SPLITS=all_splits,
         CANDIDATES=CANDIDATES,
         BLOCK=SEARCH_BLOCK,
@@ -206,9 +207,9 @@ def find_thresholds(scan: Scan) -> None:
 
 
 def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustments: Adjustments) -> Tensor:
-    """The logits in float32 with what is added to some and the penalties of those that were seen."""
+    """A copy of the logits (float32) with what is added to some and the penalties of those that were seen."""
     num_rows, vocab_size = logits_BV.shape
-    adjusted = logits_BV.float() if logits_BV.dtype is not torch.float32 else logits_BV.clone()
+    adjusted = logits_BV.clone()
     add_kernel[(num_rows,)](
         adjusted,
         adjustments.entry_start,
@@ -273,20 +274,23 @@ def largest(values, tokens):
 
 @triton.jit
 def scan_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, part_maxima, stride, vocab_size, splits,
+    logits, seats, numbers, biggest, best_tokens, totals, thresholds, row_biggest, part_maxima, stride, vocab_size, splits,
     FILTERED: tl.constexpr, KEEPS_PARTS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the threshold, against the row's largest."""
+    """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the row's threshold, if it has one, against its largest."""
     wait_for_last(OVERLAPS)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if FILTERED:  # noqa: SIM102  the compiler decides this one
+        if tl.load(thresholds + row) == float("-inf"):
+            return
     token = split * SPLIT + tl.arange(0, SPLIT)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     values = tl.where(values != values, float("inf"), values)  # a nan makes the row as invalid as an infinity does
     sharpness = row_sharpness(numbers, tl.load(seats + row))
     if FILTERED:
-        base = tl.load(biggest + row * splits)  # of the whole row: `bound` left it there
+        base = tl.load(row_biggest + row)
         inside = inside & (values >= tl.load(thresholds + row))
     else:
         base, best_token = largest(values, token)
@@ -308,11 +312,10 @@ def ordered(values):
 
 
 @triton.jit
-def logit_of(key, step: tl.constexpr):
-    """The logit whose ordered bits begin with `key`; those of a negative one end in ones."""
-    keys = (key << step).to(tl.int32)
-    keys |= (keys >> 31) & ((1 << step) - 1)
-    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def logit_of(key):
+    """The logit that `ordered` turned into this key."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -342,7 +345,7 @@ def above(
 @triton.jit
 def last_key(
     row, vocab_size, found, beyond, count_found, wanted, base, sharpness,
-    WEIGHTS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest key from which on there are still `wanted` logits, or (WEIGHTS) weights.
 
@@ -354,9 +357,7 @@ def last_key(
         low = found + quarter
         middle = tl.minimum(low + quarter, beyond)
         high = tl.minimum(middle + quarter, beyond)
-        counts, sums = above(
-            row, vocab_size, low << STEP, middle << STEP, high << STEP, base, sharpness, WEIGHTS, BLOCK
-        )
+        counts, sums = above(row, vocab_size, low, middle, high, base, sharpness, WEIGHTS, BLOCK)
         if WEIGHTS:
             enough_low, enough_middle, enough_high = sums[0] >= wanted, sums[1] >= wanted, sums[2] >= wanted
         else:
@@ -391,12 +392,13 @@ def row_limit(own, vocab_size):
 
 @triton.jit
 def bound_kernel(
-    seats, numbers, biggest, best_tokens, totals, part_maxima, bounds, vocab_size, splits,
-    BITS: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, SPLIT_PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
+    seats, numbers, biggest, totals, row_biggest, row_totals, part_maxima, bounds, vocab_size, splits,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, SPLIT_PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One row: its largest logit, token and sum take the place of its first split's, and a key that cannot be above the threshold's.
+    """One row: its largest logit, its sum, and a key that cannot be above the threshold's.
 
-    At least k logits are as large as the k-th largest of the parts' maxima. And all logits of less weight than (1 - p) / V of the sum weigh less than 1 - p together: top-p needs none of them.
+    At least k logits are as large as the k-th largest of the parts' maxima. And all logits of less weight than (1 - p) / V of the sum weigh less than 1 - p together: top-p alone needs none of them.
+    After top-k they count: they are a part of the sum of which top-p takes its share.
     """
     wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -405,29 +407,25 @@ def bound_kernel(
     sharpness = row_sharpness(numbers, seat)
     split = tl.arange(0, SPLITS)
     maxima = tl.load(biggest + row * splits + split, mask=split < splits, other=float("-inf"))
-    firsts = tl.load(best_tokens + row * splits + split, mask=split < splits, other=2147483647)
     sums = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-    base, best_token = largest(maxima, firsts)
-    total = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp((maxima - base) * sharpness), 0.0), 0)
-    tl.debug_barrier()  # all are read before the first is replaced
-    tl.store(biggest + row * splits, base)
-    tl.store(best_tokens + row * splits, best_token)
-    tl.store(totals + row * splits, total)
-    step: tl.constexpr = 32 - BITS
+    base = tl.max(maxima, 0)
+    scaled = tl.where(maxima > float("-inf"), sums * tl.exp((maxima - base) * sharpness), 0.0)
+    total = tl.sum(scaled, 0).to(tl.float32)
+    tl.store(row_biggest + row, base)
+    tl.store(row_totals + row, total)
     limit, top_p = row_limit(own, vocab_size), tl.load(own + TOP_P)
     num_parts = splits * SPLIT_PARTS
-    found = ordered(tl.full([], float("-inf"), dtype=tl.float32)).to(tl.int64) >> step  # takes all
-    limited = limit < vocab_size
+    found = ordered(tl.full([], float("-inf"), dtype=tl.float32)).to(tl.int64)  # takes all
     if is_drawn(own, seat, base):
-        if limited & (limit <= num_parts):
-            end = (ordered(base).to(tl.int64) >> step) + 1
-            parts = part_maxima + row * num_parts
-            found = last_key(parts, num_parts, found, end, num_parts, limit, base, sharpness, False, step, PARTS)
-        if top_p < 1.0:
-            least = tl.where(limited, 1.0, total.to(tl.float32))  # what top-k leaves weighs at least 1, the largest
-            share = 0.5 * (1.0 - top_p) * least / vocab_size
-            found = tl.maximum(found, ordered(base + tl.div_rn(tl.log(share), sharpness)).to(tl.int64) >> step)
-        if (limit == vocab_size) & (top_p == 1.0):
+        if limit < vocab_size:
+            if limit <= num_parts:
+                end = ordered(base).to(tl.int64) + 1
+                parts = part_maxima + row * num_parts
+                found = last_key(parts, num_parts, found, end, num_parts, limit, base, sharpness, False, PARTS)
+        elif top_p < 1.0:
+            share = 0.5 * (1.0 - top_p) * total / vocab_size
+            found = ordered(base + tl.div_rn(tl.log(share), sharpness)).to(tl.int64)
+        else:
             found = tl.full([], 2147483647, dtype=tl.int64)  # nothing to search
     else:
         found = tl.full([], 2147483647, dtype=tl.int64)
@@ -437,7 +435,7 @@ def bound_kernel(
 @triton.jit
 def candidates_kernel(
     logits, bounds, candidates, counts, stride, vocab_size, splits,
-    BITS: tl.constexpr, SPLIT: tl.constexpr, CANDIDATES: tl.constexpr, OVERLAPS: tl.constexpr,
+    SPLIT: tl.constexpr, CANDIDATES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split: its logits from the bound on, in their order, then -inf; and how many they are, which may be more than fit."""
     wait_for_last(OVERLAPS)
@@ -445,7 +443,7 @@ def candidates_kernel(
     token = split * SPLIT + tl.arange(0, SPLIT)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf"))
-    taken = ((ordered(values.to(tl.float32)) >> (32 - BITS)) >= tl.load(bounds + row)) & inside
+    taken = (ordered(values) >= tl.load(bounds + row)) & inside
     count = tl.sum(taken.to(tl.int32), 0)
     tl.store(counts + row * splits + split, count)
     target = candidates + (row * splits + split) * CANDIDATES
@@ -453,23 +451,22 @@ def candidates_kernel(
         place = tl.cumsum(taken.to(tl.int32), 0) - 1
         tl.store(target + place, values, mask=taken & (place < CANDIDATES))
     slot = tl.arange(0, CANDIDATES)
-    empty = tl.full([CANDIDATES], float("-inf"), dtype=tl.float32).to(candidates.dtype.element_ty)
-    tl.store(target + slot, empty, mask=slot >= count)
+    tl.store(target + slot, tl.full([CANDIDATES], float("-inf"), dtype=tl.float32), mask=slot >= count)
 
 
 @triton.jit
 def threshold_kernel(
-    logits, seats, numbers, biggest, totals, thresholds, bounds, candidates, counts, stride, vocab_size, splits,
-    BITS: tl.constexpr, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    logits, seats, numbers, row_biggest, row_totals, thresholds, bounds, candidates, counts, stride, vocab_size, splits,
+    SPLITS: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys. A key of 16-bit logits has 16 bits that count."""
+    """One row: the smallest logit that min-p, top-k and top-p leave, searched among the ordered keys."""
     wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + row)
     own = row_numbers(numbers, seat)
     sharpness = row_sharpness(numbers, seat)
     limit, top_p, min_p = row_limit(own, vocab_size), tl.load(own + TOP_P), tl.load(own + MIN_P)
-    base, total = tl.load(biggest + row * splits), tl.load(totals + row * splits).to(tl.float32)
+    base, total = tl.load(row_biggest + row), tl.load(row_totals + row)
     split = tl.arange(0, SPLITS)
     split_counts = tl.load(counts + row * splits + split, mask=split < splits, other=0)
     start, length, count = logits + row * stride, vocab_size, vocab_size
@@ -477,21 +474,19 @@ def threshold_kernel(
         start = candidates + row * splits * CANDIDATES
         length = splits * CANDIDATES
         count = tl.sum(split_counts, 0)
-    step: tl.constexpr = 32 - BITS
-    end = (ordered(base).to(tl.int64) >> step) + 1
+    end = ordered(base).to(tl.int64) + 1
     found = tl.load(bounds + row).to(tl.int64)
     threshold = float("-inf")
     if is_drawn(own, seat, base) & ((limit < vocab_size) | (top_p < 1.0)):
         if limit < vocab_size:
-            found = last_key(start, length, found, end, count, limit, base, sharpness, False, step, BLOCK)
+            found = last_key(start, length, found, end, count, limit, base, sharpness, False, BLOCK)
             if top_p < 1.0:  # of equal logits at the limit only as many count as it leaves
-                key, next_key = found << step, (found + 1) << step
-                counts_there, weights = above(start, length, key, next_key, next_key, base, sharpness, True, BLOCK)
-                of_ties = (limit - counts_there[1]) * tl.exp((logit_of(found, step) - base) * sharpness)
+                counts_there, weights = above(start, length, found, found + 1, found + 1, base, sharpness, True, BLOCK)
+                of_ties = (limit - counts_there[1]) * tl.exp((logit_of(found) - base) * sharpness)
                 total = tl.where(counts_there[0] > limit, weights[1] + of_ties, weights[0])
         if top_p < 1.0:
-            found = last_key(start, length, found, end, count, top_p * total, base, sharpness, True, step, BLOCK)
-        threshold = logit_of(found, step)
+            found = last_key(start, length, found, end, count, top_p * total, base, sharpness, True, BLOCK)
+        threshold = logit_of(found)
     lowest = tl.where(min_p > 0.0, base + tl.div_rn(tl.log(min_p), sharpness), float("-inf"))
     tl.store(thresholds + row, tl.maximum(threshold, lowest))
 
@@ -527,16 +522,16 @@ def draw_kernel(
     sharpness = row_sharpness(numbers, seat)
     split = tl.arange(0, SPLITS)
     has_split = split < splits
+    maxima = tl.load(biggest + row * splits + split, mask=has_split, other=float("-inf"))
+    firsts = tl.load(best_tokens + row * splits + split, mask=has_split, other=2147483647)
+    base, best_token = largest(maxima, firsts)
+    scale = tl.exp((maxima - base) * sharpness)
+    threshold = float("-inf")
     if FILTERED:
-        base, best_token = tl.load(biggest + row * splits), tl.load(best_tokens + row * splits)
-        sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
-    else:
-        maxima = tl.load(biggest + row * splits + split, mask=has_split, other=float("-inf"))
-        firsts = tl.load(best_tokens + row * splits + split, mask=has_split, other=2147483647)
-        base, best_token = largest(maxima, firsts)
-        scale = tl.exp((maxima - base) * sharpness)
-        sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
-        sums = tl.where(maxima > float("-inf"), sums * scale, 0.0)
+        threshold = tl.load(thresholds + row)
+        scale = tl.where(threshold > float("-inf"), 1.0, scale)  # its sums are against the row's largest already
+    sums = tl.load(totals + row * splits + split, mask=has_split, other=0.0)
+    sums = tl.where(maxima > float("-inf"), sums * scale, 0.0)
     cumulative = tl.cumsum(sums, 0)
     place = tl.maximum(seat, 0).to(tl.int64)
     position = tl.load(positions + row).to(tl.int64)
@@ -552,7 +547,7 @@ def draw_kernel(
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     if FILTERED:
-        inside = inside & (values >= tl.load(thresholds + row))
+        inside = inside & (values >= threshold)
     weights = tl.where(inside, tl.exp((values - base) * sharpness), 0.0).to(tl.float64)
     has_weight = weights > 0.0
     passed_here = tl.cumsum(weights, 0) + before <= target

@@ -1,9 +1,9 @@
 """Attention on one GPU: decode against the memory's speed, prefill and training against the matrix units'.
 
-    python bench/attention_gpu.py [--parts decode,prefill,training] [--json FILE]
+    python -m bench.attention_gpu [--parts decode,prefill,training] [--json FILE] [--limit-s SECONDS]
 
 Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the
-causal half only. `--site DIR` adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
+causal half only. FILE is written anew after each row; a row that fails or passes its limit says so and leaves the others alone. `--site DIR` adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import json
 import site
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.row_limit import tried
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention, paged_attention_deterministic
 from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
@@ -30,6 +32,7 @@ BYTES_PER_S = 4.4e12
 FLOP_PER_S = 780e12
 LAYERS = 4
 Row = dict[str, object]
+Rows = Iterator[Callable[[], Row]]
 
 
 def main() -> None:
@@ -37,12 +40,15 @@ def main() -> None:
     parser.add_argument("--parts", default="decode,prefill,training")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--site", type=Path)
+    parser.add_argument("--limit-s", type=float, default=30.0, help="of one row, its compilation included")
     arguments = parser.parse_args()
     if arguments.site is not None:
         site.addsitedir(str(arguments.site))
     rows: list[Row] = []
     for part in arguments.parts.split(","):
-        for row in PARTS[part]():
+        for make in PARTS[part]():
+            found = tried(make, arguments.limit_s)
+            row: Row = {part: str(make), "error": found} if isinstance(found, str) else found
             rows.append(row)
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             if arguments.json is not None:
@@ -50,21 +56,21 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
-def decode_rows() -> Iterator[Row]:
+def decode_rows() -> Rows:
     generator = torch.Generator().manual_seed(0)
     many = torch.randint(100, 2049, (256,), generator=generator).tolist()
     for heads in (32, 16):
         for block_size in (16, 64, 128, 256):
-            yield decode_row("256 of 100-2048", many, heads, block_size)
-    yield decode_row("256 of 100-2048, each layer alone", many, 32, 16, is_strided=False)
-    yield decode_row("256 of 100-2048, each layer alone", many, 32, 128, is_strided=False)
-    yield decode_row("256 of 100-2048, deterministic", many, 32, 16, is_deterministic=True)
+            yield partial(decode_row, "256 of 100-2048", many, heads, block_size)
+    yield partial(decode_row, "256 of 100-2048, each layer alone", many, 32, 16, is_strided=False)
+    yield partial(decode_row, "256 of 100-2048, each layer alone", many, 32, 128, is_strided=False)
+    yield partial(decode_row, "256 of 100-2048, deterministic", many, 32, 16, is_deterministic=True)
     for lengths in ([128], [640], [8192], [640] * 8, [1024] * 32, [1024] * 64, [32768]):
         for block_size in (16, 64):
-            yield decode_row(f"{len(lengths)} of {lengths[0]}", lengths, 32, block_size)
-    yield decode_row("1 of 640", [640], 16, 16)
+            yield partial(decode_row, f"{len(lengths)} of {lengths[0]}", lengths, 32, block_size)
+    yield partial(decode_row, "1 of 640", [640], 16, 16)
     for length in (640, 8192):
-        yield decode_row(f"1 of {length}, deterministic", [length], 32, 16, is_deterministic=True)
+        yield partial(decode_row, f"1 of {length}, deterministic", [length], 32, 16, is_deterministic=True)
 
 
 def decode_row(
@@ -91,7 +97,7 @@ def decode_row(
     }
 
 
-def prefill_rows() -> Iterator[Row]:
+def prefill_rows() -> Rows:
     for name, chunks in (
         ("8192 whole", [(0, 8192)]),
         ("2048 at 8192", [(8192, 2048)]),
@@ -100,7 +106,7 @@ def prefill_rows() -> Iterator[Row]:
         ("64 decodes of 1024 and 2048 whole", [(1024, 1)] * 64 + [(0, 2048)]),
     ):
         for block_size in (16, 64, 128):
-            yield prefill_row(name, chunks, 32, block_size)
+            yield partial(prefill_row, name, chunks, 32, block_size)
 
 
 def prefill_row(name: str, chunks: list[tuple[int, int]], heads: int, block_size: int) -> Row:
@@ -144,7 +150,7 @@ def make_step(
     return [(tensor, layer) for tensor in tensors for layer in range(tensor.shape[1])], sequences
 
 
-def training_rows() -> Iterator[Row]:
+def training_rows() -> Rows:
     names = ["cudnn", "stoker"]
     if importlib.util.find_spec("flash_attn") is not None:
         names += ["flash", "flash deterministic"]
@@ -155,7 +161,7 @@ def training_rows() -> Iterator[Row]:
         ([3000, 500, 1700, 100, 2892], 32, 8, 128),
     ):
         for name in names:
-            yield training_row(name, lengths, heads, kv_heads, head_dim)
+            yield partial(training_row, name, lengths, heads, kv_heads, head_dim)
 
 
 def training_row(name: str, lengths: list[int], heads: int, kv_heads: int, head_dim: int) -> Row:
@@ -215,7 +221,7 @@ def time_calls(call: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
 
 
-PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+PARTS: dict[str, Callable[[], Rows]] = {
     "decode": decode_rows,
     "prefill": prefill_rows,
     "training": training_rows,

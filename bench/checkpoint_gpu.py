@@ -1,11 +1,11 @@
 """T7: a checkpoint of the 8B run while it trains: GB/s with hashes, the longest stall of a step, and the read-back.
 
     python bench/checkpoint_gpu.py --gpus 4 --folder /mnt/fast            # all 32 layers: 96 GB on disk, 24 GB of locked host memory per rank
-    python bench/checkpoint_gpu.py --gpus 4 --layers 8                    # 33 GB
+    python bench/checkpoint_gpu.py --gpus 4 --layers 8 --out DIR          # 33 GB; DIR/T7.json
 
 Steps of row T1 go on while the product's own Snapshots and Saver copy, hash, write, publish and read back. GB/s counts from the start of the save until it is
 committed (durable and visible); `disk` is the same storage without hashes or snapshot, all ranks at once. A stall is how much longer a step took than the
-median of those before the save. The last line is JSON.
+median of those before the save. What is known is written after each of: the plain write, the steps before, a commit, the end. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from trainer_gpu import ROWS, Run, add_site, spawn, trainer_config
+from trainer_gpu import ROWS, Run, add_site, spawn, tell, trainer_config
 
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
@@ -37,27 +38,36 @@ from stoker.trainer.wishes import Wishes
 
 
 class TimedBeacon(Beacon):
-    """Keeps when each word about a save came."""
+    """Keeps when each word about a save came, and passes it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None]) -> None:
         super().__init__(None)
         self.saves: list[tuple[float, SaveEvent]] = []
+        self.heard = heard
 
     def send(self, event: Event) -> None:
         if isinstance(event, SaveEvent):
             self.saves.append((time.perf_counter(), event))
+            self.heard()
 
 
-def measure(options: argparse.Namespace, device: torch.device, rank: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     ranks = range(options.gpus)
     communicator, group = make_communicator(ranks, device), make_save_group(ranks)
     assert communicator is not None
     assert group is not None
     folder = options.work / "root"
-    disk = write_plain(options, rank)
+    facts: dict[str, Any] = {"run": "T7", "gpus": options.gpus}
+
+    def note(**more: Any) -> None:
+        facts.update(more)
+        tell(facts, rank)
+
+    note(disk_gb_per_s=write_plain(options, rank))
     run = Run(ROWS["T1"], [], options, device, communicator)
     parts = list(run.decoder.named_parts())
-    snapshots, beacon = Snapshots(run.zero, parts), TimedBeacon()
+    snapshots = Snapshots(run.zero, parts)
+    beacon = TimedBeacon(lambda: note(events=[described(at - begin, event) for at, event in beacon.saves]))
     begin = time.perf_counter()
     snapshots.prepare()
     run.step()
@@ -65,19 +75,23 @@ def measure(options: argparse.Namespace, device: torch.device, rank: int) -> dic
         run.step()
     memory_s = time.perf_counter() - begin
     before = [run.step() for _ in range(options.steps)]
+    usual = statistics.median(before)
+    note(layers=run.model.num_layers, memory_s=round(memory_s, 2), usual_step_ms=round(1e3 * usual, 1))
     saver = Saver(CheckpointRoot(folder), "00000000", group, beacon, {}, keep=None)
     saves = [save(run, saver, snapshots, beacon, parts, number) for number in range(1, options.saves + 1)]
     saver.wait()
-    usual = statistics.median(before)
+    found = [summary(beacon, number, begun, steps, usual) for number, (begun, steps) in enumerate(saves, 1)]
+    note(peak_gib=round(torch.cuda.max_memory_allocated(device) / 2**30, 2), saves=found)
+
+
+def described(at_s: float, event: SaveEvent) -> dict[str, Any]:
+    """For who reads the file of a run that was cut short."""
     return {
-        "run": "T7",
-        "gpus": options.gpus,
-        "layers": run.model.num_layers,
-        "disk_gb_per_s": disk,
-        "memory_s": round(memory_s, 2),
-        "usual_step_ms": round(1e3 * usual, 1),
-        "peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2),
-        "saves": [summary(beacon, number, begun, steps, usual) for number, (begun, steps) in enumerate(saves, 1)],
+        "at_s": round(at_s, 2),
+        "save": event.step,
+        "state": event.state,
+        "bytes": event.bytes,
+        "verified": event.verified,
     }
 
 
@@ -148,9 +162,7 @@ def work(options: argparse.Namespace) -> None:
     device = choose_device(config)
     torch.cuda.set_device(device)
     with process_group(config, place, device, None):
-        facts = measure(options, device, place.rank)
-        if place.rank == 0:
-            print("RESULT " + json.dumps(facts), flush=True)
+        measure(options, device, place.rank)
 
 
 def arguments() -> argparse.Namespace:
@@ -161,6 +173,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=int, default=1)
     parser.add_argument("--plain-gib", type=int, default=2, help="plain write of each rank")
     parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the temporary folder)")
+    parser.add_argument("--out", type=Path, default=None, help="folder for T7.json")
+    parser.add_argument(
+        "--limit-s", type=float, default=240.0, help="until each piece of news, the ranks' start included"
+    )
     parser.add_argument("--work", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -172,12 +188,20 @@ def main() -> None:
     if options.rank:
         work(options)
         return
+    facts: dict[str, Any] = {"bench": "checkpoint_gpu", "torch": torch.__version__, "results": []}
+
+    def keep(found: dict[str, Any]) -> None:
+        facts["results"] = [found]
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "T7.json").write_text(json.dumps(facts, indent=1))
+
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-gpu-", dir=options.folder))
     try:
-        found = spawn(__file__, options.gpus, ["--work", str(folder)])
+        spawn(__file__, options.gpus, ["--work", str(folder)], options.limit_s, keep)
     finally:
         shutil.rmtree(folder)
-    print(json.dumps({"bench": "checkpoint_gpu", "torch": torch.__version__, "results": found}))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

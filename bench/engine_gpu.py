@@ -7,7 +7,7 @@
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
 temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
 per token. P6: one prompt of 8192 tokens: milliseconds to the first token. One warm-up of the same kind comes before each.
-Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json`; the last line is JSON of all.
+Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from bench.row_limit import tried
 from stoker.engine.blocks import BlockManager
 from stoker.engine.engine import Limits, LLMEngine
 from stoker.engine.executor import OnDevice
@@ -109,16 +110,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", metavar="ROW[:OPTION[=VALUE]]...", help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of one row, its engine's start included")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     for spec in arguments.rows:
         label = spec.replace(":profile", "").replace(":", "-").replace("=", "")
-        try:
-            results[label] = measure(spec, label, arguments.out)
-        except (RuntimeError, AssertionError) as error:  # the other rows are wanted all the same
-            results[label] = {"error": f"{type(error).__name__}: {error}"}
-            print(f"{label}: {results[label]}", flush=True)
+        found = tried(lambda spec=spec, label=label: measure(spec, label, arguments.out), arguments.limit_s)  # type: ignore[misc]
+        results[label] = found
+        if isinstance(found, str):
+            print(f"{label}: {found}", flush=True)
+            (arguments.out / f"{label}.error.txt").write_text(found + "\n")
         gc.collect()
         torch.cuda.empty_cache()
     print(json.dumps(results))

@@ -1,6 +1,6 @@
 """Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of Llama-3.1-8B and Qwen3-0.6B.
 
-`python -m bench.kernels_gpu --out FOLDER [--only NAME ...]` writes kernels.json and kernels.md. Each time is that of one call inside a CUDA graph of many, over inputs that take turns so that
+`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a CUDA graph of many, over inputs that take turns so that
 none is left in the cache; `limit` is the larger of bytes / 4.4 TB/s and operations / 780 TFLOP/s.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.row_limit import tried
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.sampling import SampleRows, SamplingTable
@@ -359,23 +360,34 @@ def markdown(times: list[Time]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(out: Path, times: list[Time], failed: dict[str, str]) -> None:
+    (out / "kernels.json").write_text(json.dumps([asdict(time) for time in times], indent=1))
+    lines = "".join(f"\n{name}: {reason}\n" for name, reason in failed.items())
+    (out / "kernels.md").write_text(markdown(times) + lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[], help="kernels whose names begin with one of these")
+    parser.add_argument("--limit-s", type=float, default=20.0, help="of one row, its compilation included")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     times: list[Time] = []
+    failed: dict[str, str] = {}
     for ops in (Ops("fused"), Ops("fused", deterministic=True)):
         twins = {(work.kernel.removesuffix(" deterministic"), work.shape): work for work in works(Ops())}
         for work in works(ops):
             if arguments.only and not work.kernel.startswith(tuple(arguments.only)):
                 continue
             twin = twins.get((work.kernel.removesuffix(" deterministic"), work.shape))
-            times.append(measure(work, twin))
-            print(times[-1], flush=True)
-            (arguments.out / "kernels.json").write_text(json.dumps([asdict(time) for time in times], indent=1))
-            (arguments.out / "kernels.md").write_text(markdown(times))
+            time = tried(lambda work=work, twin=twin: measure(work, twin), arguments.limit_s)  # type: ignore[misc]
+            print(time, flush=True)
+            if isinstance(time, Time):
+                times.append(time)
+            else:
+                failed[f"{work.kernel} {work.shape}"] = time
+            write(arguments.out, times, failed)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@
 
 Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker).
 STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
-A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. The last line is JSON.
+A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile after its figures. A run that fails or passes
+`--limit-s` is ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,14 +191,17 @@ class Run:
         return self.row.sequence * self.row.sequences * self.row.micro_batches
 
 
-def measure(name: str, options: argparse.Namespace, device: torch.device, communicator: Communicator) -> dict[str, Any]:
+def measure(
+    name: str, options: argparse.Namespace, device: torch.device, communicator: Communicator
+) -> Iterator[dict[str, Any]]:
+    """The figures of one run, then its profile where it is wanted."""
     row_name, *variants = name.split(":")
     torch.cuda.reset_peak_memory_stats(device)
     run = Run(ROWS[row_name], variants, options, device, communicator)
     seconds = [run.step() for _ in range(options.steps)]
     half = seconds[len(seconds) // 2 :]
     mean = sum(half) / len(half)
-    facts = {
+    yield {
         "run": name,
         "gpus": communicator.size,
         "layers": run.model.num_layers,
@@ -212,9 +216,8 @@ def measure(name: str, options: argparse.Namespace, device: torch.device, commun
         "losses": run.losses,
     }
     if name in options.profile:
-        facts["profile"] = profile(run, options)
+        yield {"run": name, "gpus": communicator.size, "profile": profile(run, options)}
     run.zero.close()
-    return facts
 
 
 def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
@@ -318,20 +321,26 @@ def work(options: argparse.Namespace) -> None:
     with process_group(first, place, device, None):
         communicator = make_communicator(range(place.world_size), device)
         assert communicator is not None
-        for name in options.runs:
+        for name in options.runs[options.skip :]:
             try:
-                facts = measure(name, options, device, communicator)
+                for facts in measure(name, options, device, communicator):
+                    tell(facts, place.rank)
             except torch.OutOfMemoryError as error:
-                facts = {"run": name, "gpus": options.gpus, "error": str(error)[:300]}
+                tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, place.rank)
             gc.collect()
             torch.cuda.empty_cache()
             torch.use_deterministic_algorithms(False)
-            if place.rank == 0:
-                print("RESULT " + json.dumps(facts), flush=True)
 
 
-def spawn(script: str, gpus: int, more: list[str]) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU; what rank 0 found."""
+def tell(facts: dict[str, Any], rank: int) -> None:
+    if rank == 0:
+        print("RESULT " + json.dumps(facts), flush=True)
+
+
+def spawn(
+    script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once. All ranks are ended where nothing is found for `limit_s`."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -352,15 +361,28 @@ def spawn(script: str, gpus: int, more: list[str]) -> list[dict[str, Any]]:
         threading.Thread(target=end_all_after, args=(process, ranks), daemon=True).start()
     found = []
     assert ranks[0].stdout is not None
+    alarm = start_alarm(ranks, limit_s)
     for line in ranks[0].stdout:
         if line.startswith("RESULT "):
+            alarm.cancel()
+            alarm = start_alarm(ranks, limit_s)
             found.append(json.loads(line.removeprefix("RESULT ")))
+            keep(found[-1])
             show(found[-1])
         else:
             print(line, end="", flush=True)
-    if any(process.wait() for process in ranks):
-        print(f"a rank failed: exit codes {[process.returncode for process in ranks]}", flush=True)
+    codes = [process.wait() for process in ranks]
+    alarm.cancel()
+    if any(codes):
+        print(f"a rank failed: exit codes {codes}", flush=True)
     return found
+
+
+def start_alarm(ranks: list[subprocess.Popen[str]], limit_s: float) -> threading.Timer:
+    alarm = threading.Timer(limit_s, lambda: [process.kill() for process in ranks])
+    alarm.daemon = True
+    alarm.start()
+    return alarm
 
 
 def end_all_after(process: subprocess.Popen[str], ranks: list[subprocess.Popen[str]]) -> None:
@@ -374,8 +396,11 @@ def show(facts: dict[str, Any]) -> None:
     if "error" in facts:
         print(f"{facts['run']}: {facts['error']}", flush=True)
         return
-    if "saves" in facts:
+    if facts["run"] == "T7":
         print(json.dumps(facts, indent=1), flush=True)
+        return
+    if "profile" in facts:
+        show_profile(facts)
         return
     print(
         f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, peak {facts['peak_gib']} GiB "
@@ -383,15 +408,17 @@ def show(facts: dict[str, Any]) -> None:
         f"steps {facts['step_ms']}, loss {facts['losses'][0][0]:.4f} -> {facts['losses'][-1][0]:.4f}",
         flush=True,
     )
-    if "profile" in facts:
-        found = facts["profile"]
-        print(
-            f"  step {found['step_ms']} ms: idle {found['idle_ms']}, only communication {found['only_communication_ms']}, {found['kernels']} kernels"
-        )
-        for kind, entry in found["kinds"].items():
-            print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")
-        if facts["run"] in ROWS:
-            print(f"    floors: {floors(facts['run'], facts['gpus'])}", flush=True)
+
+
+def show_profile(facts: dict[str, Any]) -> None:
+    found = facts["profile"]
+    print(
+        f"{facts['run']} on {facts['gpus']}, a step of {found['step_ms']} ms: idle {found['idle_ms']}, only communication {found['only_communication_ms']}, {found['kernels']} kernels"
+    )
+    for kind, entry in found["kinds"].items():
+        print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")
+    if facts["run"] in ROWS:
+        print(f"    floors: {floors(facts['run'], facts['gpus'])}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -404,6 +431,8 @@ def arguments() -> argparse.Namespace:
         "--profile", nargs="*", default=[], metavar="RUN", help="runs to profile after their measurement"
     )
     parser.add_argument("--out", type=Path, default=None, help="folder for results and kernel lists")
+    parser.add_argument("--limit-s", type=float, default=150.0, help="until each result, the ranks' start included")
+    parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)  # runs that are over
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -422,20 +451,26 @@ def main() -> None:
     if options.rank:
         work(options)
         return
-    found = spawn(sys.argv[0], options.gpus, [])
-    facts = {"bench": "trainer_gpu", "torch": torch.__version__, "results": found}
-    if options.out is not None:
-        (options.out / f"trainer_gpu-{options.gpus}-{int(time.time())}.json").write_text(json.dumps(facts))
-    print(
-        json.dumps(
-            {
-                **facts,
-                "results": [
-                    {key: value for key, value in item.items() if key not in ("losses", "profile")} for item in found
-                ],
-            }
-        )
-    )
+    facts: dict[str, Any] = {"bench": "trainer_gpu", "torch": torch.__version__, "results": []}
+    file = None if options.out is None else options.out / f"trainer_gpu-{options.gpus}-{int(time.time())}.json"
+
+    def keep(found: dict[str, Any]) -> None:
+        facts["results"].append(found)
+        if file is not None:
+            file.write_text(json.dumps(facts))
+
+    over = 0
+    while over < len(options.runs):
+        found = spawn(sys.argv[0], options.gpus, ["--skip", str(over)], options.limit_s, keep)
+        over += sum("profile" not in one for one in found)
+        lost_a_profile = bool(found) and "profile" not in found[-1] and found[-1]["run"] in options.profile
+        if over < len(options.runs) and not lost_a_profile:
+            reason = f"a rank failed, or there was no result within {options.limit_s:g} s"
+            keep({"run": options.runs[over], "error": reason})
+            show(facts["results"][-1])
+            over += 1
+    short = [{key: value for key, value in one.items() if key not in ("losses", "profile")} for one in facts["results"]]
+    print(json.dumps({**facts, "results": short}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stoker.operator.applied_hash import is_applied, with_applied_hash
+from stoker.operator.clock import timestamp
 from stoker.operator.observe import observe
 from stoker.operator.plan import Key, Object, Observed, Plan, Ref
 from stoker.operator.settings import Settings
@@ -282,7 +283,7 @@ class SimulatedCluster:
         self.reports[pod["metadata"]["uid"]] = body
 
     def _terminate(self, pod: Object, code: int, message: str) -> None:
-        terminated = {"exitCode": code, "message": message}
+        terminated = {"exitCode": code, "message": message, "finishedAt": timestamp(self.now)}
         pod["status"] = {
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": "main", "state": {"terminated": terminated}}],

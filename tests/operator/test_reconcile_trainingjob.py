@@ -576,13 +576,48 @@ def test_a_task_that_could_not_read_the_disk_says_nothing_about_the_data_and_is_
     run = Run()
     key = adopt(run)
     run.cluster.settle()
-    for tries in range(3):
+    for tries, delay_s in enumerate((0, 10, 60)):
+        if delay_s:
+            run.cluster.advance(delay_s - 1)
+            run.cluster.settle()
+            assert run.cluster.plan(key).requeue_after_s == 1
+            assert not [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+            run.cluster.advance(1)
+            run.cluster.settle()
         (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
         run.cluster.run(pod)
         run.cluster.end(pod, Cause.STORAGE_ERROR, detail="stale file handle", result={"task": "import", "folder": "x"})
         run.cluster.settle()
         assert run.cluster.objects[key]["status"]["phase"] == ("Pending" if tries < 2 else "Failed")
     assert "failed 3 times: stale file handle" in run.cluster.objects[key]["status"]["message"]
+
+
+def test_a_task_that_has_verified_a_save_goes() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    assert run.condition(run.cluster.objects[key], "Verified") == "True"
+    assert run.cluster.pods("task") == []
+    assert run.cluster.plan(key).empty
+
+
+def test_more_users_than_a_status_can_name_hinder_nothing() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    for number in range(70):
+        run.cluster.add(
+            {
+                "apiVersion": "stoker.dev/v1alpha1",
+                "kind": "InferenceDeployment",
+                "metadata": {"name": f"chat-{number:02}"},
+                "spec": {"model": {"checkpointRef": {"name": "old"}}, "pools": [{"name": "main"}]},
+            }
+        )
+    run.cluster.settle()
+    assert len(run.cluster.objects[key]["status"]["inUseBy"]) == 64
 
 
 def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -79,6 +80,12 @@ def exit_of(pod: Object) -> Exit:
         word=word,
         disrupted=_is_disrupted(status),
     )
+
+
+def ended_at(pod: Object) -> datetime | None:
+    """When its main container ended, by the clock of its node; when the pod was made, where nothing else is known."""
+    at = _terminated(pod.get("status", {})).get("finishedAt") or pod["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(at) if at else None
 
 
 def waiting_reason(pod: Object) -> str | None:

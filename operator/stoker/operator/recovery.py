@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from stoker.operator.plan import Object
@@ -95,6 +96,13 @@ def lost_pod(node_rank: int, name: str) -> Ending:
 def retry_delay_s(failures_in_a_row: int) -> float:
     """1 s, 2 s, 4 s ... up to 5 minutes; `failures_in_a_row` counts from 1 and starts over with progress."""
     return min(FIRST_DELAY_S * 2.0 ** min(max(failures_in_a_row - 1, 0), 20), LONGEST_DELAY_S)
+
+
+def left_s(ended: datetime | None, delay_s: float, now: datetime) -> float:
+    """What remains of the delay after an end that another clock has noted; never more than the whole."""
+    if ended is None:
+        return 0.0
+    return min(max((ended - now).total_seconds() + delay_s, 0.0), delay_s)
 
 
 def exhausted(failures_in_a_row: int, backoff_limit: int) -> bool:

@@ -16,7 +16,7 @@ from stoker.operator.api.value import measured
 from stoker.operator.conditions import Condition, Health, summary
 from stoker.operator.labels import JOB, JOB_UID
 from stoker.operator.plan import Call, Event, Observed, Patch, Plan
-from stoker.operator.pods import ref_of
+from stoker.operator.pods import ended, ref_of
 from stoker.operator.reconcile.checkpoint_delete import delete, expire, wanted_finalizers
 from stoker.operator.reconcile.checkpoint_task import TaskAnswer, ask
 from stoker.operator.reconcile.checkpoint_view import CheckpointView, Word, look, settle
@@ -196,7 +196,8 @@ def _judge(view: CheckpointView) -> Plan:
     word = view.word_about(status.folder, status.digest)
     facts = _facts(word.facts) if word else {}
     if status.verified:
-        return settle(view, {name: value for name, value in facts.items() if value is not None}, ())
+        done = tuple(ref_of(pod) for pod in view.tasks if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
+        return settle(view, {name: value for name, value in facts.items() if value is not None}, (), Plan(delete=done))
     if word is not None and word.verified is True:
         return _verified(view, "Agent", facts)
     if word is not None and word.verified is False and not _writer_runs(view):
@@ -265,7 +266,7 @@ def _wait(view: CheckpointView, phase: str, reason: str, message: str, plan: Pla
 def _wait_for_task(view: CheckpointView, answer: TaskAnswer, phase: str, reason: str, message: str) -> Plan:
     """The line says why the task's pod does not run, too."""
     if answer.waiting is None:
-        return _wait(view, phase, reason, message)
+        return _wait(view, phase, reason, message, Plan(requeue_after_s=answer.retry_in_s))
     text = f"{message}: {answer.waiting.line}"[:1024]
     health = Health.STALLED if answer.waiting.stuck else Health.PROGRESSING
     return settle(view, {"phase": phase, "message": text}, summary(health, answer.waiting.reason, text))

@@ -70,7 +70,7 @@ def delete(view: CheckpointView) -> Plan:
             summary(Health.STALLED, "DeletionBlocked", answer.problem),
         )
     text = f"deleting the data: {answer.waiting.line}" if answer.waiting else "deleting the data"
-    return _waiting(view, "DeletingData", text)
+    return _waiting(view, "DeletingData", text, Plan(requeue_after_s=answer.retry_in_s))
 
 
 def _waiting(view: CheckpointView, reason: str, message: str, plan: Plan | None = None) -> Plan:

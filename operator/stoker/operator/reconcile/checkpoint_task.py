@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.plan import Object
-from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
+from stoker.operator.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.reconcile.checkpoint_view import CheckpointView
+from stoker.operator.recovery import left_s
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import folder_arguments, task_pod
 from stoker.operator.waiting import Waiting, waiting
 from stoker.pod.exit_code import Cause
 
-MAX_TRIES = 3
+RETRY_DELAYS_S = (10.0, 60.0)
+"""After the first and the second try: storage that is away for a moment spoils no checkpoint."""
+MAX_TRIES = 1 + len(RETRY_DELAYS_S)
 ANSWERS = (Cause.COMPLETED, Cause.TASK_FAILED)
 
 
@@ -27,6 +30,8 @@ class TaskAnswer:
     problem: str = ""
     waiting: Waiting | None = None
     """What its pod waits for, while it does not run."""
+    retry_in_s: float | None = None
+    """Seconds until the next try."""
 
 
 def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
@@ -49,7 +54,9 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
     tries = max((int(label(pod, "try") or 0) + 1 for pod in mine), default=0)
     if tries >= MAX_TRIES:
         return TaskAnswer(problem=f"the {verb} task failed {tries} times: {exit_of(mine[-1]).detail}")
-    return TaskAnswer(pod=_pod(view, verb, folder, digest, tries))
+    delay_s = RETRY_DELAYS_S[tries - 1] if tries else 0.0
+    rest_s = left_s(ended_at(mine[-1]), delay_s, view.now) if tries else 0.0
+    return TaskAnswer(retry_in_s=rest_s) if rest_s else TaskAnswer(pod=_pod(view, verb, folder, digest, tries))
 
 
 def _pod(view: CheckpointView, verb: str, folder: str, digest: str | None, tries: int) -> Object:

@@ -18,6 +18,9 @@ from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.reconcile.settled import settled
 from stoker.operator.settings import Settings
 
+MAX_USERS = 64
+"""As many as the status names."""
+
 
 @dataclass(frozen=True)
 class Word:
@@ -112,7 +115,7 @@ def settle(
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
     found = view.checkpoint
     in_use = Condition("InUse", True if view.users else None, "InUse", _user_list(view))
-    changed = {**changes, "in_use_by": view.users}
+    changed = {**changes, "in_use_by": view.users[:MAX_USERS]}
     generation = found.metadata.generation
     return settled(plan, found.status, changed, (*conditions, in_use), now=view.now, generation=generation)
 

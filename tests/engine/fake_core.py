@@ -52,7 +52,7 @@ class ByteCodec:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         return b"".join(self._shown(token, skip_special_tokens) for token in tokens).decode(errors="replace")
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> ByteDetokenizer:
         return ByteDetokenizer(self, skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:

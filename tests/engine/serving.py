@@ -38,12 +38,12 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, **options: Any) -> AsyncIterator[Serving]:
+async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> AsyncIterator[Serving]:
     address = f"ipc://{tmp_path}/core"
     core, client = FakeCore(address), CoreClient(address)
     registry = CollectorRegistry()
     metrics = FrontMetrics(registry, "tiny", lambda: client.stats, lambda: client.state.model)
-    front = Front(client, ("tiny", "other-name"), metrics, ByteCodec)
+    front = Front(client, ("tiny", "other-name"), metrics, codec)
     own = probe_routes(alive=lambda: True, ready=lambda: front.ready, status=dict, registry=registry)
     settings = {"api_keys": (), "max_body_bytes": 1 << 20, "pod_uid": "pod-1", "version": "0.1", **options}
     app = OpenAiServer(front, own, **settings)

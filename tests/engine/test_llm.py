@@ -66,6 +66,20 @@ def test_answers_come_in_the_order_of_more_prompts_than_the_queue_takes(llm: LLM
     assert completion.text == llm.tokenizer.decode(completion.tokens)
 
 
+def test_text_goes_on_where_the_prompt_ends(twins: dict[str, Any], tmp_path: Path) -> None:
+    twins["llama"].save_pretrained(tmp_path)
+    words = {f"\u2581w{number}": number for number in range(320)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "\u2581w0"))
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = EngineConfig(model=ServedModelConfig(path=str(tmp_path)), threads=torch.get_num_threads(), cache=CacheConfig(num_blocks=60))  # fmt: skip
+    with LLM(config) as llm:
+        completion = only(
+            llm.generate([5, 6], SamplingParams(temperature=0, max_tokens=3), progress=False)
+        ).completions[0]
+    assert completion.text == "".join(f" w{token}" for token in completion.tokens)
+
+
 def test_token_ids_are_a_prompt_too(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("hello")
     assert llm.generate([tokens], GREEDY, progress=False) != []

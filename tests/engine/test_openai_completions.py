@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.fake_core import BOS
+from tests.engine.fake_core import BOS, ByteCodec, ByteDetokenizer
 from tests.engine.serving import run, serving, until
 
 PATH = "/v1/completions"
@@ -52,6 +54,30 @@ def test_every_form_of_prompt_is_understood(tmp_path: Path, prompt: Any, expecte
         async with serving(tmp_path) as s:
             choices = (await s.post(PATH, prompt=prompt)).json()["choices"]
             assert [(c["index"], c["text"]) for c in choices] == list(enumerate(expected))
+
+    run(scenario)
+
+
+class Unblanked(ByteCodec):
+    """As tokenizers of words do it: a text of its own does not begin with a blank."""
+
+    def detokenizer(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> ByteDetokenizer:
+        made = super().detokenizer(skip_special_tokens=skip_special_tokens)
+        if not prompt:
+            add, number = made.add, count()
+            made.add = lambda token: add(token).lstrip(" " * (next(number) == 0))  # type: ignore[method-assign]
+        return made
+
+
+def test_a_completion_keeps_the_blank_before_its_first_word_and_an_answer_does_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, Unblanked) as s:
+            for more in ({}, {"echo": True}):
+                text = (await s.post(PATH, prompt="say: word", **more)).json()["choices"][0]["text"]
+                assert text.removeprefix("say: word") == " word"
+            messages = [{"role": "user", "content": "say: word"}]
+            answer = (await s.post("/v1/chat/completions", messages=messages)).json()
+            assert answer["choices"][0]["message"]["content"].startswith("word")
 
     run(scenario)
 

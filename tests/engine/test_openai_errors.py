@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stoker.engine.messages import CoreState
 from stoker.engine.openai.params import GenerationDefaults
+from stoker.engine.openai.protocol import ChatBody, CompletionBody
 from stoker.engine.server import load_api_keys
 from tests.engine.fake_core import FACTS
 from tests.engine.serving import events, run, serving
@@ -31,6 +35,16 @@ BAD_COMPLETIONS = [
     ),
     pytest.param({"prompt": "x", "temperature": -1}, "temperature", "must be a number from 0", id="temperature"),
     pytest.param({"prompt": "x", "temperature": "hot"}, "temperature", "valid number", id="temperature as text"),
+    pytest.param({"prompt": "x", "temperature": True}, "temperature", "valid number", id="temperature as truth"),
+    pytest.param({"prompt": "x", "n": "2"}, "n", "valid integer (got '2')", id="n as text"),
+    pytest.param({"prompt": "x", "n": True}, "n", "valid integer (got True)", id="n as truth"),
+    pytest.param({"prompt": "x", "echo": 1}, "echo", "valid boolean (got 1)", id="echo as number"),
+    pytest.param({"prompt": "x", "priority": 10**30}, "priority", "less than 2147483648", id="priority"),
+    pytest.param({"prompt": "x", "top_k": 10**30}, "top_k", "from -1 to 2147483647", id="top_k"),
+    pytest.param({"prompt": "x", "stop_token_ids": [10**30]}, "stop_token_ids", "from 0 to", id="stop token"),
+    pytest.param({"prompt": "x", "repetition_penalty": 1e-9}, "repetition_penalty", "from 0.01", id="repetition"),
+    pytest.param({"prompt": "x", "logit_bias": {"9" * 20: 1}}, "logit_bias", "token ids (got '999", id="far token"),
+    pytest.param({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias", "999...)", id="farther token"),
     pytest.param({"prompt": "x", "top_p": 0}, "top_p", "above 0", id="top_p"),
     pytest.param({"prompt": "x", "n": 0}, "n", "from 1 to 128", id="n"),
     pytest.param({"prompt": "x", "logprobs": 21}, "logprobs", "from 0 to 20", id="too many logprobs"),
@@ -59,6 +73,15 @@ BAD_CHATS = [
     pytest.param({"messages": [{"content": "x"}]}, "messages.0.role", "Field required", id="no role"),
     pytest.param({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "", id="content is a number"),
     pytest.param({"messages": [{"role": "martian", "content": "x"}]}, None, "no role martian", id="template refuses"),
+    pytest.param(
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages.content.text",
+        "type text needs it",
+        id="no text",
+    ),
+    pytest.param(
+        {**CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self cannot be set", id="self"
+    ),
     pytest.param({**CHAT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1", id="max_tokens"),
     pytest.param(
         {**CHAT, "top_logprobs": 2}, "top_logprobs", "only allowed with logprobs=true", id="top_logprobs alone"
@@ -93,6 +116,35 @@ def test_a_bad_request_is_a_clear_400(tmp_path: Path, path: str, table: Sequence
                     assert set(error) == {"message", "type", "param", "code"}
             assert s.core.requests == []
             assert (await s.post("/v1/completions", prompt="say:x")).status_code == 200
+
+    run(scenario)
+
+
+FIELDS = sorted(
+    {*CompletionBody.model_fields, *ChatBody.model_fields, "anything"} - {"messages", "chat_template_kwargs"}
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-(10**40), 10**40) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("0123456789", max_size=12), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wrongs=st.lists(st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2), min_size=30, max_size=30)
+)
+def test_whatever_a_field_holds_the_answer_is_its_own_or_names_the_field(tmp_path: Path, wrongs: list[Any]) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for wrong in wrongs:
+                for path, body in (("/v1/completions", {"prompt": "say:x"}), ("/v1/chat/completions", CHAT)):
+                    answer = await s.http.post(path, content=json.dumps({**body, **wrong}))
+                    assert answer.status_code in (200, 400) or "model" in wrong, (wrong, answer.text)
+                    if answer.status_code == 400:
+                        error = answer.json()["error"]
+                        named = str(error["param"]).partition(".")[0]
+                        assert named in wrong or error["code"] == "invalid_json", (wrong, error)
 
     run(scenario)
 

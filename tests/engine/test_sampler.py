@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from stoker.engine.sampler import Rows, SeatValues, sample, score, uniform
@@ -231,6 +233,30 @@ def test_greedy_rows_take_the_largest_logit_of_any_dtype() -> None:
     assert torch.equal(sample(logits, rows, history(5), OPS).tokens, logits.argmax(-1))
 
 
+@settings(deadline=None)
+@given(
+    temperature=st.floats(0, 0.02),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    top_k=st.integers(-1, 2**31 - 1),
+    scale=st.sampled_from([1.0, 1e4]),
+)
+def test_a_cold_row_draws_its_best_token_whatever_else_is_asked(scale: float, **values: Any) -> None:
+    logits = logits_of(2, scale=scale)
+    best = logits.argmax(1)
+    logits[torch.arange(2), best] += 1  # e^50 times as probable as the next one
+    sampled = sample(logits, rows_of([SamplingParams(seed=1, **values)] * 2, [5, 9]), history(2), OPS)
+    assert sampled.tokens.tolist() == best.tolist()
+    assert sampled.valid.all()
+
+
+@settings(deadline=None)
+@given(repetition=st.floats(0.01, 100), temperature=st.floats(0, 100), bias=st.floats(-100, 100))
+def test_no_allowed_value_makes_a_row_invalid(repetition: float, temperature: float, bias: float) -> None:
+    params = SamplingParams(repetition_penalty=repetition, temperature=temperature, logit_bias={5: bias}, seed=1)
+    assert sample(logits_of(2, scale=1e4), rows_of([params] * 2, [5, 9]), history(2), OPS).valid.all()
+
+
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n must be an integer from 1 to 128, got 0"),
     ({"n": True}, "n must be an integer from 1 to 128, got True"),
@@ -238,20 +264,23 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": -1}, "min_tokens must be an integer of at least 0, got -1"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens, 4, got 5"),
     ({"temperature": -0.1}, "temperature must be a number from 0 to 100, got -0.1"),
+    ({"temperature": 10**400}, "temperature must be a number from 0 to 100, got 1000"),
     ({"temperature": math.nan}, "temperature must be a number from 0 to 100, got nan"),
     ({"top_p": 0}, "top_p must be a number above 0 to 1, got 0"),
     ({"top_p": 1.1}, "top_p must be a number above 0 to 1, got 1.1"),
-    ({"top_k": -2}, "top_k must be an integer of at least -1, got -2"),
+    ({"top_k": -2}, "top_k must be an integer from -1 to 2147483647, got -2"),
+    ({"top_k": 2**31}, "top_k must be an integer from -1 to 2147483647, got 2147483648"),
     ({"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
     ({"presence_penalty": 3}, "presence_penalty must be a number from -2 to 2, got 3"),
     ({"frequency_penalty": "1"}, "frequency_penalty must be a number from -2 to 2, got '1'"),
-    ({"repetition_penalty": 0}, "repetition_penalty must be a number above 0 to 100, got 0"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty must be a number from 0.01 to 100, got 1e-40"),
     ({"logit_bias": {3: 101}}, "logit_bias must be a number from -100 to 100, got 101"),
-    ({"logit_bias": {-3: 1}}, "logit_bias must be an integer of at least 0, got -3"),
+    ({"logit_bias": {-3: 1}}, "logit_bias must be an integer from 0 to 2147483647, got -3"),
     ({"seed": 2**63}, "seed must be an integer from -9223372036854775808 to 9223372036854775807"),
     ({"stop": ("",)}, "stop must be texts of 1 to 1000 characters, got ''"),
     ({"stop": ("x",) * 17}, "stop must be at most 16 texts, got '17 texts'"),
-    ({"stop_token_ids": (-1,)}, "stop_token_ids must be an integer of at least 0, got -1"),
+    ({"stop_token_ids": (-1,)}, "stop_token_ids must be an integer from 0 to 2147483647, got -1"),
+    ({"bad_token_ids": (10**30,)}, "bad_token_ids must be an integer from 0 to 2147483647, got 1000"),
     ({"logprobs": 21}, "logprobs must be an integer from 0 to 20, got 21"),
 ]
 

@@ -28,9 +28,11 @@ from stoker.engine.openai.protocol import (
     TokenizeBody,
 )
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.text import TextCodec
+from stoker.engine.text import Detokenizer, TextCodec
 
 T = TypeVar("T")
+OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+"""Of a chat template: not for `chat_template_kwargs`."""
 
 
 class Front:
@@ -84,7 +86,7 @@ class Front:
         try:
             self._defaults = await asyncio.to_thread(GenerationDefaults.load, folder)
             self._codec = await asyncio.to_thread(self._open_codec, folder)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, `/status` must say why nothing is served
             self.broken = f"{folder}: {error}"
             self.on_broken(self.broken)
 
@@ -138,11 +140,11 @@ class Front:
         prompts = await self._in_thread(_encode_all, codec, body)
         jobs = []
         for number, prompt in enumerate(prompts):
-            _check_tokens(prompt, facts.vocab_size)
             params = completion_params(body, self._defaults, facts.max_model_len - len(prompt))
             self._check(facts, prompt, params)
             keep = body.max_tokens != 0
-            jobs.append(Job(f"{request_id}-{number}", prompt, params, arrival_s, body.priority, keep_output=keep))
+            job_id = f"{request_id}-{number}"
+            jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
         echoes = None
         if body.echo:
             echoes = await self._in_thread(_echo_all, codec, prompts, body.skip_special_tokens)
@@ -167,11 +169,13 @@ class Front:
     def _check(self, facts: ModelFacts, prompt: tuple[int, ...], params: SamplingParams) -> None:
         assert params.max_tokens is not None
         check_length(facts.max_model_len, len(prompt), params.max_tokens)
+        _check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
         self.metrics.started(params, params.max_tokens)
 
     def _generation(self, codec: TextCodec, jobs: Sequence[Job]) -> Generation:
-        def detokenizer(skip_special_tokens: bool) -> Any:
-            return codec.detokenizer(skip_special_tokens=skip_special_tokens)
+        def detokenizer(job: Job) -> Detokenizer:
+            prompt = job.prompt_tokens if job.continues else ()
+            return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
         return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
 
@@ -245,7 +249,7 @@ def _encode_chat(
     """The template writes the special tokens itself."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-    if taken := sorted({"messages", "add_generation_prompt", "tools"} & settings.keys()):
+    if taken := sorted(OWN_SETTINGS & settings.keys()):
         raise bad_request(
             f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
         )

@@ -29,6 +29,8 @@ class Job:
     arrival_s: float
     """Monotonic; before tokenising."""
     priority: int = 0
+    continues: bool = False
+    """The text goes on where the prompt's ends; else it is a text of its own."""
     keep_output: bool = True
     """False: only the prompt's log-probabilities are wanted; the one token that the core makes is dropped."""
 
@@ -66,7 +68,7 @@ class Generation:
         self,
         core: CoreClient,
         jobs: Sequence[Job],
-        detokenizer: Callable[[bool], Detokenizer],
+        detokenizer: Callable[[Job], Detokenizer],
         metrics: FrontMetrics,
         clock: Callable[[], float],
     ) -> None:
@@ -141,7 +143,7 @@ class _Follower:
         params = self._job.params
         self._texts = [
             OutputText(
-                generation._detokenizer(params.skip_special_tokens),
+                generation._detokenizer(self._job),
                 params.stop,
                 include_stop=params.include_stop,
                 min_tokens=params.min_tokens,

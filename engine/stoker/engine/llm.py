@@ -145,12 +145,12 @@ class _Batch:
         self._texts: dict[tuple[str, int], OutputText] = {}
 
     def add(self, index: int, request_id: str) -> None:
-        params = self.params[index]
-        self.engine.add_request(request_id, self.answers[index].prompt_tokens, params)
+        params, prompt = self.params[index], self.answers[index].prompt_tokens
+        self.engine.add_request(request_id, prompt, params)
         self._index[request_id] = index
         for choice in range(params.n):
             self._texts[request_id, choice] = OutputText(
-                self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, prompt=prompt),
                 params.stop,
                 include_stop=params.include_stop,
                 min_tokens=params.min_tokens,
@@ -172,9 +172,10 @@ class _Batch:
             self.engine.finish_choice(delta.request_id, delta.choice)
             self._done(answer, completion, "stop")
         elif delta.finish_reason is not None:
-            completion.text += text.finish().text
+            rest = text.finish()
+            completion.text += rest.text
             completion.error, completion.facts = delta.error, delta.facts
-            self._done(answer, completion, delta.finish_reason)
+            self._done(answer, completion, "stop" if rest.stopped else delta.finish_reason)
 
     def _done(self, answer: Generated, completion: Completion, reason: FinishReason) -> None:
         completion.finish_reason = reason

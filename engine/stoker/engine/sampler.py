@@ -68,6 +68,8 @@ class SeatValues:
         self.plain_greedy[seat] = params.plain_greedy
         self.top_logprobs[seat] = -1 if params.logprobs is None else params.logprobs
         self.numbers[seat] = [getattr(params, name) for name in _NUMBERS]
+        if params.greedy:
+            self.numbers[seat, _NUMBERS.index("temperature")] = 0.0
         self.keys[seat] = (params.seed or 0, opening.choice)
         self.filtered[seat] = not params.greedy and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
         always = params.penalised or params.logit_bias or params.bad_token_ids

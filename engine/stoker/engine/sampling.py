@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +13,10 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_LOGIT_BIASES = 1024
 SEED_LIMIT = 2**63
+COUNT_LIMIT = 2**31
+"""Of token ids and limits, as tensors hold them."""
+COLDEST = 1e-6
+"""Below this temperature the best token leaves no chance to another, and quotients would not be finite."""
 MAX_SHOWN = 60
 """Characters of a wrong value that an error repeats."""
 
@@ -33,7 +36,7 @@ class SamplingParams:
     min_tokens: int = 0
     """Until so many output tokens, neither the end token nor a stop token can be chosen."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and so is what is too close to it to divide by."""
     top_p: float = 1.0
     top_k: int = 0
     """0 or -1: no limit."""
@@ -69,7 +72,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < COLDEST
 
     @property
     def plain_greedy(self) -> bool:
@@ -102,7 +105,7 @@ class SamplingParams:
 def _check_counts(params: SamplingParams) -> None:
     _integer("n", params.n, 1, MAX_CHOICES)
     _integer("min_tokens", params.min_tokens, 0, None)
-    _integer("top_k", params.top_k, -1, None)
+    _integer("top_k", params.top_k, -1, COUNT_LIMIT - 1)
     if params.max_tokens is not None:
         _integer("max_tokens", params.max_tokens, 1, None)
         if params.min_tokens > params.max_tokens:
@@ -120,14 +123,14 @@ def _check_numbers(params: SamplingParams) -> None:
     _number("min_p", params.min_p, 0.0, 1.0)
     _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _number("repetition_penalty", params.repetition_penalty, 0.0, 100.0, above=True)
+    _number("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
 
 
 def _check_lists(params: SamplingParams) -> None:
     if len(params.logit_bias) > MAX_LOGIT_BIASES:
         raise _refused("logit_bias", f"{len(params.logit_bias)} entries", f"at most {MAX_LOGIT_BIASES} entries")
     for token, bias in params.logit_bias.items():
-        _integer("logit_bias", token, 0, None)
+        _integer("logit_bias", token, 0, COUNT_LIMIT - 1)
         _number("logit_bias", bias, -100.0, 100.0)
     if len(params.stop) > MAX_STOPS:
         raise _refused("stop", f"{len(params.stop)} texts", f"at most {MAX_STOPS} texts")
@@ -139,7 +142,7 @@ def _check_lists(params: SamplingParams) -> None:
         if len(tokens) > MAX_LOGIT_BIASES:
             raise _refused(name, f"{len(tokens)} tokens", f"at most {MAX_LOGIT_BIASES} tokens")
         for token in tokens:
-            _integer(name, token, 0, None)
+            _integer(name, token, 0, COUNT_LIMIT - 1)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
@@ -150,9 +153,9 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
 
 def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     allowed = f"a number {'above' if above else 'from'} {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refused(name, value, allowed)
-    if value < low or value > high or (above and value == low):
+    if not low <= value <= high or (above and value == low):  # a nan is nowhere
         raise _refused(name, value, allowed)
 
 

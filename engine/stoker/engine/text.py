@@ -120,7 +120,9 @@ class TextCodec(Protocol):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer: ...
+    def detokenizer(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> Detokenizer:
+        """For text that continues `prompt`'s: some tokenizers drop the blank before a first word."""
+        ...
 
     def token_bytes(self, token: int) -> bytes:
         """What the token stands for; a part of a character is no valid UTF-8."""

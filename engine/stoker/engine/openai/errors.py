@@ -66,7 +66,7 @@ def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int) -> ApiE
 
 
 def model_not_found(name: str, names: tuple[str, ...]) -> ApiError:
-    message = f"The model `{name}` does not exist; served here: {', '.join(names)}."
+    message = f"The model `{shortened(name)}` does not exist; served here: {', '.join(names)}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -87,14 +87,17 @@ def from_validation(error: ValidationError) -> ApiError:
         return bad_request(f"The body is not valid JSON: {item['msg']}.", code="invalid_json")
     param = _path(item)
     message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "model_type" and not param:
+        return bad_request(f"The body must be a JSON object (got {shown(item['input'])}).", code="invalid_value")
     if not param:  # a rule of the whole body; its message begins with the field
         field, colon, _ = message.partition(": ")
         return bad_request(message, field if colon else None, "invalid_value")
     if item["type"] == "missing":
         return bad_request(f"{param}: {message}", param, "invalid_value")
-    if item["loc"][0] in UNIONS:
-        param, message = str(item["loc"][0]), UNIONS[str(item["loc"][0])]
-    return bad_request(f"{param}: {message} (got {_shown(item['input'])})", param, "invalid_value")
+    union = _union(item)
+    if union in UNIONS:
+        param, message = union, UNIONS[union]
+    return bad_request(f"{param}: {message} (got {shown(item['input'])})", param, "invalid_value")
 
 
 UNIONS = {
@@ -107,10 +110,23 @@ UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "constrained-
 
 def _path(item: Mapping[str, Any]) -> str:
     """`messages.0.content`, without the names of union members that pydantic adds."""
-    parts = [str(part) for part in item["loc"]]
-    return ".".join(part for part in parts if part not in UNION_MEMBERS and "[" not in part)
+    return ".".join(str(part) for part in item["loc"] if not _is_member(part))
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def _union(item: Mapping[str, Any]) -> str | None:
+    """The field of the body, if it has several shapes and none fits."""
+    field, *inside = item["loc"]
+    return str(field) if inside and _is_member(inside[0]) else None
+
+
+def _is_member(part: object) -> bool:
+    return part in UNION_MEMBERS or "[" in str(part)
+
+
+def shown(value: object) -> str:
+    """A wrong value in a message."""
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

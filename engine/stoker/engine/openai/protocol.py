@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stoker.engine.openai.errors import bad_request, not_supported
+from stoker.engine.openai.errors import bad_request, not_supported, shown
+from stoker.engine.sampling import COUNT_LIMIT
 
-Token = Annotated[int, Strict(), Field(ge=0)]
-Text = Annotated[str, Strict()]
+Token = Annotated[int, Field(ge=0)]
+Priority = Annotated[int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 MAX_PROMPTS = 2048
+MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Body(BaseModel):
-    """Unknown keys are kept out of the way, not refused."""
+    """Unknown keys are kept out of the way, not refused. Values are of their field's own type: a text is no number."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -41,11 +44,11 @@ class StreamOptions(Body):
 class GenerationBody(Body):
     """What both kinds of completion share. `None` means: the model's default (`/v1/models` lists it)."""
 
-    model: Text | None = None
+    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = 1
-    stop: Text | list[Text] | None = None
+    stop: str | list[str] | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -61,7 +64,7 @@ class GenerationBody(Body):
     bad_token_ids: list[Token] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    priority: int = 0
+    priority: Priority = 0
     add_special_tokens: bool | None = None
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -113,8 +116,9 @@ class GenerationBody(Body):
         """
         biases = self.logit_bias or {}
         for token in biases:
-            if not token.isascii() or not token.isdecimal():
-                raise bad_request(f"logit_bias: keys must be token ids (got {token!r})", "logit_bias", "invalid_value")
+            if not token.isascii() or not token.isdecimal() or len(token) > MAX_TOKEN_DIGITS:
+                message = f"logit_bias: keys must be token ids (got {shown(token)})"
+                raise bad_request(message, "logit_bias", "invalid_value")
         return {int(token): bias for token, bias in biases.items()}
 
     @property
@@ -129,7 +133,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: Text | list[Token] | list[Text] | list[list[Token]]
+    prompt: str | list[Token] | list[str] | list[list[Token]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
@@ -180,15 +184,15 @@ class CompletionBody(GenerationBody):
 class ContentPart(Body):
     """A part of a message's content; only text is built."""
 
-    type: Text
-    text: Text | None = None
+    type: str
+    text: str | None = None
 
 
 class ChatMessage(Body):
     """One message; keys that the chat template may know travel along."""
 
-    role: Text
-    content: Text | list[ContentPart] | None = None
+    role: str
+    content: str | list[ContentPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As the template gets it: content is text.
@@ -202,8 +206,12 @@ class ChatMessage(Body):
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         for part in self.content:
-            if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            if part.type not in TEXT_PARTS:
                 raise not_supported(f"messages.content.{part.type}")
+            if part.text is None:
+                raise bad_request(
+                    f"messages.content.text: a part of type {part.type} needs it", "messages.content.text"
+                )
         return "".join(part.text or "" for part in self.content)
 
 
@@ -254,8 +262,8 @@ class ChatBody(GenerationBody):
 class TokenizeBody(Body):
     """`POST /tokenize`: a prompt, or messages through the chat template."""
 
-    model: Text | None = None
-    prompt: Text | None = None
+    model: str | None = None
+    prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
@@ -272,6 +280,6 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
-    model: Text | None = None
+    model: str | None = None
     tokens: list[Token]
     skip_special_tokens: bool = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.applied_hash import with_applied_hash
-from stoker.operator.cluster.seam import Cluster, Conflict, Invalid, NamespaceTerminating, PodUnreachable, ServerError
+from stoker.operator.cluster.seam import (
+    Cluster,
+    Conflict,
+    Invalid,
+    NamespaceTerminating,
+    NameTaken,
+    PodUnreachable,
+    ServerError,
+)
 from stoker.operator.execute import Executor, event_object
 from stoker.operator.kept import kept
 from stoker.operator.labels import APPLIED_HASH, JOB_UID
-from stoker.operator.plan import Call, Event, Object, Patch, Plan, Ref, Scale
+from stoker.operator.plan import Call, Event, Key, Object, Patch, Plan, Ref, Scale
 from stoker.operator.store import Store
 from tests.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
 from tests.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
@@ -148,6 +158,36 @@ def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tm
             await executor.execute(made["resource"], Plan(create=(owned(gated_pod("theirs"), made["resource"]),)))
 
     asyncio.run(story())
+
+
+def test_a_service_of_somebody_else_is_not_taken_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        executor = Executor(world.cluster, Store(), FakeClock())
+        ours, theirs = service("ours"), service("theirs")
+        world.objects.create(theirs)
+        await executor.execute(made["resource"], Plan(apply=(owned(ours, made["resource"]),)))
+        with pytest.raises(NameTaken, match="Service default/theirs exists and belongs to another owner"):
+            await executor.execute(made["resource"], Plan(apply=(owned(theirs, made["resource"]),)))
+        assert "ownerReferences" not in world.objects.get(Key("Service", "default", "theirs"))["metadata"]
+        again = Executor(world.cluster, Store(), FakeClock())
+        await again.execute(made["resource"], Plan(apply=(owned(ours, made["resource"]),)))
+
+    asyncio.run(story())
+
+
+def service(name: str) -> Object:
+    metadata = {"name": name, "namespace": "default", "labels": {"stoker.dev/role": "router"}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}}
+
+
+@pytest.mark.parametrize("end", ["-", ".", "x"])
+def test_an_event_about_an_object_with_a_long_name_has_a_valid_name(end: str) -> None:
+    metadata = {"name": f"{'a' * 199}{end}{'b' * 20}", "namespace": "default", "uid": "u"}
+    resource = {"apiVersion": "v1", "kind": "Checkpoint", "metadata": metadata}
+    made = event_object(resource, Event("Normal", "A", "b"), datetime(2026, 1, 1, tzinfo=UTC))
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made["metadata"]["name"])
 
 
 def test_an_object_without_owner_is_ours_by_its_uid_label(tmp_path: Path) -> None:

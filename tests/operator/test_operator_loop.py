@@ -16,7 +16,7 @@ from stoker.operator.operator import Operator
 from stoker.operator.plan import Key, Object, Observed, Plan
 from stoker.operator.render.trainer import keys_object
 from stoker.operator.settings import Settings
-from tests.operator.cluster_contract import owned, pool, ref_of
+from tests.operator.cluster_contract import config_map, owned, pool, ref_of
 from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, settle
 
 SETTINGS = Settings(workers=2, resync_interval_s=600)
@@ -309,6 +309,18 @@ def test_what_is_refused_is_in_the_status_until_it_is_taken(tmp_path: Path) -> N
         assert "message" not in world.objects.get(KEY)["status"]
 
     run(tmp_path, story, wrap=Quota)
+
+
+def test_a_name_that_somebody_else_has_is_told(tmp_path: Path) -> None:
+    async def story(world: Embedded, _: Operator) -> None:
+        world.objects.create(pod("pool-0", world.objects.create(config_map("somebody-else"))))
+        world.objects.create(pool("pool"))
+        await world.clock.advance(1)
+        status = world.objects.get(KEY)["status"]
+        assert status["message"] == "Pod default/pool-0 exists and belongs to another owner"
+        assert [event["reason"] for event in world.objects.of_kind("Event")] == ["Refused"]
+
+    run(tmp_path, story)
 
 
 def test_an_api_server_that_asks_for_patience_gets_it(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.api.pool import Pool
 from stoker.operator.plan import Key, Object
+from stoker.operator.reconcile.deployment_view import pool_object_name
 from stoker.operator.reconcile.enginepool import reconcile_enginepool
 from stoker.operator.reconcile.inferencedeployment import reconcile_inferencedeployment
 from stoker.operator.settings import Settings
@@ -123,6 +126,21 @@ class Serving:
     def snapshot(self) -> dict[str, Any]:
         stored = next(c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends"))
         return dict(json.loads(stored["data"]["backends.json"]))
+
+
+def test_deployments_with_the_same_long_beginning_have_pools_of_their_own() -> None:
+    pools = []
+    for end in ("one", "two"):
+        name = f"a-team-with-a-very-long-name-serves-{end}"
+        pool_name = pool_object_name(
+            InferenceDeployment.model_validate(
+                {"metadata": {"name": name}, "spec": {"model": {"uri": "file:///m"}, "pools": [{"name": "p" * 12}]}}
+            ),
+            Pool(name="p" * 12),
+        )
+        pools.append(pool_name)
+    assert len(set(pools)) == 2
+    assert all(len(f"{name}-r0123456789-9999") <= 63 for name in pools)
 
 
 def test_without_a_verified_checkpoint_it_waits_and_says_for_what() -> None:

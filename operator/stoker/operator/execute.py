@@ -7,6 +7,7 @@ as applied, an object that is gone as deleted. Answers are written through to th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,9 +22,10 @@ from stoker.operator.cluster.seam import (
     ClusterError,
     Conflict,
     NamespaceTerminating,
+    NameTaken,
     NotFound,
 )
-from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
+from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
 from stoker.operator.plan import Event, Key, Object, Plan, Ref
 from stoker.operator.store import Store, key_of
 
@@ -128,17 +130,30 @@ class Executor:
             self.store.set_terminating(namespace, self.clock.monotonic())
             raise
         except AlreadyExists:
-            created = await self._limited(self.cluster.get(*_key(body)))
-            if not is_ours(created, body):
-                raise Conflict(
-                    f"{body['kind']} {'/'.join(_key(body)[1:])} exists and belongs to another owner"
-                ) from None
+            created = await self._ours(body)
         self.store.put(created)
 
     async def apply(self, body: Object) -> None:
-        """Server-side apply, skipped when the wanted hash is there."""
-        if not is_applied(body, self.store.get(_key(body))):
-            self.store.put(await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER)))
+        """Server-side apply, skipped when the wanted hash is there. It would take over a namesake, so what people name like ours is looked at first."""
+        known = self.store.get(_key(body))
+        if is_applied(body, known):
+            return
+        if known is None and _may_be_taken(body):
+            with contextlib.suppress(NotFound):
+                await self._ours(body)
+        self.store.put(await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER)))
+
+    async def _ours(self, body: Object) -> Object:
+        """The object that has the name of `body`.
+
+        Raises:
+            NotFound: there is none.
+            NameTaken: it is not ours.
+        """
+        live = await self._limited(self.cluster.get(*_key(body)))
+        if not is_ours(live, body):
+            raise NameTaken(f"{body['kind']} {'/'.join(_key(body)[1:])} exists and belongs to another owner")
+        return live
 
     async def discard(self, resource: Object) -> None:
         """Delete an object that nobody needs any more."""
@@ -185,6 +200,12 @@ def is_ours(live: Object, wanted: Object) -> bool:
     return bool(marks) and all(labels.get(label) == wanted_labels[label] for label in marks)
 
 
+def _may_be_taken(body: Object) -> bool:
+    """A Service or budget named after a deployment; those of trainers carry a hash in their names."""
+    role = (body["metadata"].get("labels") or {}).get(ROLE)
+    return body["kind"] in ("Service", "PodDisruptionBudget") and role != "trainer"
+
+
 def event_object(resource: Object, event: Event, now: datetime) -> Object:
     """A core/v1 Event whose name follows from its content and the time window, so that a repetition is the same object."""
     metadata = resource["metadata"]
@@ -196,7 +217,7 @@ def event_object(resource: Object, event: Event, now: datetime) -> Object:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{metadata['name'][:200]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name'][:200].rstrip('-.')}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
             "namespace": metadata.get("namespace", "default"),
         },
         "involvedObject": {"apiVersion": resource["apiVersion"], "kind": resource["kind"], **about},

@@ -14,7 +14,16 @@ from datetime import datetime
 from stoker.operator.backoff import Jitter
 from stoker.operator.clock import Clock, SystemClock
 from stoker.operator.cluster.kinds import KINDS, OURS
-from stoker.operator.cluster.seam import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
+from stoker.operator.cluster.seam import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NameTaken,
+    NotFound,
+    TooManyRequests,
+)
 from stoker.operator.execute import Executor
 from stoker.operator.informer import Informer
 from stoker.operator.lost_pods import mark_lost, removed_by_force, with_outage
@@ -167,12 +176,12 @@ class Operator:
     async def _judge(self, key: Key, problem: Exception) -> None:
         """What is said about a pass that failed."""
         where = "/".join(key)
-        if isinstance(problem, Conflict | NotFound):
-            log.debug("%s changed meanwhile: %s", where, problem)
-        elif isinstance(problem, Invalid | Forbidden):
+        if isinstance(problem, Invalid | Forbidden | NameTaken):
             log.warning("%s: the cluster refused an object: %s", where, problem)
             self._refusals[key] = str(problem)
             await self._tell(key, Event("Warning", "Refused", str(problem)))
+        elif isinstance(problem, Conflict | NotFound):
+            log.debug("%s changed meanwhile: %s", where, problem)
         elif isinstance(problem, ClusterError):
             log.warning("%s: %s", where, problem)
         else:

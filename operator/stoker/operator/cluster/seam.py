@@ -28,6 +28,10 @@ class Conflict(ClusterError):
     """409: the object changed since it was read, or another object has the name (uid precondition)."""
 
 
+class NameTaken(Conflict):
+    """An object of somebody else has the name that one of ours must have: a person must act."""
+
+
 class Gone(ClusterError):
     """410: the resource version is too old to watch from; list again."""
 

@@ -22,7 +22,11 @@ from stoker.operator.labels import DEPLOYMENT_UID
 from stoker.operator.plan import Object, Observed, Plan
 from stoker.operator.pods import label
 from stoker.operator.reconcile.settled import settled
+from stoker.operator.render.names import short_hash
 from stoker.operator.settings import Settings
+
+LONGEST_NAME = 30
+"""Characters of a deployment's name in those of its pools."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,10 @@ def look(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
 
 
 def pool_object_name(deployment: InferenceDeployment, pool: Pool) -> str:
-    """`<deployment>-<pool>`, cut so that pods of it still have a host name."""
-    return f"{deployment.metadata.name[:30].rstrip('-.')}-{pool.name}"
+    """`<deployment>-<pool>`; a long name is cut and told apart by a hash, so that pods of it still have a host name."""
+    name = deployment.metadata.name
+    short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6].rstrip('-.')}-{short_hash(name)}"
+    return f"{short}-{pool.name}"
 
 
 def settle(

@@ -32,6 +32,24 @@ def test_missing_fields_take_the_defaults_of_the_family() -> None:
     assert (config.head_dim, config.num_kv_heads, config.tie_embeddings, config.rope_theta) == (12, 4, False, 10000.0)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_missing_fields_mean_what_transformers_takes_them_for(family: str) -> None:
+    raw = RAW | {
+        "model_type": family,
+        "num_attention_heads": 32,
+        "hidden_size": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    theirs = AutoConfig.for_model(**raw).to_dict()
+    assert ModelConfig.from_hugging_face(raw) == ModelConfig.from_hugging_face(theirs)
+
+
+def test_qwen3_s_unused_window_is_no_window() -> None:
+    raw = RAW | {"model_type": "qwen3", "head_dim": 12, "num_key_value_heads": 2, "sliding_window": 4096}
+    assert ModelConfig.from_hugging_face(raw | {"use_sliding_window": False}).num_kv_heads == 2
+
+
 def test_rope_is_read_in_both_spellings() -> None:
     scaling = {
         "factor": 8.0,
@@ -57,6 +75,15 @@ def test_rope_is_read_in_both_spellings() -> None:
         ({"mlp_bias": True}, "not supported yet: mlp_bias"),
         ({"use_sliding_window": True}, "not supported yet: use_sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "not supported yet: layer_types"),
+        ({"sliding_window": 4096}, "not supported yet: sliding_window = 4096"),
+        ({"partial_rotary_factor": 0.5}, "not supported yet: partial_rotary_factor = 0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "not supported yet: rope_parameters per layer"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, not 'linear'"),
+        ({"rope_scaling": {"rope_type": None, "factor": 2}}, "not supported yet: rope_scaling None"),
+        ({"compression_config": {"format": "int-quantized"}}, "not supported yet: compression_config"),
+        ({"hidden_size": "big"}, "config.json: hidden_size must be a whole number, not 'big'"),
+        ({"num_hidden_layers": [2]}, r"config.json: num_hidden_layers must be a whole number, not \[2\]"),
         ({"quantization_config": {"quant_method": "gptq"}}, "not supported yet: quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "not supported yet: rope_scaling 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor is missing"),

@@ -64,6 +64,15 @@ def write_gguf(
     writer.add_float32(f"{config.architecture}.attention.layer_norm_rms_epsilon", config.norm_eps)
     if (scaling := changes.get("rope_scaling_type")) is not None:
         writer.add_string(f"{config.architecture}.rope.scaling.type", scaling)
+    for key in ("rope.dimension_count", "attention.sliding_window"):
+        if key in changes:
+            writer.add_uint32(f"{config.architecture}.{key}", changes[key])
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if key in changes:
+            writer.add_float32(f"{config.architecture}.{key}", changes[key])
+    if "attention.causal" in changes:
+        writer.add_bool(f"{config.architecture}.attention.causal", changes["attention.causal"])
+    writer.add_add_eos_token(changes.get("add_eos_token", False))
     writer.add_tokenizer_model(changes.get("tokenizer_model", "gpt2"))
     writer.add_tokenizer_pre(changes.get("tokenizer_pre", "smollm"))
     writer.add_token_list(TOKENS[: config.vocab_size])
@@ -177,6 +186,12 @@ def test_llama_3_scaling_is_recognised_by_its_factors(
     [
         ({"rope_scaling_type": "yarn"}, r"not supported yet: rope.scaling.type 'yarn'"),
         ({"attention.value_length": 8}, "keys of 16 and values of 8"),
+        ({"rope.dimension_count": 8}, r"not supported yet: rope.dimension_count 8"),
+        ({"rope.scaling.factor": 2.0}, r"not supported yet: rope.scaling.factor 2"),
+        ({"rope.scale_linear": 4.0}, r"not supported yet: rope.scale_linear 4"),
+        ({"attention.sliding_window": 128}, r"not supported yet: attention.sliding_window 128"),
+        ({"attention.causal": False}, r"not supported yet: attention.causal False"),
+        ({"add_eos_token": True}, r"not supported yet: tokenizer.ggml.add_eos_token True"),
         ({"tokenizer_model": "llama"}, r"not supported yet: tokenizer.ggml.model 'llama'"),
         ({"tokenizer_pre": "tekken"}, r"not supported yet: tokenizer.ggml.pre 'tekken'"),
     ],
@@ -187,6 +202,19 @@ def test_what_cannot_be_computed_is_refused_by_name(
     write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)), **changes)
     with pytest.raises(GgufError, match=message):
         open_weights(tmp_path / "model.gguf")
+
+
+def test_settings_that_change_nothing_are_taken(
+    llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    harmless = {
+        "rope.dimension_count": 16,
+        "rope.scaling.factor": 1.0,
+        "attention.sliding_window": 0,
+        "attention.causal": True,
+    }
+    write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)), **harmless)
+    assert open_weights(tmp_path / "model.gguf").config.head_dim == 16
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:

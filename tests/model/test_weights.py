@@ -18,7 +18,7 @@ from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
-from stoker.model.weights.hugging_face import load_hugging_face, save_hugging_face
+from stoker.model.weights.hugging_face import HuggingFaceWeights, load_hugging_face, save_hugging_face
 from stoker.model.weights.loading import WeightsError
 from stoker.model.weights.source import open_weights
 
@@ -123,10 +123,74 @@ def test_a_tied_table_may_be_stored_twice(
 ) -> None:
     decoder = make_decoder(qwen3)
     save_hugging_face(tmp_path / "out", decoder)
-    change_weights(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": torch.zeros(96, 48)}), decoder)
+    table = weights_of(decoder)["model.embed_tokens.weight"].clone()
+    change_weights(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": table}), decoder)
     again = Decoder(qwen3, Ops())
     load_hugging_face(tmp_path / "out", again)
     assert_same(decoder, again)
+
+
+@pytest.mark.parametrize("load", ["load_into", "load_direct"])
+def test_a_tied_table_that_is_stored_twice_and_differs_is_refused(
+    load: str, qwen3: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    decoder = make_decoder(qwen3)
+    save_hugging_face(tmp_path / "out", decoder)
+    table = weights_of(decoder)["model.embed_tokens.weight"].clone()
+    table[-1, -1] += 1
+    change_weights(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": table}), decoder)
+    with pytest.raises(WeightsError, match=r"tie_word_embeddings is set, but lm_head.weight differs from model.embed"):
+        getattr(HuggingFaceWeights(tmp_path / "out"), load)(Decoder(qwen3, Ops()))
+    change_weights(tmp_path / "out", lambda tensors: tensors.update({"lm_head.weight": table[1:].clone()}), decoder)
+    with pytest.raises(WeightsError, match=r"lm_head.weight has shape \[95, 48\]"):
+        getattr(HuggingFaceWeights(tmp_path / "out"), load)(Decoder(qwen3, Ops()))
+
+
+def test_weights_of_a_type_that_needs_scales_are_refused(
+    llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    """Also where the largest tensor is a plain one: integers are no weights by themselves."""
+    name = "model.layers.1.mlp.down_proj.weight"
+    decoder = make_decoder(llama)
+    save_hugging_face(tmp_path / "out", decoder)
+    for dtype, stored in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
+        change_weights(
+            tmp_path / "out", lambda tensors, dtype=dtype: tensors.update({name: tensors[name].to(dtype)}), decoder
+        )
+        with pytest.raises(WeightsError, match=f"not supported yet: {name} of dtype {stored}"):
+            open_weights(tmp_path / "out")
+
+
+def test_a_tensor_in_two_files_is_refused(
+    llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    save_hugging_face(folder, make_decoder(llama), shard_bytes=20_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    save_file({"model.norm.weight": torch.zeros(48)}, folder / "more.safetensors")
+    index["weight_map"]["another"] = "more.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=r"model.norm.weight is in both .*safetensors and .*safetensors"):
+        open_weights(folder)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": ["b"]}}], ids=str)
+def test_an_index_that_is_none_is_refused_with_the_file(
+    index: dict[str, Any], llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    save_hugging_face(tmp_path / "out", make_decoder(llama))
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=r"model.safetensors.index.json: "):
+        open_weights(tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_damaged_generation_settings_are_refused_with_the_file(
+    content: bytes, llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    save_hugging_face(tmp_path / "out", make_decoder(llama), {"generation_config.json": content})
+    with pytest.raises(ValueError, match=r"^generation_config.json: "):
+        open_weights(tmp_path / "out")
 
 
 def test_a_damaged_folder_is_refused_with_the_file(
@@ -207,6 +271,17 @@ def test_a_checkpoint_folder_is_served_directly(
     assert (source.kind, source.dtype, dict(source.tokenizer_files)) == ("checkpoint", dtype, FILES)
     with pytest.raises(ValueError, match="digest"):
         open_weights(folder, "0" * 64)
+
+
+def test_a_checkpoint_with_weights_of_another_type_is_refused_by_name(
+    llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    decoder = make_decoder(llama)
+    decoder.final_norm.weight = torch.nn.Parameter(torch.ones(48, dtype=torch.float64))  # type: ignore[union-attr]
+    raw = json.dumps(llama.to_hugging_face()).encode()
+    published = write_checkpoint(tmp_path, decoder, {"config.json": raw})
+    with pytest.raises(WeightsError, match=r"not supported yet: model.norm.weight of dtype float64"):
+        open_weights(tmp_path / published.folder_name)
 
 
 def test_a_checkpoint_without_its_config_is_refused(

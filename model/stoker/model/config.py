@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 Architecture = Literal["llama", "qwen3"]
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 CLASS_NAMES: dict[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILY_DEFAULTS: dict[str, dict[str, int]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+"""What transformers takes for a field that a `config.json` leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +110,25 @@ class ModelConfig:
     def from_hugging_face(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read a `config.json`. Raises ValueError that names the field this build cannot compute."""
         refuse_unsupported(raw)
-        hidden_size, num_heads = int(needed(raw, "hidden_size")), int(needed(raw, "num_attention_heads"))
+        raw = {**FAMILY_DEFAULTS[raw["model_type"]], **raw}
+        hidden_size, num_heads = whole_number(raw, "hidden_size"), whole_number(raw, "num_attention_heads")
         theta, scaling = read_rope(raw)
         eos = raw.get("eos_token_id")
         return cls(
             architecture=raw["model_type"],
-            vocab_size=int(needed(raw, "vocab_size")),
+            vocab_size=whole_number(raw, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=int(needed(raw, "intermediate_size")),
-            num_layers=int(needed(raw, "num_hidden_layers")),
+            intermediate_size=whole_number(raw, "intermediate_size"),
+            num_layers=whole_number(raw, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
+            num_kv_heads=whole_number({"num_key_value_heads": num_heads} | given(raw), "num_key_value_heads"),
+            head_dim=whole_number({"head_dim": hidden_size // max(num_heads, 1)} | given(raw), "head_dim"),
             rope_theta=theta,
             rope_scaling=scaling,
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)),
-            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+            max_position_embeddings=whole_number(raw, "max_position_embeddings"),
             initializer_range=float(raw.get("initializer_range", 0.02)),
             bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
@@ -175,6 +181,18 @@ def needed(raw: Mapping[str, Any], name: str) -> Any:
     return raw[name]
 
 
+def given(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Null means as much as nothing."""
+    return {name: value for name, value in raw.items() if value is not None}
+
+
+def whole_number(raw: Mapping[str, Any], name: str) -> int:
+    value = needed(raw, name)
+    if not isinstance(value, int | float) or value != int(value):
+        raise ValueError(f"config.json: {name} must be a whole number, not {value!r}")
+    return int(value)
+
+
 def refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Every feature of the two families that changes the computation and is not built."""
     if (kind := raw.get("model_type")) not in ARCHITECTURES:
@@ -183,7 +201,10 @@ def refuse_unsupported(raw: Mapping[str, Any]) -> None:
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "mlp_bias": bool(raw.get("mlp_bias")),
         "use_sliding_window": bool(raw.get("use_sliding_window")),
+        "sliding_window": kind == "llama" and raw.get("sliding_window") and raw.get("use_sliding_window") is None,
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1) not in (None, 1),
         "quantization_config": raw.get("quantization_config") is not None,
+        "compression_config": raw.get("compression_config") is not None,
         "pretraining_tp": raw.get("pretraining_tp", 1) not in (None, 1),
         "layer_types": any(kind != "full_attention" for kind in raw.get("layer_types") or ()),
     }
@@ -194,7 +215,14 @@ def refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Base and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    rope = cast("dict[str, Any]", raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    rope = raw.get(name) or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config.json: {name} must be an object, not {rope!r}")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ValueError(f"config.json: not supported yet: {name} per layer type: {', '.join(rope)}")
+    if (share := rope.get("partial_rotary_factor", 1)) not in (None, 1):
+        raise ValueError(f"config.json: not supported yet: partial_rotary_factor = {share!r}")
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

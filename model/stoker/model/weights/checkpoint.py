@@ -50,16 +50,18 @@ class CheckpointStore:
         self.infos = {
             name.removeprefix(PREFIX): info for name, info in reader.manifest.tensors.items() if name.startswith(PREFIX)
         }
+        for name, info in self.infos.items():
+            if info.dtype not in DTYPES:
+                raise WeightsError(
+                    f"{reader.folder}: not supported yet: {name} of dtype {info.dtype}; allowed: {', '.join(DTYPES)}"
+                )
+        if not self.infos:
+            raise WeightsError(f"{reader.folder}: the checkpoint holds no weights")
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the largest tensor."""
-        largest = max(self.infos.values(), key=lambda info: info.bytes)
-        if largest.dtype not in DTYPES:
-            raise WeightsError(
-                f"{self.reader.folder}: not supported yet: weights of dtype {largest.dtype}; allowed: {', '.join(DTYPES)}"
-            )
-        return DTYPES[largest.dtype]
+        return DTYPES[max(self.infos.values(), key=lambda info: info.bytes).dtype]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(info.shape) for name, info in self.infos.items()}

@@ -13,7 +13,18 @@ from stoker.model.config import ModelConfig
 def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConfig:
     """Chat models often end a turn with a token that only generation_config.json lists."""
     config = ModelConfig.from_hugging_face(raw)
-    listed = json.loads(files.get("generation_config.json", b"{}")).get("eos_token_id")
+    listed = read_generation_config(files).get("eos_token_id")
     ends = listed if isinstance(listed, list) else [listed]
     ids = tuple(int(number) for number in ends if number is not None)
     return replace(config, eos_token_ids=ids) if ids else config
+
+
+def read_generation_config(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Empty where the file is missing. Raises ValueError where it holds no object."""
+    try:
+        settings = json.loads(files.get("generation_config.json", b"{}"))
+    except ValueError as error:
+        raise ValueError(f"generation_config.json: not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError("generation_config.json: must hold an object")
+    return settings

@@ -28,6 +28,14 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "rope.scaling.factor": (0, 1),
+    "rope.scale_linear": (0, 1),
+    "attention.sliding_window": (0,),
+    "attention.causal": (True,),
+    "expert_count": (0,),
+}
+"""Features that are not built, and the values that mean nothing."""
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: how a GGUF file says Llama 3 scaling."""
 
@@ -75,12 +83,15 @@ class GgufFile:
         """The configuration that the metadata describes."""
         if (kind := self.dimension("rope.scaling.type", "none")) != "none":
             raise GgufError(f"{self.path}: not supported yet: rope.scaling.type {kind!r}")
-        if self.dimension("expert_count", 0):
-            raise GgufError(f"{self.path}: not supported yet: expert_count {self.dimension('expert_count')}")
+        for key, neutral in NEUTRAL.items():
+            if (value := self.dimension(key, neutral[0])) not in neutral:
+                raise GgufError(f"{self.path}: not supported yet: {key} {value}")
         num_heads, hidden_size = int(self.dimension("attention.head_count")), int(self.dimension("embedding_length"))
         head_dim = int(self.dimension("attention.key_length", hidden_size // num_heads))
         if (value_length := int(self.dimension("attention.value_length", head_dim))) != head_dim:
             raise GgufError(f"{self.path}: not supported yet: keys of {head_dim} and values of {value_length} elements")
+        if (rotated := int(self.dimension("rope.dimension_count", head_dim))) != head_dim:
+            raise GgufError(f"{self.path}: not supported yet: rope.dimension_count {rotated} of heads of {head_dim}")
         theta = shortest(self.dimension("rope.freq_base", 10000.0))
         bos, eos, pad = (self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding"))
         return ModelConfig(

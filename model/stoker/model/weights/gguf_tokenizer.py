@@ -66,6 +66,8 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
         raise GgufError(
             f"{file.path}: not supported yet: tokenizer.ggml.pre {kind!r}; allowed: {', '.join(PRE_TOKENIZERS)}"
         )
+    if file.get("tokenizer.ggml.add_eos_token", False):
+        raise GgufError(f"{file.path}: not supported yet: tokenizer.ggml.add_eos_token True")
     tokens = list(file.need("tokenizer.ggml.tokens"))
     return {
         "version": "1.0",

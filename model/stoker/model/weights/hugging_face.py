@@ -24,7 +24,15 @@ from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import read_travelling_files
 from stoker.model.weights.config_file import read_config
 from stoker.model.weights.direct import RUN_BYTES, load_direct, tensor_places
-from stoker.model.weights.loading import Progress, WeightsError, box_slices, check_fit, load_parts
+from stoker.model.weights.loading import (
+    IGNORED_SUFFIXES,
+    Progress,
+    WeightsError,
+    box_slices,
+    check_fit,
+    check_tie,
+    load_parts,
+)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -144,17 +152,26 @@ class SafetensorsStore:
         self.places: dict[str, tuple[Path, tuple[int, ...], str]] = {}
         for file in self.files:
             for name, shape, dtype in headers(file):
-                self.places[name] = (file, shape, dtype)
+                self.add(name, file, shape, dtype)
         self.opened: tuple[Path, Any] | None = None
+
+    def add(self, name: str, file: Path, shape: tuple[int, ...], dtype: str) -> None:
+        """Integers and 8-bit floats are no weights without their scales."""
+        if name in self.places:
+            raise WeightsError(f"{self.folder}: {name} is in both {self.places[name][0].name} and {file.name}")
+        if dtype not in SAFETENSORS_DTYPES and not name.endswith(IGNORED_SUFFIXES):
+            raise WeightsError(
+                f"{self.folder}: not supported yet: {name} of dtype {dtype}; allowed: {', '.join(SAFETENSORS_DTYPES)}"
+            )
+        self.places[name] = (file, shape, dtype)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the largest tensor, which is the one that weights are stored in."""
-        _, _, name = max(self.places.values(), key=lambda place: math.prod(place[1]))
-        if name not in SAFETENSORS_DTYPES:
-            raise WeightsError(
-                f"{self.folder}: not supported yet: weights of dtype {name}; allowed: {', '.join(SAFETENSORS_DTYPES)}"
-            )
+        weights = [place for name, place in self.places.items() if not name.endswith(IGNORED_SUFFIXES)]
+        if not weights:
+            raise WeightsError(f"{self.folder}: the files hold no weights")
+        _, _, name = max(weights, key=lambda place: math.prod(place[1]))
         return SAFETENSORS_DTYPES[name]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -178,10 +195,14 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / SINGLE_FILE).exists():
             raise WeightsError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
         return [folder / SINGLE_FILE]
-    names = sorted(set(read_json(index)["weight_map"].values()))
-    for name in names:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise WeightsError(f"{index}: weight_map must be an object that says which file each tensor is in")
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise WeightsError(f"{index}: {name!r} is not a plain file name")
+    names = sorted(set(weight_map.values()))
+    for name in names:
         if not (folder / name).is_file():
             raise WeightsError(f"{folder}: {name} is missing, but {INDEX_FILE} lists it")
     return [folder / name for name in names]
@@ -229,6 +250,7 @@ class HuggingFaceWeights:
     def load_direct(self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
         """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
         check_fit(decoder, self.store.shapes())
+        check_tie(decoder, self.store)
         names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
         places = tensor_places(self.store.files)
         load_direct(decoder.named_parts(), places, self.store, names, progress, run_bytes=run_bytes)

@@ -11,6 +11,7 @@ from torch import Tensor
 from stoker.model.decoder import Decoder
 from stoker.model.parameter import Part
 
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 """Buffers that old files carry although they follow from the config."""
 
@@ -38,6 +39,7 @@ class TensorStore(Protocol):
 def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None = None) -> None:
     """Copy every part of the decoder out of the store, converted to the parameters' dtype. Raises WeightsError, before anything is read, where names or shapes do not fit."""
     check_fit(decoder, store.shapes())
+    check_tie(decoder, store)
     parts = list(decoder.named_parts())
     total, done = sum(part.num_elements for part in parts), 0
     for part in parts:
@@ -69,12 +71,25 @@ def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> N
     """A tensor that the model would not use means that the model is not what its config says."""
     known = {part.hf_name for part in decoder.named_parts()}
     if decoder.config.tie_embeddings:
-        known.add("lm_head.weight")  # some writers store the tied table twice
+        known.add(HEAD)  # some writers store the tied table twice: `check_tie`
     unknown = [name for name in shapes if name not in known and not name.endswith(IGNORED_SUFFIXES)]
     if unknown:
         raise WeightsError(
             f"weights: the model has no place for {len(unknown)} tensors: {', '.join(sorted(unknown)[:5])}"
         )
+
+
+def check_tie(decoder: Decoder, store: TensorStore) -> None:
+    """Of a tied table that is stored twice both must be the same: else the model has an output layer of its own."""
+    if not decoder.config.tie_embeddings or HEAD not in store.shapes():
+        return
+    table = next(part for part in decoder.named_parts() if part.hf_name == TABLE)
+    if (found := tuple(store.shapes()[HEAD])) != table.global_shape:
+        raise WeightsError(
+            f"weights: {HEAD} has shape {list(found)}, the configuration needs {list(table.global_shape)}"
+        )
+    if not torch.equal(store.read(TABLE, table.start, table.size), store.read(HEAD, table.start, table.size)):
+        raise WeightsError(f"weights: tie_word_embeddings is set, but {HEAD} differs from {TABLE}")
 
 
 def box_slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:

@@ -305,7 +305,42 @@ def test_a_router_that_dies_comes_back_and_takes_the_snapshot() -> None:
     serving.cluster.kill(serving.cluster.pods("router")[0])
     serving.rest()
     assert serving.status["phase"] == "Serving"
+    assert len(running_routers(serving)) == 1
+
+
+def test_routers_that_end_one_after_the_other_are_replaced_ever_more_slowly_and_say_why() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    waits = []
+    for _ in range(5):
+        (pod,) = [found for found in serving.cluster.pods("router") if found["status"]["phase"] == "Running"]
+        serving.cluster.end(pod, Cause.CONFIG_INVALID, detail="no such policy")
+        serving.cluster.settle_once()
+        waits.append(next(s for s in range(60) if another_router_runs(serving, 1 if s else 0)))
+    assert waits == [1, 2, 4, 8, 16]
+    serving.cluster.end(running_routers(serving)[0], Cause.CONFIG_INVALID, detail="no such policy")
+    serving.cluster.settle_once()
+    assert serving.status["message"] == "no router is ready: ConfigInvalid: no such policy"
+    assert serving.status["router"]["replicas"] == 0
+
+    serving.cluster.advance(700)
+    serving.rest()
     assert len(serving.cluster.pods("router")) == 1
+    assert serving.status["phase"] == "Serving"
+
+
+def running_routers(serving: Serving) -> list[Object]:
+    return [found for found in serving.cluster.pods("router") if found["status"]["phase"] == "Running"]
+
+
+def another_router_runs(serving: Serving, seconds: float) -> bool:
+    serving.cluster.advance(seconds)
+    for _ in range(3):
+        serving.cluster.settle_once()
+    for pod in serving.cluster.pods("router"):
+        serving.cluster.run(pod)
+    return bool(running_routers(serving))
 
 
 def test_what_is_not_built_yet_is_refused_by_name_and_leaves_what_serves() -> None:

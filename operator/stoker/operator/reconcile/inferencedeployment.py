@@ -11,6 +11,7 @@ from stoker.operator.api.inferencedeployment import PoolSummary
 from stoker.operator.api.pool import Pool
 from stoker.operator.conditions import Condition, Health, summary
 from stoker.operator.plan import Observed, Plan
+from stoker.operator.pods import ended, exit_of
 from stoker.operator.reconcile.backends import router_calls, snapshot, with_snapshot
 from stoker.operator.reconcile.deployment_view import DeploymentView, look, settle
 from stoker.operator.reconcile.model_choice import ModelChoice, NoModel, choose_model
@@ -60,6 +61,7 @@ def _report(view: DeploymentView, choice: ModelChoice | NoModel, rollout: Rollou
         "router": router,
         "ready": f"{sum(pool.ready for pool in pools)}/{total}",
     }
+    waits = (ROUTER_RETRY_S if calls else None, routers.requeue_after_s, until_deadline_s(view, rollout))
     plan = Plan(
         create=(*rollout.create, *routers.create),
         apply=(*rollout.apply, *routers.apply),
@@ -67,7 +69,7 @@ def _report(view: DeploymentView, choice: ModelChoice | NoModel, rollout: Rollou
         delete=(*rollout.delete, *routers.delete),
         calls=calls,
         events=rollout.events,
-        requeue_after_s=ROUTER_RETRY_S if calls else until_deadline_s(view, rollout),
+        requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
     )
     conditions = (*summary(health, phase, message or ""), *_own_conditions(choice, router.ready))
     return settle(view, changes, conditions, plan)
@@ -111,8 +113,11 @@ def _judge(
 
 
 def _no_router(view: DeploymentView) -> str:
-    found = next((known for pod in view.routers if (known := waiting(pod)) is not None), None)
-    return f"no router is ready: {found.line}"[:1024] if found else "no router is ready"
+    """What one waits for, else how one ended."""
+    held = [known.line for pod in view.routers if not ended(pod) and (known := waiting(pod)) is not None]
+    failed = [exit_of(pod) for pod in view.routers if ended(pod)]
+    why = [*held, *(f"{exit_.cause}: {exit_.detail}".rstrip(": ") for exit_ in failed)]
+    return f"no router is ready: {why[0]}"[:1024] if why else "no router is ready"
 
 
 def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from stoker.operator.api.inferencedeployment import RouterStatus
 from stoker.operator.applied_hash import is_applied
 from stoker.operator.plan import Object, Ref
-from stoker.operator.pods import ended, is_ready, label, ref_of
+from stoker.operator.pods import ended, ended_at, exit_of, is_ready, label, ref_of
 from stoker.operator.reconcile.backends import Snapshot
 from stoker.operator.reconcile.deployment_view import DeploymentView
 from stoker.operator.reconcile.pool_step import Counts, next_step
+from stoker.operator.recovery import left_s, retry_delay_s
 from stoker.operator.render.router import (
     backends_config_map,
     front_service,
@@ -21,6 +23,10 @@ from stoker.operator.render.router import (
 )
 from stoker.operator.render.trainer import keys_config_map
 
+FORGIVEN_S = 600.0
+"""An end that is longer ago slows nothing down any more."""
+MAX_FAILED = 8
+
 
 @dataclass(frozen=True)
 class RouterStep:
@@ -30,6 +36,7 @@ class RouterStep:
     apply: tuple[Object, ...]
     create: tuple[Object, ...]
     delete: tuple[Ref, ...]
+    requeue_after_s: float | None = None
 
 
 def step_routers(view: DeploymentView, wanted: Snapshot) -> RouterStep:
@@ -37,9 +44,11 @@ def step_routers(view: DeploymentView, wanted: Snapshot) -> RouterStep:
     status = _pinned(view)
     children = _missing(view, status, wanted)
     ready = sum(is_ready(pod) for pod in view.routers)
-    status = status.model_copy(update={"replicas": len(view.routers), "ready": ready})
+    alive = sum(not ended(pod) for pod in view.routers)
+    status = status.model_copy(update={"replicas": alive, "ready": ready})
     create, delete = _pods(view, status)
-    return RouterStep(status, children, () if children else create, delete)
+    rest_s = _rest_s(view, str(status.revision)) if create else 0.0
+    return RouterStep(status, children, () if children or rest_s else create, delete, rest_s or None)
 
 
 def _pinned(view: DeploymentView) -> RouterStatus:
@@ -79,12 +88,32 @@ def _pods(view: DeploymentView, status: RouterStatus) -> tuple[tuple[Object, ...
         sum(not is_ready(pod) for pod in old),
     )
     step = next_step(view.deployment.spec.router.replicas, 1, 0, counts)
-    gone = [pod for pod in view.routers if ended(pod) and not pod["metadata"].get("deletionTimestamp")]
+    kept = _failed(view, revision)
+    gone = [pod for pod in view.routers if ended(pod) and pod not in kept]
+    gone = [pod for pod in gone if not pod["metadata"].get("deletionTimestamp")]
     gone += [pod for pod in old if not is_ready(pod)][: step.drop_old_unready]
     gone += [pod for pod in old if is_ready(pod)][: step.drain_old]
     gone += [pod for pod in new if not is_ready(pod)][: step.drop_new_unready]
     gone += [pod for pod in new if is_ready(pod)][: step.drain_new]
     return _made(view, status, step.create_new), tuple(ref_of(pod) for pod in gone)
+
+
+def _failed(view: DeploymentView, revision: str) -> list[Object]:
+    """Routers of the revision that ended by themselves lately, the last first. They stay for their logs, and for the count."""
+    lately = view.now - timedelta(seconds=FORGIVEN_S)
+    found = [
+        (at, pod["metadata"]["name"], pod)
+        for pod in view.routers
+        if ended(pod) and label(pod, "revision") == revision and not exit_of(pod).disrupted
+        if (at := ended_at(pod)) is not None and at > lately
+    ]
+    return [pod for _, _, pod in sorted(found, key=lambda item: item[:2], reverse=True)[:MAX_FAILED]]
+
+
+def _rest_s(view: DeploymentView, revision: str) -> float:
+    """Seconds until the next router: those that end one after the other are replaced ever more slowly."""
+    failed = _failed(view, revision)
+    return left_s(ended_at(failed[0]), retry_delay_s(len(failed)), view.now) if failed else 0.0
 
 
 def _made(view: DeploymentView, status: RouterStatus, number: int) -> tuple[Object, ...]:

@@ -175,7 +175,7 @@ class Run:
         self.steps += 1
         batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
         result = self.train_step(
-            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, Wishes()
+            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, Wishes
         )
         self.losses.append((result.loss, result.grad_norm))
         return time.perf_counter() - begin

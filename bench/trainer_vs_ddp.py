@@ -155,7 +155,7 @@ class StokerLoop:
 
     def step(self, batches: list[MicroBatch], targets: int) -> float:
         self.steps += 1
-        return self.train_step(self.steps, batches, len(batches), targets, RATE, Wishes()).loss
+        return self.train_step(self.steps, batches, len(batches), targets, RATE, Wishes).loss
 
 
 def work(rank: int, port: int, options: argparse.Namespace, precision: str, results: Any) -> None:

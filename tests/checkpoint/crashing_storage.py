@@ -141,7 +141,8 @@ class ForgetfulStorage(PosixStorage):
 
     def make_folder(self, folder: Path) -> None:
         super().make_folder(folder)
-        self.folder(folder.parent).entries[folder.name] = FolderNode()
+        parent, made = self.folder(folder.parent), FolderNode()
+        parent.entries[folder.name] = parent.durable[folder.name] = made  # as `make_folder` promises
         self.snapshot()
 
     def rename(self, source: Path, target: Path) -> None:

@@ -62,6 +62,18 @@ def test_an_export_holds_the_weights_under_their_own_names(tmp_path: Path, layou
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_an_export_that_fails_leaves_nothing_in_the_way_of_the_next_one(tmp_path: Path) -> None:
+    reader = saved(tmp_path / "root", weights())
+    file = reader.folder / "rank-00000.bin"
+    whole = file.read_bytes()
+    file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(CheckpointCorrupt, match="is damaged"):
+        export_hugging_face(reader, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+    file.write_bytes(whole)
+    export_hugging_face(reader, tmp_path / "out")
+
+
 def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     reader = saved(tmp_path / "root", weights(), CONFIG | {"tie_word_embeddings": True})
     export_hugging_face(reader, tmp_path / "out")

@@ -21,6 +21,7 @@ from stoker.checkpoint.manifest import Manifest, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import Broken, CheckpointRoot
 from stoker.checkpoint.writer import PieceWriter, write_file
+from tests.checkpoint.crashing_storage import ForgetfulStorage
 from tests.checkpoint.synthetic import SMALL, WRITER, make_state, same_bits, save
 
 OTHER = "ffffffff"
@@ -329,3 +330,21 @@ def test_travelling_files_come_back_verified(tmp_path: Path) -> None:
         reader.read_file("config.json")
     with pytest.raises(CheckpointMissing, match=r"no file 'merges\.txt'"):
         reader.read_file("merges.txt")
+
+
+def test_the_lock_makes_its_root_durable(tmp_path: Path) -> None:
+    """A published save must not go in a power cut with a folder above it that never reached the disk."""
+    storage = ForgetfulStorage(tmp_path)
+    root = CheckpointRoot(tmp_path / "runs" / "tiny", storage=storage)
+    with root.lock():
+        save(root, make_state(SMALL), step=1)
+    assert any(name.startswith("runs/tiny/step-00000001.") for name in storage.cuts[-1]["synced"])
+
+
+def test_a_half_done_delete_is_finished_by_the_holder_of_the_lock_only(tmp_path: Path) -> None:
+    """Without the lock another process may be at it."""
+    root = CheckpointRoot(tmp_path)
+    name = save(root, make_state(SMALL), step=7).folder_name
+    (tmp_path / name).rename(tmp_path / f".deleting-{name}")
+    assert root.discard_unfinished([WRITER]) == []
+    assert root.discard_unfinished() == [f".deleting-{name}"]

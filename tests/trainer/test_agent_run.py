@@ -600,6 +600,15 @@ def test_a_configuration_that_cannot_be_used_is_the_last_word(tmp_path: Path, co
         assert message in last_word(tmp_path).detail
 
 
+def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    process = start(tmp_path, "train", work_dir=str(tmp_path / "file"))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 68
+    assert "Traceback" not in output
+    assert last_word(tmp_path).detail == f"{tmp_path / 'file' / 'stacks'}: Not a directory"
+
+
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     process = start(tmp_path, "train", logging={"wandb": {"project": "x"}})
     output, _ = process.communicate(timeout=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from stoker.trainer.beacon import (
     ValidationEvent,
 )
 from stoker.trainer.config import TrainerConfig
+from stoker.trainer.data.batch import MicroBatch
 from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import save_reason
 from stoker.trainer.run import Team, make_ops
@@ -188,6 +190,25 @@ def test_a_cancel_saves_and_ends_for_good_and_an_abrupt_stop_does_not_save(tmp_p
     abrupt.beacon.put(StopCommand(mode="interrupt", save=False))
     assert train(tiny_config(tmp_path / "other"), abrupt) == Cause.INTERRUPTED
     assert not (tmp_path / "other" / "root").exists()
+
+
+class StopsOnTheWay(SyntheticBatches):
+    """A stop arrives while the step after the first one reads its data."""
+
+    def __init__(self, config: TrainerConfig, team: Team) -> None:
+        super().__init__(config)
+        self.team = team
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        if step == 1:
+            self.team.beacon.put(StopCommand(mode="interrupt"))
+        return super().micro_batches(step, dp_rank, dp_size)
+
+
+def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Path) -> None:
+    team, config = alone(), tiny_config(tmp_path)
+    assert train(config, team, batches=StopsOnTheWay(config, team)) == Cause.INTERRUPTED
+    assert [step for step, _, _ in losses(team)] == [1, 2]
 
 
 def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:

@@ -229,6 +229,15 @@ def _signals() -> Iterator[None]:
             {"model": {**MODEL, "wings": 2}}, Cause.CONFIG_INVALID, "wings", id="an unknown field of the model"
         ),
         pytest.param(
+            {"model": {**MODEL, "max_position_embeddings": 16}},
+            Cause.CONFIG_INVALID,
+            "training.sequence_length 32 is more than the model's max_position_embeddings 16",
+            id="sequences longer than the model's positions",
+        ),
+        pytest.param(
+            {"optimization": {"epsilon": 1e-60}}, Cause.CONFIG_INVALID, "optimization.epsilon", id="an epsilon of 0"
+        ),
+        pytest.param(
             {"data": {"sources": [{"name": "a", "path": "/nowhere"}]}}, Cause.DATA_ERROR, "/nowhere", id="no corpus"
         ),
         pytest.param(

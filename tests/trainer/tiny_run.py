@@ -164,7 +164,9 @@ class DecoderStore:
         return self._parts[name].local()
 
 
-def train(config: TrainerConfig, team: Team, model: ModelConfig = TINY) -> Cause:
+def train(
+    config: TrainerConfig, team: Team, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
+) -> Cause:
     """Start, or resume, and run the loop; events are in `team.beacon`."""
     decoder, start = empty_decoder(config, team.device, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
@@ -172,7 +174,7 @@ def train(config: TrainerConfig, team: Team, model: ModelConfig = TINY) -> Cause
     assert config.training.total_steps is not None
     materials = Materials(
         decoder=decoder,
-        batches=SyntheticBatches(config),
+        batches=batches or SyntheticBatches(config),
         files=travelling_files(decoder, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +89,14 @@ def export_hugging_face(
     if partial.exists():
         raise CheckpointExists(f"{partial} is left from an export that did not end; remove it first")
     partial.mkdir(parents=True)
-    _write_shards(reader, partial, shards)
-    _write_files(reader, partial, _with_dtype(config, shards))
-    partial.rename(out)
+    try:
+        _write_shards(reader, partial, shards)
+        _write_files(reader, partial, _with_dtype(config, shards))
+        PosixStorage().sync_folder(partial)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # else the next try would be refused
+        raise
     weights = [weight for shard in shards for weight in shard]
     files = tuple(PosixStorage().names(out))
     return Exported(str(out), len(weights), sum(weight.bytes for weight in weights), files)

@@ -18,13 +18,11 @@ from stoker.checkpoint.box import Box, address, slabs
 from stoker.checkpoint.cover import check_tensor, pieces_by_tensor
 from stoker.checkpoint.dtype import Array, carrier
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
+from stoker.checkpoint.hashing import hash_bytes
 from stoker.checkpoint.manifest import FileEntry, Manifest, Piece, TensorInfo
 from stoker.checkpoint.storage import PosixStorage, Storage
 from stoker.checkpoint.store import read_manifest, read_whole
 from stoker.checkpoint.writer import write_file
-
-PARALLEL_HASH_BYTES = 2**20
-"""Below this a hash takes less time than handing it to other threads."""
 
 
 class CheckpointReader:
@@ -189,13 +187,6 @@ class _Index:
         """Every piece that may hold an element of the non-empty range `box[first:end]`."""
         low, high = _span(self._shape, box, first, end)
         return self._pieces[bisect_right(self._reach, low) : bisect_left(self._starts, high)]
-
-
-def hash_bytes(data: memoryview) -> str:
-    """blake3 of a buffer; large ones on all cores."""
-    hasher = blake3(max_threads=blake3.AUTO if len(data) >= PARALLEL_HASH_BYTES else 1)
-    hasher.update(data)
-    return hasher.hexdigest()
 
 
 def check_size(storage: Storage, path: Path, size: int) -> None:

@@ -139,14 +139,17 @@ class CheckpointRoot:
         self.storage.remove_folder(Path(staging))
 
     def discard_unfinished(self, writers: Collection[str] | None = None) -> list[str]:
-        """Remove what dead attempts left: staging folders of those writers (all when None: only under the lock), and half-done deletes."""
+        """Remove what dead attempts left: staging folders of those writers; when None, which only the holder of the lock may say, all of them and half-done deletes.
+
+        Without the lock another process may be at that delete.
+        """
         removed = []
         for name in self.storage.folders(self.root):
             match = _STAGING.fullmatch(name)
             if match and (writers is None or match[2] in writers):
                 self.discard(self.root / name)
                 removed.append(name)
-            elif name.startswith(_DELETING) and self._resume_delete(name.removeprefix(_DELETING)):
+            elif writers is None and name.startswith(_DELETING) and self._resume_delete(name.removeprefix(_DELETING)):
                 removed.append(name)
         if writers is None:
             self._remove_stale_hints()
@@ -187,7 +190,9 @@ class CheckpointRoot:
         Raises:
             CheckpointLocked: another process holds it.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        if not self.root.is_dir():  # durably: a save that is published must not go with a folder above it
+            with suppress(FileExistsError):
+                self.storage.make_folder(self.root)
         handle = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             self._take(handle)
@@ -225,10 +230,9 @@ class CheckpointRoot:
         return self._delete_hidden(name, digest)
 
     def _check_deletable(self, name: str, digest: str) -> None:
-        if self.find(name).digest != digest:
-            raise CheckpointCorrupt(
-                f"{self.root / name}: its digest is {self.find(name).digest}, not {digest}; nothing deleted"
-            )
+        found = self.find(name).digest
+        if found != digest:
+            raise CheckpointCorrupt(f"{self.root / name}: its digest is {found}, not {digest}; nothing deleted")
 
     def _delete_hidden(self, name: str, digest: str) -> Deleted:
         hidden = self.root / f"{_DELETING}{name}"

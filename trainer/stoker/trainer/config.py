@@ -90,7 +90,8 @@ class OptimizationConfig(Config):
     """Where cosine and linear end."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, ge=1e-30)
+    """Not so small that it is 0 in fp32: an element whose gradient is 0 would become 0 / 0."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Applies to matrices only (not to norms, biases)."""
     gradient_clipping: float = Field(default=1.0, ge=0)

@@ -112,7 +112,7 @@ class Loop:
             self._micro_batches_per_rank,
             self._batches.target_tokens(done),
             rate,
-            self._wishes(),
+            self._wishes,
         )
         self._report(result, rate, self._clock.stop())
         return result

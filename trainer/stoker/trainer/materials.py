@@ -32,6 +32,7 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
     """
     source = open_source(config)
     model = source.config if source is not None else parse_model(config.model or {})
+    check_length(config, model)
     ops, _ = make_ops(config, device)
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
@@ -83,6 +84,13 @@ def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}".replace("ModelConfig.__init__() ", "")) from error
+
+
+def check_length(config: TrainerConfig, model: ModelConfig) -> None:
+    """Raises ConfigError where the model has no positions for the tokens of a sequence."""
+    length, most = config.training.sequence_length, model.max_position_embeddings
+    if length > most:
+        raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
 
 
 def percents(report: Report, what: str) -> Callable[[int, int], None]:

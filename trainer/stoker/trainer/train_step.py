@@ -98,9 +98,11 @@ class TrainStep:
         num_batches: int,
         target_tokens: int,
         learning_rate: float,
-        wishes: Wishes,
+        wishes: Callable[[], Wishes],
     ) -> StepResult:
         """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
+
+        `wishes` is asked behind the last backward: a stop that arrives during the step ends the run with it, not one step later.
 
         Raises:
             NonFinite: on every rank alike; nothing was updated. Nothing here but the end holds up the host, and that while the device still updates.
@@ -111,8 +113,8 @@ class TrainStep:
         sums = [self._backward(batch) for batch in batches]
         assert len(sums) == num_batches
         self._zero.finish_reduce()
-        numbers = self._exchange(torch.stack(sums), wishes)
-        width = len(wishes.numbers())
+        mine = wishes().numbers()
+        numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
         loss = numbers[:, width:].reshape(-1).sum() / target_tokens
         norm = self._zero.gradient_norm() / target_tokens
         scale = clip_factor(norm, self._clipping) / target_tokens
@@ -136,9 +138,9 @@ class TrainStep:
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
-    def _exchange(self, sums: Tensor, wishes: Wishes) -> Tensor:
+    def _exchange(self, sums: Tensor, wishes: list[float]) -> Tensor:
         """One small gather per step carries wishes and losses of all ranks; a sum over them follows the global index of the micro-batches."""
-        mine = upload(wishes.numbers(), sums.device, torch.float64)
+        mine = upload(wishes, sums.device, torch.float64)
         return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
 
 

@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("
     except ConfigError as error:
         word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
         sys.stderr.write(f"{error}\n")
+    except OSError as error:  # the work folder, a socket: full, read-only, not there
+        word = LastWord(cause=Cause.STORAGE_ERROR, detail=f"{error.filename}: {error.strerror}")
+        sys.stderr.write(f"{word.detail}\n")
     except Exception as error:  # noqa: BLE001  (the last word must go out whatever happened)
         word = LastWord(cause=Cause.INTERNAL, detail=f"{type(error).__name__}: {error}")
         traceback.print_exc()

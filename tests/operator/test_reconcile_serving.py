@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from typing import Any
 
@@ -306,6 +307,41 @@ def test_a_router_that_dies_comes_back_and_takes_the_snapshot() -> None:
     serving.rest()
     assert serving.status["phase"] == "Serving"
     assert len(running_routers(serving)) == 1
+
+
+def test_a_pool_that_is_renamed_serves_until_the_new_one_is_ready() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[{"name": "big", "replicas": 1}]))
+    for _ in range(4):
+        serving.cluster.settle_once()
+    assert {key.name for key in serving.cluster.objects if key.kind == "EnginePool"} == {"chat-main", "chat-big"}
+    assert len(serving.snapshot()["backends"]) == 1
+    serving.rest()
+    assert {key.name for key in serving.cluster.objects if key.kind == "EnginePool"} == {"chat-big"}
+    assert (serving.status["phase"], serving.status["rollout"]["phase"]) == ("Serving", "Completed")
+
+
+def test_an_engine_beyond_those_of_the_status_drains_in_its_time_too() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    (first,) = serving.engines()
+    for number in range(1, 300):
+        other = copy.deepcopy(first)
+        other["metadata"] |= {"name": f"{first['metadata']['name']}{number:03}", "uid": f"uid-of-{number:03}"}
+        serving.cluster.objects[Key("Pod", "default", other["metadata"]["name"])] = other
+    other["metadata"]["labels"]["stoker.dev/draining"] = "true"
+    serving.cluster.objects[POOL]["spec"]["replicas"] = 299
+    serving.cluster.reconcile(POOL)
+    engines = serving.pool_status["engines"]
+    assert len(engines) == 256
+    assert [engine["name"] for engine in engines] == sorted(engine["name"] for engine in engines)
+    assert [engine["name"] for engine in engines if engine["draining"]] == [other["metadata"]["name"]]
+    serving.cluster.advance(301)
+    refs = serving.cluster.plan(POOL).delete
+    assert [ref.name for ref in refs] == [other["metadata"]["name"]]
 
 
 def test_routers_that_end_one_after_the_other_are_replaced_ever_more_slowly_and_say_why() -> None:

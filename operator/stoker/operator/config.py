@@ -94,8 +94,6 @@ class PollConfig(Config):
 
     interval_s: Seconds = Settings.poll_interval_s
     timeout_s: Seconds = Settings.poll_timeout_s
-    stale_s: Seconds = Settings.report_stale_s
-    """An older answer says nothing about now."""
 
 
 class RoutersConfig(Config):
@@ -172,7 +170,6 @@ class OperatorConfig(Config):
             image_pull_secrets=self.images.pull_secrets,
             poll_interval_s=self.poll.interval_s,
             poll_timeout_s=self.poll.timeout_s,
-            report_stale_s=self.poll.stale_s,
             resync_interval_s=self.resync_interval_s,
             workers=self.workers,
             max_requests=self.api.max_requests,

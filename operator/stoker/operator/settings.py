@@ -34,8 +34,6 @@ class Settings:
     poll_interval_s: float = 2.0
     """Between two looks at one pod's `/status`."""
     poll_timeout_s: float = 5.0
-    report_stale_s: float = 30.0
-    """An older report says nothing about now."""
     resync_interval_s: float = 600.0
     workers: int = 8
     """Reconciles at the same time; one key is never in two of them."""

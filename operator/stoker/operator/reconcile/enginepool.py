@@ -36,6 +36,9 @@ from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
 from stoker.operator.waiting import missing_volume, mounting
 
+MAX_ENGINES = 256
+"""As many as the status lists."""
+
 
 def reconcile_enginepool(seen: Observed, settings: Settings, now: datetime) -> Plan:
     """What should change next; a converged pool gives an empty plan."""
@@ -199,12 +202,18 @@ def _report(view: PoolView, plan: Plan) -> Plan:
         "updated_replicas": len(updated),
         "selector": ",".join(f"{name}={value}" for name, value in sorted(selector_of(view.pool).items())),
         "revisions": _revision_counts(view),
-        "engines": tuple(engine_status(view, pod) for pod in view.pods[:256]),
+        "engines": tuple(engine_status(view, pod) for pod in _remembered(view)),
         **failure,
     }
     if events:
         plan = Plan(**{**{name: getattr(plan, name) for name in plan.__dataclass_fields__}, "events": events})
     return settle(view, changes, _conditions(view, phase, message), plan)
+
+
+def _remembered(view: PoolView) -> list[Object]:
+    """The pods of the status, by name. It is the memory of drains and failures, so of very many pods those come first."""
+    telling = sorted(view.pods, key=lambda pod: not (draining(pod) or ended(pod)))
+    return sorted(telling[:MAX_ENGINES], key=lambda pod: str(pod["metadata"]["name"]))
 
 
 def _phase(view: PoolView, ready: int, updated: int) -> tuple[str, str | None]:

@@ -55,7 +55,8 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
             revisions = (wanted, *revisions)[:MAX_REVISIONS]
     if target is None:
         return Rollout(revisions, None, None, None)
-    done = _all_updated(view, target) and not _obsolete_pools(view)
+    updated, obsolete = _all_updated(view, target), _obsolete_pools(view)
+    done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
     create, apply, scale = _pools(view, choice, target, current)
     return Rollout(
@@ -66,7 +67,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         create=create,
         apply=apply,
         scale=scale,
-        delete=_obsolete_pools(view),
+        delete=obsolete if updated else (),
         events=events,
     )
 
@@ -164,7 +165,7 @@ def _has_pods(live: EnginePool | None, revision: Revision) -> bool:
 
 
 def _obsolete_pools(view: DeploymentView) -> tuple[Ref, ...]:
-    """EnginePools of pools that the user took out."""
+    """EnginePools of pools that the user took out. They serve until the others are ready."""
     wanted = {pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools}
     return tuple(_pool_ref(p) for p in view.pools if p.metadata.name not in wanted and not p.deleting)
 

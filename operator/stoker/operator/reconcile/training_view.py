@@ -38,7 +38,6 @@ class TrainingView:
     """This job's, newest step first."""
     report: Mapping[str, Any] | None
     """The newest answer of pod 0's agent in this attempt, however old."""
-    report_age_s: float
 
     @property
     def attempt(self) -> Attempt | None:
@@ -82,7 +81,6 @@ def look(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
     trainers = [pod for pod in mine if label(pod, "role") == "trainer"]
     number = str(job.status.attempt.number) if job.status.attempt else ""
     gang = sorted((pod for pod in trainers if label(pod, "attempt") == number), key=_node_rank)
-    report, age_s = _leader_report(seen, gang, number)
     return TrainingView(
         job=job,
         seen=seen,
@@ -92,8 +90,7 @@ def look(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
         older=tuple(pod for pod in trainers if label(pod, "attempt") != number),
         tasks=tuple(pod for pod in mine if label(pod, "role") == "task" and not label(pod, "checkpoint-uid")),
         checkpoints=_checkpoints(seen, job),
-        report=report,
-        report_age_s=age_s,
+        report=_leader_report(seen, gang, number),
     )
 
 
@@ -128,12 +125,12 @@ def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
     return tuple(sorted(mine, key=lambda found: (-(found.status.step or 0), found.metadata.name)))
 
 
-def _leader_report(seen: Observed, gang: list[Object], number: str) -> tuple[Mapping[str, Any] | None, float]:
+def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[str, Any] | None:
     for pod in gang:
         found = seen.reports.get(pod["metadata"]["uid"])
         if label(pod, "node-rank") == "0" and found is not None and str(found.body.get("attempt")) == number:
-            return found.body, found.age_s
-    return None, float("inf")
+            return found.body
+    return None
 
 
 def _node_rank(pod: Object) -> int:

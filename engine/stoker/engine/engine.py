@@ -42,13 +42,11 @@ class _Result:
     prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
     """One per chunk: why it could not be computed."""
-    dropped: set[int] = field(default_factory=set)
-    """Chunks that nobody waits for any more."""
+    gone: set[int] = field(default_factory=set)
+    """Samples of sequences that do not run any more."""
 
-    def put(self, step: StepInput, chunks: list[int], output: StepOutput) -> None:
-        """What these chunks of the step, computed on their own, gave."""
-        chosen = set(chunks)
-        samples = [sample for sample, chunk in enumerate(step.sample_chunks) if chunk in chosen]
+    def put(self, chunks: list[int], samples: list[int], output: StepOutput) -> None:
+        """What these chunks and samples, computed on their own, gave."""
         for place, sample in enumerate(samples):
             self.tokens[sample] = output.tokens[place]
             self.valid[sample] = output.valid[place]
@@ -236,11 +234,11 @@ class LLMEngine:
             error, end = result.errors[index], sample + len(chunk.samples)
             if error is not None:
                 deltas += self._end_all(chunk.sequence.request, "error", error)
-            elif index not in result.dropped:
+            else:
                 if not chunk.samples or any(valid[sample:end]):
                     self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
                 for number, sequence in enumerate(chunk.samples, sample):
-                    if not sequence.state.finished:
+                    if not sequence.state.finished and number not in result.gone:
                         self._take(sequence, tokens[number], valid[number], logprobs[number], deltas)
             sample = end
 
@@ -262,28 +260,28 @@ class LLMEngine:
             return result
 
     def _retry(self, flight: _Flight, error: Exception) -> _Result:
-        """Only chunks whose sequence still runs: the seats and blocks of others may belong to somebody else by now."""
+        """Only for whom still runs: the seats and blocks of others may belong to somebody else by now."""
         result = _failed(flight.step, _text(error))
-        alive = []
-        for index, chunk in enumerate(flight.schedule.chunks):
-            if chunk.sequence.state is State.RUNNING:
-                alive.append(index)
-            elif not any(sequence.state is State.RUNNING for sequence in chunk.samples):
-                result.dropped.add(index)
-                result.errors[index] = None
-                for sequence in chunk.samples:
-                    sequence.num_pending = 0  # one that was preempted meanwhile samples it again
-        step = replace(
-            flight.step, table=tuple(entry for later in self._flights for entry in later.step.undone_copies())
-        )
-        self._halve(step, alive, result, None if result.dropped else error)
+        chunks = flight.schedule.chunks
+        alive = [index for index, chunk in enumerate(chunks) if chunk.sequence.state is State.RUNNING]
+        for index in set(range(len(chunks))).difference(alive):
+            result.errors[index] = None
+        for number, sequence in enumerate(sequence for chunk in chunks for sequence in chunk.samples):
+            if sequence.state is not State.RUNNING:
+                result.gone.add(number)
+                sequence.num_pending = 0  # one that was preempted meanwhile samples it again
+        undone = tuple(entry for later in self._flights for entry in later.step.undone_copies())
+        step = replace(flight.step, table=undone)
+        self._halve(step, alive, result, error if len(alive) == len(chunks) else None)
         return result
 
     def _halve(self, step: StepInput, chunks: list[int], result: _Result, error: Exception | None) -> None:
         """Compute these chunks again, all at once if they have not failed together yet, else in halves."""
         if error is None and chunks:
+            samples = [sample for sample, chunk in enumerate(step.sample_chunks) if chunk in chunks]
+            samples = [sample for sample in samples if sample not in result.gone]
             try:
-                result.put(step, chunks, self.executor.submit(step.only(chunks)).result())
+                result.put(chunks, samples, self.executor.submit(step.only(chunks, samples)).result())
                 return
             except ExecutorLost:
                 raise

@@ -73,10 +73,9 @@ class StepInput:
         sources = {target: source for source, target in self.copies}
         return tuple(entry._replace(block=sources[entry.block]) for entry in self.table if entry.block in sources)
 
-    def only(self, chunks: Sequence[int]) -> StepInput:
-        """Some chunks, in order, for a second attempt: seats and blocks are ready, only entries of tables are made again."""
+    def only(self, chunks: Sequence[int], samples: Sequence[int]) -> StepInput:
+        """Some chunks and samples of theirs, in order, for a second attempt: seats and blocks are ready, the table is made again."""
         place = {chunk: new for new, chunk in enumerate(chunks)}
-        samples = [sample for sample, chunk in enumerate(self.sample_chunks) if chunk in place]
         return replace(
             self,
             openings=(),

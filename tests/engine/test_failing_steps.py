@@ -1,0 +1,169 @@
+"""Steps that fail at any moment, aborts and preemption together: whoever is not at fault gets its own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.engine.blocks import BlockManager
+from stoker.engine.engine import Limits, LLMEngine
+from stoker.engine.executor import InProcess
+from stoker.engine.messages import Delta
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.scheduler import Scheduler
+from stoker.engine.step_input import StepInput, StepOutput
+from tests.engine.test_overlap import Late
+
+BLOCK, VOCABULARY, POISON = 2, 50, 13
+
+
+def next_token(tokens: list[int], seed: int, choice: int) -> int:
+    """Never the poison."""
+    return 20 + (sum(tokens) * 7 + len(tokens) + seed * (choice + 1)) % 30
+
+
+class Machine:
+    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is seen."""
+
+    def __init__(self, faults: Iterator[str]) -> None:
+        self.faults = faults
+        self.rows: dict[int, list[int]] = {}
+        self.keys: dict[int, tuple[int, int]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+        self.cache: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def run(self, step: StepInput) -> StepOutput:
+        self._set_up(step)
+        fault = next(self.faults)
+        if fault == "before":
+            raise RuntimeError("failed before it had computed anything")
+        for place, (seat, start, length) in enumerate(zip(step.seats, step.starts, step.lengths, strict=True)):
+            if fault == "middle" and place:
+                raise RuntimeError("failed in the middle")
+            for position in range(start, start + length):
+                self.cache[self._slot(seat, position)] = tuple(self.rows[seat][: position + 1])
+        if any(POISON in self.rows[seat] for seat in step.seats):
+            raise RuntimeError("poison")
+        output = self._sample(step)
+        if fault == "after":
+            raise RuntimeError("failed when all was done")
+        return output
+
+    def _set_up(self, step: StepInput) -> None:
+        for opening in step.openings:
+            self.rows[opening.seat] = [*opening.tokens]
+            self.keys[opening.seat] = (opening.params.seed or 0, opening.choice)
+        for seat, column, block in step.table:
+            self.tables.setdefault(seat, {})[column] = block
+        for block in step.cleared:
+            self._write(block, [None, None])
+        copied = [(target, [self.cache.get((source, i)) for i in range(BLOCK)]) for source, target in step.copies]
+        for target, content in copied:
+            self._write(target, content)
+
+    def _write(self, block: int, content: list[Any]) -> None:
+        for offset, there in enumerate(content):
+            self.cache.pop((block, offset), None)
+            if there is not None:
+                self.cache[block, offset] = there
+
+    def _slot(self, seat: int, position: int) -> tuple[int, int]:
+        return self.tables[seat][position // BLOCK], position % BLOCK
+
+    def _sample(self, step: StepInput) -> StepOutput:
+        tokens, valid = [], []
+        for chunk, seat in zip(step.sample_chunks, step.sample_seats, strict=True):
+            end = step.starts[chunk] + step.lengths[chunk]
+            seen = self.rows[step.seats[chunk]][:end]
+            valid.append(
+                all(self.cache.get(self._slot(step.seats[chunk], p)) == tuple(seen[: p + 1]) for p in range(end))
+            )
+            tokens.append(next_token(seen, *self.keys[seat]))
+            self.rows[seat][end:] = [tokens[-1]]
+        nothing = ((),) * len(step.seats)
+        return StepOutput(step.number, tuple(tokens), tuple(valid), (None,) * len(tokens), nothing)
+
+
+def expected(prompt: list[int], params: SamplingParams, choice: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(params.max_tokens or 0):
+        tokens.append(next_token(tokens, params.seed or 0, choice))
+    return tokens[len(prompt) :]
+
+
+REQUESTS = st.tuples(
+    st.integers(1, 12),  # tokens of the prompt
+    st.integers(1, 3),  # choices
+    st.integers(1, 6),  # output tokens
+    st.integers(0, 2),  # priority
+    st.booleans(),  # poison in the prompt
+    st.integers(0, 6),  # steps after which it comes
+    st.none() | st.integers(0, 9),  # steps after which it is aborted
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=6),
+    faults=st.lists(st.sampled_from(["", "", "", "before", "middle", "after"]), max_size=30),
+    executor=st.sampled_from([InProcess, Late]),
+    overlap=st.booleans(),
+    num_blocks=st.integers(9, 24),
+    budget=st.integers(3, 12),
+    chunk=st.none() | st.integers(1, 5),
+    prefix_cache=st.booleans(),
+)
+def test_whatever_fails_everybody_else_gets_its_own_tokens(
+    requests: list[Any], faults: list[str], executor: Any, overlap: bool, num_blocks: int, budget: int,
+    chunk: int | None, prefix_cache: bool,
+) -> None:  # fmt: skip
+    def endless() -> Iterator[str]:
+        yield from faults
+        while True:
+            yield ""
+
+    scheduler = Scheduler(
+        BlockManager(num_blocks, BLOCK, prefix_cache),
+        max_batch_tokens=budget,
+        max_requests=4,
+        max_queued_requests=99,
+        chunk_tokens=chunk,
+    )
+    engine = LLMEngine(executor(Machine(endless())), scheduler, Limits(VOCABULARY, 18, ()), overlap=overlap)
+    asked: dict[str, tuple[list[int], SamplingParams]] = {}
+    deltas: list[Delta] = []
+    step = 0
+    while step < 10 or engine.has_unfinished:
+        for number, (length, n, max_tokens, priority, poisoned, comes, goes) in enumerate(requests):
+            name = str(number)
+            if comes == step:
+                prompt = [1 + (number * place) % 2 for place in range(length)]
+                prompt[-1] = POISON if poisoned else prompt[-1]
+                params = SamplingParams(n=min(n, scheduler.num_seats), max_tokens=max_tokens, seed=number)
+                asked[name] = prompt, params
+                engine.add_request(name, prompt, params, priority=priority)
+            if goes is not None and comes + goes == step:
+                deltas += [delta for _, delta in engine.abort_request(name)]
+        deltas += [delta for _, delta in engine.step()]
+        engine.scheduler.audit()
+        step += 1
+        assert step < 600, "somebody starves"
+    assert engine.requests == {}
+    assert engine.stats().owned_blocks == 0
+    for name, (prompt, params) in asked.items():
+        for choice in range(params.n):
+            mine = [delta for delta in deltas if (delta.request_id, delta.choice) == (name, choice)]
+            (reason,) = [delta.finish_reason for delta in mine if delta.finish_reason]
+            tokens = [token for delta in mine for token in delta.tokens]
+            wanted = expected(prompt, params, choice)
+            assert tokens == (wanted if reason == "length" else wanted[: len(tokens)]), (name, choice, reason)
+            if reason == "error":
+                assert POISON in prompt or faults_alone(mine), mine
+
+
+def faults_alone(deltas: list[Delta]) -> bool:
+    """It was alone in a step that failed, so nobody can tell whose fault it was."""
+    return "failed" in (deltas[-1].error or "")

@@ -101,6 +101,7 @@ class FakeCore:
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
         self.facts = facts
         self.running: set[str] = set()
+        self.most_running = 0
         self.aborted: list[str] = []
         self.finished: list[tuple[str, int]] = []
         self.requests: list[AddRequest] = []
@@ -176,6 +177,7 @@ class FakeCore:
             await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
             return
         self.running.add(request.request_id)
+        self.most_running = max(self.most_running, len(self.running))
         await asyncio.gather(*(self._choice(request, text, choice) for choice in range(request.params.n)))
         self.running.discard(request.request_id)
 

@@ -82,6 +82,16 @@ def test_a_completion_keeps_the_blank_before_its_first_word_and_an_answer_does_n
     run(scenario)
 
 
+def test_more_prompts_than_the_queue_takes_follow_one_another(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            choices = (await s.post(PATH, prompt=[f"slow say:{number:09}" for number in range(700)])).json()["choices"]
+            assert [choice["text"] for choice in choices] == [f"{number:09}" for number in range(700)]
+            assert s.core.most_running <= 512
+
+    run(scenario)
+
+
 def test_n_answers_to_several_prompts_are_numbered_prompt_by_prompt(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:

@@ -17,6 +17,8 @@ from stoker.engine.sampling import SamplingParams
 from stoker.engine.text import Detokenizer, OutputText, Piece
 
 Finish = Literal["stop", "length"]
+JOBS_AT_ONCE = 512
+"""Of one HTTP request at the core: more would not make it faster, and could be more than the core's queue ever takes."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Generation:
                     yield update
             return
         news: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._collect(number, news)) for number in range(len(self.jobs))]
+        turns = asyncio.Semaphore(JOBS_AT_ONCE)
+        tasks = [asyncio.create_task(self._collect(number, news, turns)) for number in range(len(self.jobs))]
         try:
             running = len(tasks)
             while running:
@@ -107,10 +110,13 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _collect(self, number: int, news: asyncio.Queue[Update | BaseException | None]) -> None:
+    async def _collect(
+        self, number: int, news: asyncio.Queue[Update | BaseException | None], turns: asyncio.Semaphore
+    ) -> None:
         try:
-            async for update in self._run(number):
-                news.put_nowait(update)
+            async with turns, aclosing(self._run(number)) as updates:
+                async for update in updates:
+                    news.put_nowait(update)
             news.put_nowait(None)
         except Exception as error:  # noqa: BLE001 - handed to the one who waits
             news.put_nowait(error)

@@ -309,6 +309,40 @@ def test_a_router_that_dies_comes_back_and_takes_the_snapshot() -> None:
     assert len(running_routers(serving)) == 1
 
 
+def test_a_paused_rollout_stays_where_it_is_and_goes_on_from_there() -> None:
+    serving = Serving(replicas=3)
+    serving.checkpoint(10)
+    serving.rest()
+    before = {label_of(pod, "revision") for pod in serving.engines()}
+    serving.checkpoint(20)
+    while {label_of(pod, "revision") for pod in running_engines(serving)} <= before:
+        serving.cluster.settle_once()
+        serving.live()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": True}))
+    serving.rest()
+    held = sorted(label_of(pod, "revision") for pod in serving.engines())
+    assert len(held) == 3
+    assert set(held) > before
+    assert serving.status["rollout"]["phase"] == "Paused"
+
+    serving.cluster.kill(next(pod for pod in serving.engines() if label_of(pod, "revision") in before))
+    serving.rest()
+    assert len(running_engines(serving)) == 3, "what ends is replaced all the same"
+
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": False}))
+    serving.rest()
+    assert not before & {label_of(pod, "revision") for pod in serving.engines()}
+    assert (serving.status["rollout"]["phase"], serving.status["ready"]) == ("Completed", "3/3")
+
+
+def label_of(pod: Object, name: str) -> str:
+    return str(pod["metadata"]["labels"][f"stoker.dev/{name}"])
+
+
+def running_engines(serving: Serving) -> list[Object]:
+    return [found for found in serving.engines() if found["status"]["phase"] == "Running"]
+
+
 def test_a_pool_that_is_renamed_serves_until_the_new_one_is_ready() -> None:
     serving = Serving()
     serving.checkpoint(10)

@@ -49,9 +49,11 @@ SUPPORTED: Mapping[str, Mapping[str, Fits]] = {
         "scheduling.backend": _only("auto", "stoker"),
         "scheduling.queueName": _absent,
         "scheduling.topology": _absent,
+        "scheduling.gangTimeoutSeconds": _only(60),
         **{f"runtime.{field}": fits for field, fits in _RUNTIME.items()},
     },
     "Checkpoint": {
+        "verification": _only("Full"),
         "source.import.storage.s3": _absent,
         "source.save.storage.s3": _absent,
     },

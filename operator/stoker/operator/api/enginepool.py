@@ -75,6 +75,8 @@ class EnginePoolSpec(Value):
     revisions: Annotated[tuple[Revision, ...], Field(min_length=1, max_length=4, json_schema_extra=list_map("name"))]
     max_surge: IntOrPercent = 1
     max_unavailable: IntOrPercent = 0
+    paused: bool = False
+    """Replicas of every revision stay; what is missing is made of the one with the largest share."""
 
 
 class EngineStatus(Value):

@@ -80,7 +80,7 @@ class Rollout(Value):
     type: Literal["rolling", "canary"] = "rolling"
     canary: Canary | None = None
     paused: bool = False
-    """Hold the rollout where it is."""
+    """Hold the rollout where it is: no replica moves to another revision, and no new revision begins."""
     progress_deadline_seconds: Seconds = 1800
     """A rollout without progress for this long sets `Stalled`; the old revision keeps serving."""
     revision_history_limit: Annotated[int, Field(ge=0, le=20)] = 5

@@ -97,9 +97,10 @@ def _change_pods(view: PoolView) -> Plan:
 
 
 def _sort(view: PoolView) -> _Pods:
-    target = view.target.name
-    new = [pod for pod in view.serving if label(pod, "revision") == target]
-    old = [pod for pod in view.serving if label(pod, "revision") != target]
+    """While a rollout is paused no revision is better than another."""
+    target, paused = view.target.name, view.pool.spec.paused
+    new = [pod for pod in view.serving if paused or label(pod, "revision") == target]
+    old = [pod for pod in view.serving if not paused and label(pod, "revision") != target]
 
     def split(pods: Sequence[Object], *, ready: bool) -> tuple[Object, ...]:
         return tuple(pod for pod in pods if is_ready(pod) is ready)

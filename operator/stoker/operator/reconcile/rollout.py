@@ -150,7 +150,12 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "EnginePool",
         "metadata": metadata,
-        "spec": {"revisions": revisions, "maxSurge": pool.max_surge, "maxUnavailable": pool.max_unavailable},
+        "spec": {
+            "revisions": revisions,
+            "maxSurge": pool.max_surge,
+            "maxUnavailable": pool.max_unavailable,
+            "paused": view.deployment.spec.rollout.paused,
+        },
     }
 
 

@@ -27,6 +27,7 @@ from stoker.pod.last_word import LastWord, SaveRecord, parse_last_word
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.place import find_place
+from stoker.trainer.beacon import PhaseEvent
 from stoker.trainer.config import TrainerConfig
 
 RANK = """
@@ -308,6 +309,17 @@ def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
     word = run(agent_for(tmp_path, "load"), act)
     assert (word.cause, word.saves) == (Cause.INTERRUPTED, ())
     assert "nothing new to save (phase Loading)" in word.detail
+
+
+def test_an_interrupt_while_loading_says_so_even_if_the_ranks_go_on_meanwhile(tmp_path: Path) -> None:
+    async def act(agent: Agent) -> None:
+        await until(lambda: agent.state.message == "LoadingWeights 43 %")
+        agent.interrupt("SIGTERM")
+        for rank in agent.state.ranks:
+            agent.state.apply(rank, PhaseEvent(phase="FirstStep"), clock=time.monotonic(), unix=time.time())
+
+    word = run(agent_for(tmp_path, "load"), act)
+    assert "nothing new to save (phase FirstStep)" in word.detail
 
 
 @pytest.mark.parametrize(("mode", "cause"), [("suspend", Cause.INTERRUPTED), ("cancel", Cause.CANCELLED)])

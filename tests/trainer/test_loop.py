@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from stoker.checkpoint.errors import CheckpointCorrupt
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
@@ -34,7 +34,7 @@ from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import save_reason
 from stoker.trainer.run import Team, make_ops
 from stoker.trainer.saver import StorageFailed
-from stoker.trainer.snapshot import check_same_model
+from stoker.trainer.snapshot import OtherModel, check_same_model
 from stoker.trainer.train_step import NonFinite
 from stoker.trainer.wishes import Wishes
 from stoker.trainer.zero import STATE_KINDS
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     train_alone(tiny_config(tmp_path))
     reader = CheckpointReader(CheckpointRoot(tmp_path / "root").committed()[0].path)
     other = Decoder(replace(TINY, num_layers=1), make_ops(tiny_config(), torch.device("cpu"))[0])
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(OtherModel, match="another model"):
         check_same_model(reader, list(other.named_parts()), STATE_KINDS)
 
 

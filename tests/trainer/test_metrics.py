@@ -64,3 +64,8 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, every: int) -> None:
     with MetricLog(None, every) as log:
         log.step(event(3))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_log() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), MetricLog("/dev/full", 1) as log:
+        log.step(event(1))

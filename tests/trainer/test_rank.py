@@ -26,6 +26,7 @@ from stoker.trainer.beacon import AgentEnd, EndEvent, Event, SaveEvent, StepEven
 from stoker.trainer.data.error import DataError
 from stoker.trainer.rank import cause_of, main
 from stoker.trainer.saver import StorageFailed
+from stoker.trainer.snapshot import OtherModel
 from stoker.trainer.train_step import NonFinite
 
 MODEL = {
@@ -283,6 +284,7 @@ def test_weights_of_a_checkpoint_start_another_run(whole: tuple[Path, dict[int, 
         (CheckpointLocked("x"), Cause.CONFIG_INVALID),
         (StorageFailed("x"), Cause.STORAGE_ERROR),
         (NonFinite("x"), Cause.NON_FINITE),
+        (OtherModel("x"), Cause.MODEL_ERROR),
         (MemoryError(), Cause.OUT_OF_MEMORY),
         (torch.OutOfMemoryError("x"), Cause.OUT_OF_MEMORY),
         (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"), Cause.PEER_LOST),

@@ -109,7 +109,7 @@ class PosixSink:
         """Where `_block` goes in the file."""
 
     def write(self, data: memoryview) -> None:
-        with _path_in_errors(self.path):
+        with path_in_errors(self.path):
             self._opened()
             values = np.frombuffer(data, np.uint8)
             while len(values):
@@ -121,7 +121,7 @@ class PosixSink:
                     self._submit(block)
 
     def sync(self) -> None:
-        with _path_in_errors(self.path):
+        with path_in_errors(self.path):
             handle = self._opened()
             while self._in_flight:
                 self._finish_oldest()
@@ -138,7 +138,7 @@ class PosixSink:
         self._block = None
         for handle in handles:
             if handle is not None:
-                with _path_in_errors(self.path):
+                with path_in_errors(self.path):
                     os.close(handle)
 
     def _current(self) -> Block:
@@ -197,7 +197,7 @@ class PosixStorage:
 
     def read(self, path: Path, offset: int, out: memoryview) -> int:
         done = 0
-        with _regular_file(path) as handle, _path_in_errors(path):
+        with _regular_file(path) as handle, path_in_errors(path):
             while done < len(out):
                 count = os.preadv(handle, [out[done:]], offset + done)
                 if count == 0:
@@ -235,7 +235,7 @@ class PosixStorage:
     def sync_folder(self, folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with _path_in_errors(folder):
+            with path_in_errors(folder):
                 os.fsync(handle)
         finally:
             os.close(handle)
@@ -268,7 +268,8 @@ def _regular_file(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _path_in_errors(path: Path) -> Iterator[None]:
+def path_in_errors(path: Path) -> Iterator[None]:
+    """An OSError of an open file names no file; here it gets one."""
     try:
         yield
     except OSError as error:

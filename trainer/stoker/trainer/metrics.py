@@ -7,10 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self
 
+from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.beacon import StepEvent, ValidationEvent
 
 WINDOW = 20
@@ -53,10 +55,10 @@ class MetricLog:
 
     def __init__(self, path: str | None, every_steps: int) -> None:
         self._every_steps = every_steps
-        self._stream: TextIO | None = None
+        self._stream: FileIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._stream = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
+            self._stream = FileIO(path, "a")
 
     def step(self, event: StepEvent) -> None:
         if event.step % self._every_steps == 0 or event.step == event.total_steps:
@@ -67,8 +69,9 @@ class MetricLog:
 
     def _write(self, kind: str, event: StepEvent | ValidationEvent) -> None:
         if self._stream is not None:
-            self._stream.write(json.dumps({"kind": kind, **asdict(event)}) + "\n")
-            self._stream.flush()
+            line = json.dumps({"kind": kind, **asdict(event)}) + "\n"
+            with path_in_errors(Path(str(self._stream.name))):
+                self._stream.write(line.encode())
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,7 @@ from stoker.trainer.resume import choose_resume
 from stoker.trainer.run import Team, open_loop
 from stoker.trainer.save_group import make_save_group
 from stoker.trainer.saver import StorageFailed
+from stoker.trainer.snapshot import OtherModel
 from stoker.trainer.start import ModelUnusable
 from stoker.trainer.train_step import NonFinite
 
@@ -50,6 +51,7 @@ CAUSES: tuple[tuple[type[BaseException], Cause], ...] = (
     (ConfigError, Cause.CONFIG_INVALID),
     (DataError, Cause.DATA_ERROR),
     (ModelUnusable, Cause.MODEL_ERROR),
+    (OtherModel, Cause.MODEL_ERROR),  # not CheckpointCorrupt: an older one would not fit either
     (CheckpointLocked, Cause.CONFIG_INVALID),  # another run without an operator writes there
     (CheckpointError, Cause.CHECKPOINT_CORRUPT),
     (StorageFailed, Cause.STORAGE_ERROR),

@@ -115,7 +115,8 @@ def open_loop(
     """A loop that goes on from `resume` or begins anew. Waits for saves in flight and closes the log at the end.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another model.
+        CheckpointError: the checkpoint is damaged.
+        OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
     """
     fill = None if materials.start is None else materials.start.fill

@@ -98,7 +98,7 @@ def load_state(
     """Fill masters (and moments, when `kinds` names them) from a checkpoint, each rank its shards, then the parameters (collective).
 
     Raises:
-        CheckpointError: the checkpoint is of another model; nothing was changed.
+        OtherModel: the checkpoint is of another model; nothing was changed.
         CheckpointCorrupt: a piece is damaged.
     """
     check_same_model(reader, parts, kinds)
@@ -122,6 +122,10 @@ def load_state(
         zero.set_shards(fill)
 
 
+class OtherModel(CheckpointError):
+    """The checkpoint is sound, but its tensors are not those of the model."""
+
+
 def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:
     """Refuse a checkpoint whose tensors are not those of this model."""
     wanted = {
@@ -137,4 +141,4 @@ def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Seq
     problems += [f"{name} {have[name]} is not in the model" for name in surplus]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(f"{reader.folder} is a checkpoint of another model: {'; '.join(problems[:3])}{more}")
+        raise OtherModel(f"{reader.folder} is a checkpoint of another model: {'; '.join(problems[:3])}{more}")

@@ -46,6 +46,8 @@ class Stop:
     why: str
     at: float
     """When the ranks are killed, on the agent's clock."""
+    in_vain: bool
+    """There was nothing new to save when it came."""
 
 
 class Agent:
@@ -99,11 +101,13 @@ class Agent:
 
     def stop(self, mode: StopMode, deadline_s: float, why: str) -> None:
         """Save and exit, within `deadline_s`. A second call can only hasten the end, or make it a cancel."""
-        at = self._clock() + (0 if self._nothing_to_save() else deadline_s)
+        in_vain = self._nothing_to_save()
+        at = self._clock() + (0 if in_vain else deadline_s)
         if self._stop is not None:
             mode = max(mode, self._stop.mode, key=STOP_MODES.index)
             at = min(at, self._stop.at)
-        self._stop = Stop(mode=mode, why=why, at=at)
+            in_vain = self._stop.in_vain
+        self._stop = Stop(mode=mode, why=why, at=at, in_vain=in_vain)
         self.state.stopping = why
         for process in self._processes:
             process.send(StopCommand(mode=mode))
@@ -160,7 +164,7 @@ class Agent:
         while self._stop is None or self._clock() < self._stop.at:  # noqa: ASYNC110  (the time may be moved forward)
             await asyncio.sleep(0.05)
         cause = Cause.CANCELLED if self._stop.mode == "cancel" else Cause.INTERRUPTED
-        left = "nothing new to save" if self._nothing_to_save() else "the time for a last save was over"
+        left = "nothing new to save" if self._stop.in_vain else "the time for a last save was over"
         return Verdict(cause, None, self.state.step, f"{self._stop.why}: {left} (phase {self.state.phase})")
 
     async def _watch_peers(self) -> None:

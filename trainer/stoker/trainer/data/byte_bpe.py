@@ -58,7 +58,7 @@ def _write(folder: Path, data: DataConfig) -> None:
     aside = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    tokenizer.save(str(aside / "tokenizer.json"))
+    (aside / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))  # its own `save` hides what the disk said
     (aside / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(seen.conversations), indent=1))
     aside.rename(folder)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.data.error import DataError
 
 POLL_S = 0.1
@@ -29,7 +30,8 @@ def only_one(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
             if time.monotonic() - reported >= REPORT_S:
                 reported = time.monotonic()
                 report("WaitingForTokens")
-        yield
+        with path_in_errors(folder):
+            yield
 
 
 def _try_lock(handle: int) -> bool:

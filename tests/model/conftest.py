@@ -74,8 +74,14 @@ class Server:
     def __init__(self, decoder: Decoder, num_blocks: int = 64, block_size: int = 8) -> None:
         self.decoder = decoder
         weights = next(decoder.parameters())
+        self.device = weights.device
         self.cache = KVCache(
-            decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=weights.dtype, group=decoder.group
+            decoder.config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=weights.dtype,
+            device=self.device,
+            group=decoder.group,
         )
         size = PagedSize(max_tokens=512, max_sequences=16, max_blocks=24)
         self.attend = PagedAttend(decoder.ops, "auto", self.cache, size)
@@ -104,7 +110,7 @@ class Server:
                 num_tokens=len(tokens),
             )
         )
-        logits = self.decoder.logits(self.decoder(tokens, positions, self.attend))
+        logits = self.decoder.logits(self.decoder(tokens.to(self.device), positions.to(self.device), self.attend))
         return list(self.decoder.ops.log_softmax(logits).split(lengths))
 
 

@@ -329,6 +329,30 @@ def test_a_node_that_falls_silent_after_its_peers_have_failed_of_it_is_blamed_al
     assert (run.attempt, run.status["attempts"][0]["failure"]["node"]) == (1, "node-2")
 
 
+def test_a_lost_node_costs_nothing_even_where_nothing_is_left_of_the_budget() -> None:
+    run = Run(workers={"replicas": 2}, run={"backoffLimit": 0})
+    run.start()
+    survivor, lost = run.gang
+    run.cluster.end(survivor, Cause.PEER_LOST, detail="connection reset by peer")
+    run.cluster.settle()
+    assert run.status["phase"] == "Restarting"
+    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 is not heard of any more"}
+    run.cluster.settle()
+    run.next_attempt()
+    assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)
+
+
+def test_a_lost_peer_without_a_lost_node_ends_a_job_that_has_no_budget_left() -> None:
+    run = Run(workers={"replicas": 2}, run={"backoffLimit": 0})
+    run.start()
+    run.cluster.end(run.gang[0], Cause.PEER_LOST, detail="connection reset by peer")
+    run.cluster.settle()
+    run.next_attempt()
+    assert (run.status["phase"], run.attempt) == ("Failed", 0)
+    assert run.status["lastFailure"]["action"] == run.status["attempt"]["failure"]["action"] == "Fail"
+    assert run.status["message"] == "PeerLost: connection reset by peer"
+
+
 def test_a_pod_that_was_only_told_to_go_is_not_blamed_for_what_its_peer_did() -> None:
     run = Run(workers={"replicas": 2}, run={"backoffLimit": 2})
     run.start()

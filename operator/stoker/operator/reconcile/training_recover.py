@@ -68,10 +68,14 @@ def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan
 
 
 def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
-    """By the table, as long as it can help: retries are counted, and what the user named to start from has nothing older."""
+    """By the table, as long as it can help: retries are counted, and what the user named to start from has nothing older.
+
+    A lost peer is a consequence: whether its node is lost, and the budget untouched, is known once the last pod has gone.
+    """
     action, status = ending.action, view.job.status
     if action is Action.RETRY and exhausted(status.failures_without_progress + 1, view.job.spec.run.backoff_limit):
-        return Action.FAIL
+        cause_may_come = ending.cause is Cause.PEER_LOST and bool(view.live)
+        return Action.RETRY if cause_may_come else Action.FAIL
     own = {found.status.folder for found in view.checkpoints}
     if action is Action.RESUME_OLDER and (attempt.resumed_from is None or attempt.resumed_from.folder not in own):
         return Action.FAIL

@@ -11,10 +11,11 @@ from stoker.operator.plan import Event, Object, Plan
 from stoker.operator.pods import ended, label
 from stoker.operator.reconcile.resume import Blocked, choose_resume, resolve_start
 from stoker.operator.reconcile.saves import new_checkpoints
+from stoker.operator.reconcile.training_end import finish
 from stoker.operator.reconcile.training_list import list_saves, needs_listing
 from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, undeleted
 from stoker.operator.reconcile.training_view import TrainingView, settle
-from stoker.operator.recovery import Action, retry_delay_s
+from stoker.operator.recovery import Action, exhausted, retry_delay_s
 from stoker.operator.render.names import attempt_config_name, writer_of
 from stoker.operator.render.trainer import attempt_config, attempt_pods, intent_of, keys_config_map, pin, service
 
@@ -92,12 +93,28 @@ def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
     fresh = new_checkpoints(view)
     if fresh:
         return settle(view, checkpoint_figures(view), (), Plan(create=fresh))
+    if _spent(view, last):
+        return _give_up(view, last)
     delay_s = _delay_s(view, last)
     if delay_s and last.ended_at:
         left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
         if left_s > 0:
             return settle(view, checkpoint_figures(view), (), Plan(requeue_after_s=left_s))
     return None
+
+
+def _spent(view: TrainingView, last: Attempt) -> bool:
+    """No cause came to light that would have given the last retry back."""
+    failed = last.failure is not None and last.failure.action == Action.RETRY
+    return failed and exhausted(view.job.status.failures_without_progress, view.job.spec.run.backoff_limit)
+
+
+def _give_up(view: TrainingView, last: Attempt) -> Plan:
+    assert last.failure is not None
+    failure = last.failure.model_copy(update={"action": Action.FAIL.value})
+    message = f"{failure.cause}: {failure.detail or ''}".rstrip(": ")[:1024]
+    changes = {"attempt": last.model_copy(update={"failure": failure}), "last_failure": failure}
+    return finish(view, "Failed", Health.STALLED, failure.cause, message, **changes)
 
 
 def _delay_s(view: TrainingView, last: Attempt) -> float:

@@ -313,7 +313,7 @@ def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
 
 def test_an_interrupt_while_loading_says_so_even_if_the_ranks_go_on_meanwhile(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
-        await until(lambda: agent.state.message == "LoadingWeights 43 %")
+        await until(lambda: all(rank.message == "LoadingWeights 43 %" for rank in agent.state.ranks.values()))
         agent.interrupt("SIGTERM")
         for rank in agent.state.ranks:
             agent.state.apply(rank, PhaseEvent(phase="FirstStep"), clock=time.monotonic(), unix=time.time())

@@ -5,10 +5,34 @@ Also the list of what the trainer does not do yet: a configuration that asks for
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.config import ParallelismConfig, TrainerConfig
+
+ALLOWED: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "parallelism.tensor": (1,),
+        "parallelism.pipeline": (1,),
+        "parallelism.expert": (1,),
+        "parallelism.context": (1,),
+        "parallelism.replicate": (1,),
+        "parallelism.sequence_parallel": (False,),
+        "optimization.optimizer": ("adam", "adamw"),
+        "memory.precision": ("fp32", "bf16"),
+        "memory.zero_stage": (0, 1, 2),
+        "memory.activation_checkpointing": ("none", "full"),
+        "memory.cpu_offload": (False,),
+        "memory.nvme_offload": (None,),
+        "logging.tensorboard": (None,),
+        "logging.wandb": (None,),
+        "logging.mlflow": (None,),
+    }
+)
+"""What the trainer can do, of the fields that promise more."""
 
 
 @dataclass(frozen=True)
@@ -63,49 +87,23 @@ def check_supported(config: TrainerConfig) -> Mesh:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     mesh = plan_mesh(config.parallelism, config.gang.world_size)
-    problems = [
-        f"not supported yet: {field} {value!r} (allowed now: {allowed})" for field, value, allowed in _limits(config)
-    ]
-    problems += _batch_problems(config, mesh)
+    problems = _limit_problems(config) + _batch_problems(config, mesh)
     if problems:
         raise ConfigError("\n".join(problems))
     return mesh
 
 
-def _limits(config: TrainerConfig) -> list[tuple[str, object, str]]:
-    asked: list[tuple[str, object, bool, str]] = [
-        ("parallelism.tensor", config.parallelism.tensor, config.parallelism.tensor == 1, "1"),
-        ("parallelism.pipeline", config.parallelism.pipeline, config.parallelism.pipeline == 1, "1"),
-        ("parallelism.expert", config.parallelism.expert, config.parallelism.expert == 1, "1"),
-        ("parallelism.context", config.parallelism.context, config.parallelism.context == 1, "1"),
-        ("parallelism.replicate", config.parallelism.replicate, config.parallelism.replicate == 1, "1"),
-        (
-            "parallelism.sequence_parallel",
-            config.parallelism.sequence_parallel,
-            not config.parallelism.sequence_parallel,
-            "False",
-        ),
-        (
-            "optimization.optimizer",
-            config.optimization.optimizer,
-            config.optimization.optimizer != "lamb",
-            "adam, adamw",
-        ),
-        ("memory.precision", config.memory.precision, config.memory.precision in ("fp32", "bf16"), "fp32, bf16"),
-        ("memory.zero_stage", config.memory.zero_stage, config.memory.zero_stage <= 2, "0, 1, 2"),
-        (
-            "memory.activation_checkpointing",
-            config.memory.activation_checkpointing,
-            config.memory.activation_checkpointing != "selective",
-            "none, full",
-        ),
-        ("memory.cpu_offload", config.memory.cpu_offload, not config.memory.cpu_offload, "False"),
-        ("memory.nvme_offload", config.memory.nvme_offload, config.memory.nvme_offload is None, "none"),
-        ("logging.tensorboard", config.logging.tensorboard, config.logging.tensorboard is None, "none"),
-        ("logging.wandb", config.logging.wandb, config.logging.wandb is None, "none"),
-        ("logging.mlflow", config.logging.mlflow, config.logging.mlflow is None, "none"),
+def _limit_problems(config: TrainerConfig) -> list[str]:
+    values = {field: attrgetter(field)(config) for field in ALLOWED}
+    return [
+        f"not supported yet: {field} {value!r} (allowed now: {_listed(ALLOWED[field])})"
+        for field, value in values.items()
+        if value not in ALLOWED[field]
     ]
-    return [(field, value, allowed) for field, value, fits, allowed in asked if not fits]
+
+
+def _listed(allowed: Sequence[object]) -> str:
+    return ", ".join("none" if value is None else str(value) for value in allowed)
 
 
 def _batch_problems(config: TrainerConfig, mesh: Mesh) -> list[str]:

@@ -80,11 +80,7 @@ def process_group(
     if place.world_size == 1:
         yield
         return
-    if _is_loopback(place.master_addr):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    for name, value in NCCL_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    set_network(place)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         place.master_addr,
         place.master_port,
@@ -104,6 +100,15 @@ def process_group(
     yield
     # Not after an error: NCCL's ranks leave together, and the others are in the middle of a step. A process that ends leaves by itself.
     dist.destroy_process_group()
+
+
+def set_network(place: RankPlace) -> None:
+    """What the backends read from the environment, where nobody has said otherwise."""
+    if _is_loopback(place.master_addr):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    for name, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 def collective_timeout(config: TrainerConfig) -> timedelta:

@@ -122,38 +122,19 @@ def open_loop(
     fill = None if materials.start is None else materials.start.fill
     zero = make_zero(config, materials.decoder, team.communicator, team.device, fill)
     parts = list(materials.decoder.named_parts())
-    progress = Progress()
-    if resume is not None:
-        progress = _resume(CheckpointReader(resume.path(root), resume.digest), team, materials, zero)
-    _, attention = make_ops(config, team.device)
-    saver = Saver(
-        root,
-        config.job.writer,
-        team.save_group,
-        team.beacon,
-        materials.files,
-        keep=config.checkpoint.max_to_keep if config.retention == "own" else None,
-        verified=frozenset([resume.folder] if resume and resume.verified else []),
-    )
-    minutes = config.checkpoint.interval_minutes
-    path = config.logging.jsonl if team.communicator.rank == 0 else None
-    with MetricLog(path, config.logging.every_steps) as log:
+    progress = Progress() if resume is None else _resume(root, resume, team, materials, zero)
+    saver = make_saver(config, root, team, materials, resume)
+    with open_log(config, team) as log:
         try:
             yield Loop(
                 config,
                 batches=materials.batches,
-                forward=ForwardPass(
-                    materials.decoder,
-                    attention,
-                    team.device,
-                    zero.ready,
-                    recompute=config.memory.activation_checkpointing == "full",
-                ),
+                forward=make_forward(config, team, materials.decoder, zero),
                 zero=zero,
                 parts=parts,
                 saver=saver,
                 beacon=team.beacon,
-                inbox=Inbox(team.beacon, minutes * 60 if minutes else None, team.communicator.rank),
+                inbox=make_inbox(config, team),
                 log=log,
                 meta=_meta(config, team, materials, resume),
                 progress=progress,
@@ -164,7 +145,38 @@ def open_loop(
             zero.close()
 
 
-def _resume(reader: CheckpointReader, team: Team, materials: Materials, zero: Zero) -> Progress:
+def make_forward(config: TrainerConfig, team: Team, decoder: Decoder, zero: Zero) -> ForwardPass:
+    _, attention = make_ops(config, team.device)
+    recompute = config.memory.activation_checkpointing == "full"
+    return ForwardPass(decoder, attention, team.device, zero.ready, recompute=recompute)
+
+
+def make_saver(
+    config: TrainerConfig, root: CheckpointRoot, team: Team, materials: Materials, resume: ResumePoint | None
+) -> Saver:
+    return Saver(
+        root,
+        config.job.writer,
+        team.save_group,
+        team.beacon,
+        materials.files,
+        keep=config.checkpoint.max_to_keep if config.retention == "own" else None,
+        verified=frozenset([resume.folder] if resume and resume.verified else []),
+    )
+
+
+def make_inbox(config: TrainerConfig, team: Team) -> Inbox:
+    minutes = config.checkpoint.interval_minutes
+    return Inbox(team.beacon, minutes * 60 if minutes else None, team.communicator.rank)
+
+
+def open_log(config: TrainerConfig, team: Team) -> MetricLog:
+    """Rank 0 writes."""
+    return MetricLog(config.logging.jsonl if team.communicator.rank == 0 else None, config.logging.every_steps)
+
+
+def _resume(root: CheckpointRoot, point: ResumePoint, team: Team, materials: Materials, zero: Zero) -> Progress:
+    reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
     if missing:

@@ -22,6 +22,7 @@ from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.place import find_place
 from stoker.trainer.config import TrainerConfig
+from stoker.trainer.mesh import check_supported
 
 
 def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank")) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("
     path: Path = parser.parse_args(arguments).config
     try:
         config = load(TrainerConfig, path)
-        refuse_unsupported(config)
+        check_supported(config)
         word = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
     except ConfigError as error:
         word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
@@ -71,13 +72,6 @@ async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environmen
     if config.retention == "own" and word.saves:
         console.line(f"newest checkpoint: {Path(config.checkpoint.root, word.saves[-1].folder)}")
     return word
-
-
-def refuse_unsupported(config: TrainerConfig) -> None:
-    """Raises ConfigError for what the agent cannot do yet."""
-    for name in ("tensorboard", "wandb", "mlflow"):
-        if getattr(config.logging, name) is not None:
-            raise ConfigError(f"not supported yet: logging.{name}")
 
 
 def _leave(word: LastWord, config: Path) -> None:

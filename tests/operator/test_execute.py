@@ -146,6 +146,24 @@ def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) -> None:
+    async def story() -> None:
+        def answer(call: Call) -> Mapping[str, Any]:
+            if call.pod.name == "deaf":
+                raise PodUnreachable(call.pod.name)
+            return {}
+
+        pods = FakePods(on_call=answer)
+        world = embedded(tmp_path, pods=pods)
+        made = await new_world(world)
+        calls = tuple(Call(Ref("Pod", "default", name, name), "PUT", "/backends", {}) for name in ("deaf", "well"))
+        with pytest.raises(PodUnreachable, match="deaf"):
+            await Executor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(calls=calls))
+        assert [call.pod.name for call in pods.calls] == ["deaf", "well"]
+
+    asyncio.run(story())
+
+
 def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path)
@@ -209,6 +227,7 @@ def test_an_object_without_owner_is_ours_by_its_uid_label(tmp_path: Path) -> Non
 def test_own_writes_are_in_the_store_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path, pods=FakePods())
+        await world.kubelet.stop(0)  # nobody else writes
         made = await new_world(world)
         store = store_of(world)
         await Executor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))

@@ -26,7 +26,7 @@ from stoker.operator.cluster.seam import (
     NotFound,
 )
 from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
-from stoker.operator.plan import Event, Key, Object, Plan, Ref
+from stoker.operator.plan import Call, Event, Key, Object, Plan, Ref
 from stoker.operator.store import Store, key_of
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,7 @@ class Executor:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
         await self._in_batches(self._delete, plan.delete)
         await self._in_batches(self._remove, plan.force)
-        for call in plan.calls:
-            await self._limited(self.cluster.call(call))
+        await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
         await self._remove_finalizers(resource, plan)
@@ -158,6 +157,10 @@ class Executor:
     async def discard(self, resource: Object) -> None:
         """Delete an object that nobody needs any more."""
         await self._delete(ref_of(resource))
+
+    async def _call(self, call: Call) -> None:
+        """A pod that does not answer keeps no other from hearing."""
+        await self._limited(self.cluster.call(call))
 
     async def _remove(self, ref: Ref) -> None:
         await self._delete(ref, grace_s=0)

@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import re
+import signal
 import site
 import socket
 import subprocess
@@ -340,7 +341,7 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 def spawn(
     script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once. All ranks are ended where nothing is found for `limit_s`."""
+    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once. Where nothing is found for `limit_s` all ranks are ended and say where they are."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -352,6 +353,7 @@ def spawn(
             **{name: str(value) for name, value in place.items()},
             "CUDA_VISIBLE_DEVICES": str(rank),
             "OMP_NUM_THREADS": "8",
+            "PYTHONFAULTHANDLER": "1",
         }
         command = [sys.executable, script, *sys.argv[1:], *more, "--rank"]
         ranks.append(
@@ -379,7 +381,7 @@ def spawn(
 
 
 def start_alarm(ranks: list[subprocess.Popen[str]], limit_s: float) -> threading.Timer:
-    alarm = threading.Timer(limit_s, lambda: [process.kill() for process in ranks])
+    alarm = threading.Timer(limit_s, lambda: [process.send_signal(signal.SIGABRT) for process in ranks])
     alarm.daemon = True
     alarm.start()
     return alarm

@@ -117,6 +117,7 @@ class LLMEngine:
             self.num_refused[refused.kind] += 1
             raise
         eos = () if params.ignore_eos else self.limits.eos_token_ids
+        now_s = self.clock()
         request = Request(
             key=(front, request_id),
             prompt=tuple(prompt_tokens),
@@ -124,11 +125,11 @@ class LLMEngine:
             max_tokens=max_tokens,
             stop_tokens=frozenset((*eos, *params.stop_token_ids)),
             arrival=self._arrivals,
-            arrival_s=self.clock() if arrival_s is None else arrival_s,
+            arrival_s=now_s if arrival_s is None else arrival_s,
             priority=priority,
         )
         if not self.has_unfinished:
-            self.progressed_s = self.clock()  # until now there was nothing to do
+            self.progressed_s = now_s  # until now there was nothing to do
         self._arrivals += 1
         self.requests[request.key] = request
         self.scheduler.add(request)
@@ -309,31 +310,38 @@ class LLMEngine:
             self._end(sequence, "error")
             deltas.append(self._last(sequence, sequence.choice, "error", "the model's logits are not finite"))
             return
-        request, first = sequence.request, sequence.first_token_s is None
+        first = sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)
         self.num_generated_tokens += 1
-        front, request_id = request.key
-        if not first and reason is None:
-            scores = (logprobs,) if logprobs is not None else None
-            deltas.append((front, Delta(request_id, sequence.choice, (token,), scores)))
+        if first or reason is not None:
+            deltas.append(self._first_or_last(sequence, token, logprobs, first, reason))
             return
-        if first and sequence.choice == 0:
+        front, request_id = sequence.request.key
+        scores = (logprobs,) if logprobs is not None else None
+        deltas.append((front, Delta(request_id, sequence.choice, (token,), scores)))
+
+    def _first_or_last(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, first: bool, reason: FinishReason | None
+    ) -> Addressed:
+        """The delta that carries the facts, and with the first one the prompt's scores."""
+        starts = first and sequence.choice == 0
+        if starts:
             self.num_prompt_tokens += sequence.num_prompt
         if reason is not None:
             self._end(sequence, reason)
-        shown = sequence.stop_token is None
-        scores_prompt = first and sequence.choice == 0 and request.params.prompt_logprobs is not None
-        delta = Delta(
+        shown = (token,) if sequence.stop_token is None else ()
+        scores_prompt = starts and sequence.request.params.prompt_logprobs is not None
+        front, request_id = sequence.request.key
+        return front, Delta(
             request_id=request_id,
             choice=sequence.choice,
-            tokens=(token,) if shown else (),
-            logprobs=((logprobs,) if shown else ()) if logprobs is not None else None,
+            tokens=shown,
+            logprobs=(logprobs,) * len(shown) if logprobs is not None else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if scores_prompt else None,
             finish_reason=reason,
             stop_token=sequence.stop_token,
             facts=sequence.facts(self.progressed_s),
         )
-        deltas.append((front, delta))
 
     # Ending.
 

@@ -121,21 +121,25 @@ class Engine:
                 await server.start()
             self.environment.on_listen(servers[0].port)
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
-            if not ended.done():
-                await self._drain_all(ended, deadline)
-            if ended.done() and ended.result() > 0:
-                await self._hear_reason()
-            word = self._word(ended.result() if ended.done() else None)
-            if ended.done():
-                self.core.lose(word.detail)
-            for server in servers:
-                await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
-            return word
+            return await self._close(servers, ended)
         finally:
             await self._end_core(process, ended)
             stopped.cancel()
             await self.core.close()
+
+    async def _close(self, servers: Sequence[Server], ended: asyncio.Task[int]) -> LastWord:
+        """Let running answers end, or tell them why they cannot, and close the doors."""
+        deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
+        if not ended.done():
+            await self._drain_all(ended, deadline)
+        if ended.done() and ended.result() > 0:
+            await self._hear_reason()
+        word = self._word(ended.result() if ended.done() else None)
+        if ended.done():
+            self.core.lose(word.detail)
+        for server in servers:
+            await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
+        return word
 
     def status(self) -> Mapping[str, Any]:
         """The `/status` page."""

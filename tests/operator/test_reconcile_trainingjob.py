@@ -445,6 +445,20 @@ def test_a_deadline_ends_the_job() -> None:
     assert "activeDeadlineSeconds 100" in run.status["message"]
 
 
+def test_the_deadline_of_a_suspended_job_comes_in_time_too() -> None:
+    run = Run(run={"activeDeadlineSeconds": 100})
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=True))
+    run.cluster.advance(50)
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED)
+    run.cluster.settle()
+    run.cluster.collect()
+    run.answer_tasks("list", saves=[])
+    assert run.status["phase"] == "Suspended"
+    assert run.cluster.plan(JOB).requeue_after_s == 50
+
+
 def test_a_missing_claim_is_named_and_nothing_runs() -> None:
     run = Run(checkpoint={"storage": {"claimName": "elsewhere"}})
     run.cluster.settle()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.conditions import Health, summary
 from stoker.operator.plan import Plan
 from stoker.operator.pods import PodState, is_ready, pod_state, waiting_reason
 from stoker.operator.reconcile.saves import expired, new_checkpoints
-from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, moment, progress_figures
+from stoker.operator.reconcile.training_status import checkpoint_figures, gang_size, progress_figures
 from stoker.operator.reconcile.training_view import TrainingView, settle
 from stoker.operator.waiting import mounting, waiting
 
@@ -35,7 +33,7 @@ def follow(view: TrainingView) -> Plan:
         **checkpoint_figures(view),
     }
     health = Health.STALLED if stuck else Health.PROGRESSING
-    plan = Plan(create=new_checkpoints(view), patch=expired(view), requeue_after_s=_until_deadline(view))
+    plan = Plan(create=new_checkpoints(view), patch=expired(view))
     return settle(view, changes, summary(health, reason, message or ""), plan)
 
 
@@ -78,11 +76,3 @@ def _pod_counts(view: TrainingView) -> PodCounts:
         running=sum(pod_state(pod) is PodState.RUNNING for pod in view.gang),
         ready=sum(is_ready(pod) for pod in view.gang),
     )
-
-
-def _until_deadline(view: TrainingView) -> float | None:
-    run, started = view.job.spec.run, view.job.status.started_at
-    if run.active_deadline_seconds is None or not started:
-        return None
-    over_at = moment(started) + timedelta(seconds=run.active_deadline_seconds)
-    return max((over_at - view.now).total_seconds(), 0.0)

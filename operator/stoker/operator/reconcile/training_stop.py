@@ -30,14 +30,12 @@ REPEAT_CALL_S = 10.0
 
 def stop(view: TrainingView) -> Plan | None:
     """The user wants no (more) pods: save first, then let them go."""
-    run, status = view.job.spec.run, view.job.status
+    run = view.job.spec.run
     if completed(view):
         return None
-    if run.active_deadline_seconds is not None and status.started_at:
-        over_at = moment(status.started_at) + timedelta(seconds=run.active_deadline_seconds)
-        if view.now >= over_at:
-            text = f"activeDeadlineSeconds {run.active_deadline_seconds} have passed since the first start"
-            return finish(view, "Failed", Health.STALLED, "DeadlineExceeded", text)
+    if deadline_left_s(view) == 0:
+        text = f"activeDeadlineSeconds {run.active_deadline_seconds} have passed since the first start"
+        return finish(view, "Failed", Health.STALLED, "DeadlineExceeded", text)
     if not run.cancel and not run.suspend:
         return None
     mode: Literal["cancel", "suspend"] = "cancel" if run.cancel else "suspend"
@@ -48,6 +46,20 @@ def stop(view: TrainingView) -> Plan | None:
     if run.cancel:
         return finish(view, "Cancelled", Health.READY, "Cancelled", "cancelled by the user")
     return _suspended(view)
+
+
+def by_deadline(view: TrainingView, plan: Plan) -> Plan:
+    """`plan`, looked at again when the run's deadline has come, whatever the job does until then."""
+    waits = [wait for wait in (plan.requeue_after_s, deadline_left_s(view)) if wait]
+    return replace(plan, requeue_after_s=min(waits, default=None))
+
+
+def deadline_left_s(view: TrainingView) -> float | None:
+    run, started = view.job.spec.run, view.job.status.started_at
+    if run.active_deadline_seconds is None or not started:
+        return None
+    over_at = moment(started) + timedelta(seconds=run.active_deadline_seconds)
+    return max((over_at - view.now).total_seconds(), 0.0)
 
 
 def _suspended(view: TrainingView) -> Plan:

@@ -13,7 +13,7 @@ from stoker.operator.reconcile.training_end import after_end, clean_up, stall
 from stoker.operator.reconcile.training_follow import follow
 from stoker.operator.reconcile.training_recover import recover
 from stoker.operator.reconcile.training_start import start
-from stoker.operator.reconcile.training_stop import stop
+from stoker.operator.reconcile.training_stop import by_deadline, stop
 from stoker.operator.reconcile.training_view import look
 from stoker.operator.settings import Settings
 from stoker.operator.unsupported import unsupported
@@ -29,4 +29,4 @@ def reconcile_trainingjob(seen: Observed, settings: Settings, now: datetime) -> 
     refused = unsupported("TrainingJob", seen.resource["spec"])
     if refused and not view.live:
         return stall(view, "NotSupported", "; ".join(refused))
-    return stop(view) or recover(view) or start(view) or follow(view)
+    return by_deadline(view, stop(view) or recover(view) or start(view) or follow(view))

@@ -12,10 +12,14 @@ import torch
 import torch.distributed as dist
 
 from stoker.trainer.beacon import Beacon
+from stoker.trainer.data.error import DataError
+from stoker.trainer.materials import check_agreement
 from stoker.trainer.process_group import RankPlace, collective_timeout, process_group
 from stoker.trainer.rank import make_team
-from tests.trainer.rank_world import run_ranks
-from tests.trainer.tiny_run import tiny_config
+from stoker.trainer.run import Materials
+from stoker.trainer.save_group import make_save_group
+from tests.trainer.rank_world import RankWorld, run_ranks
+from tests.trainer.tiny_run import TINY, SyntheticBatches, empty_decoder, tiny_config
 
 
 def fails_inside(rank: int, port: int) -> bool:
@@ -54,3 +58,32 @@ def test_every_group_of_a_run_has_the_time_that_its_deadlines_leave() -> None:
 @pytest.mark.parametrize("phase", ["load_s", "first_step_s", "step_s", "save_s", "validation_s"])
 def test_a_collective_never_gives_up_before_the_agent(phase: str) -> None:
     assert collective_timeout(tiny_config(**{f"deadlines__{phase}": 7200})) > timedelta(hours=2)
+
+
+def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
+    rank, size = held
+    group = make_save_group(range(size))
+    assert group is not None
+    config = tiny_config()
+    decoder, _ = empty_decoder(config, torch.device("cpu"), TINY)
+    materials = Materials(
+        decoder=decoder,
+        batches=SyntheticBatches(config),
+        files={},
+        total_steps=6,
+        fingerprint=fingerprints[rank],
+    )
+    try:
+        check_agreement(materials, group)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
+    """Each pod reads its own mounts. Other numbers of steps or targets would hang the run or spoil its weights without a word."""
+    with RankWorld(2) as world:
+        assert world.call(agrees, ["a", "a"]) == ["", ""]
+        one, other = world.call(agrees, ["a", "b"])
+    assert one == other
+    assert one.endswith("rank 0 has corpus a, 6 steps; rank 1 has corpus b, 6 steps")

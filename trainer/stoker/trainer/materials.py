@@ -14,9 +14,11 @@ from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.corpus import open_corpus
+from stoker.trainer.data.error import DataError
 from stoker.trainer.data.loader import Loader
 from stoker.trainer.data.tokens import open_encoder
 from stoker.trainer.run import Materials, make_ops, plan_total_steps, travelling_files
+from stoker.trainer.save_group import SaveGroup
 from stoker.trainer.start import ModelUnusable, Start
 
 Report = Callable[[str], None]
@@ -51,6 +53,20 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
         fingerprint=loader.fingerprint,
         start=make_start(decoder, None if resumes else source, None if resumes else config.training.seed, report),
     )
+
+
+def check_agreement(materials: Materials, group: SaveGroup) -> None:
+    """Make sure that all ranks train the same run: each pod reads its own mounts (collective).
+
+    Raises:
+        DataError: on every rank, when some rank reads another corpus than rank 0 or would make another number of steps.
+    """
+    facts = [f"corpus {materials.fingerprint}", f"{materials.total_steps} steps"]
+    by_rank = group.gather(facts)
+    odd = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
+    told = group.broadcast([f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else [])
+    if told:
+        raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(told)}")
 
 
 def open_source(config: TrainerConfig) -> WeightsSource | None:

@@ -28,7 +28,7 @@ from stoker.trainer.communicator import make_communicator
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.error import DataError
 from stoker.trainer.loop import Loop
-from stoker.trainer.materials import collect_materials
+from stoker.trainer.materials import check_agreement, collect_materials
 from stoker.trainer.mesh import check_supported
 from stoker.trainer.process_group import (
     RankPlace,
@@ -117,6 +117,7 @@ def run(options: argparse.Namespace, environment: Mapping[str, str], beacon: Bea
         materials = collect_materials(
             config, device, resume is not None, lambda message: beacon.phase("Loading", message)
         )
+        check_agreement(materials, team.save_group)
         with open_loop(config, root, team, materials, resume) as loop:
             opened.append(loop)
             return loop.train()

@@ -32,7 +32,7 @@ BYTES_PER_S = 4.4e12
 FLOP_PER_S = 780e12
 LAYERS = 4
 Row = dict[str, object]
-Rows = Iterator[Callable[[], Row]]
+Rows = Iterator[partial[Row]]
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     for part in arguments.parts.split(","):
         for make in PARTS[part]():
             found = tried(make, arguments.limit_s)
-            row: Row = {part: str(make), "error": found} if isinstance(found, str) else found
+            row: Row = {part: str(make.args)[:80], "error": found} if isinstance(found, str) else found
             rows.append(row)
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             if arguments.json is not None:

@@ -69,3 +69,21 @@ def test_a_gpu_gets_the_same(folder: Path) -> None:
     source.load_into(other)
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs.cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_weights_come_after_what_the_device_still_has_to_do(folder: Path) -> None:
+    """The runs are copied on streams of their own: not before earlier work on the parameters' memory is over."""
+    source = HuggingFaceWeights(folder)
+    one, other = decoder_of(source.dtype), decoder_of(source.dtype, "cuda")
+    source.load_into(one)
+    big = torch.randn(8192, 8192, device="cuda")
+    for _ in range(20):
+        big = big @ big.clamp(-1e-3, 1e-3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.fill_(float("nan"))
+    source.load_into(other)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs.cpu())

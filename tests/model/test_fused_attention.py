@@ -214,6 +214,20 @@ def test_the_choice_of_attention_is_resolved_by_a_table() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_more_heads_of_a_kv_head_than_a_tile_holds_are_refused_with_the_limit() -> None:
+    """Also where only the backward pass, whose tiles are smaller, cannot take them."""
+    from stoker.model.kernels.fused.attention.backward import attend_backward  # needs Triton
+    from stoker.model.kernels.fused.attention.forward import attend_forward
+
+    cu_seqlens, kv = torch.tensor([0, 4], dtype=torch.int32), torch.zeros(4, 1, 64, dtype=torch.bfloat16)
+    q = torch.zeros(4, 130, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="130 heads share a kv head; at most 128 can"):
+        attend_forward(q, kv, kv, cu_seqlens, num_sequences=1, scale=1.0, window=None)
+    q = q[:, :70].contiguous()
+    with pytest.raises(ValueError, match="70 heads share a kv head; at most 64 can"):
+        attend_backward(q, q, kv, kv, q, q[..., 0].float(), cu_seqlens, 1.0, None)
+
+
 PACKED = [
     Case(8, 2, 128, lengths=(1,), dtype=torch.bfloat16),
     Case(32, 8, 128, lengths=(700,), dtype=torch.bfloat16),

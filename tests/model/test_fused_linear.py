@@ -199,7 +199,7 @@ def test_tiled_products_and_their_gradients_agree(shape: Shape, dtype: torch.dty
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (1024, 3072), (1000, 328)], ids=str)
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (1024, 3072), (1000, 328), (20000, 512)], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 def test_a_row_of_a_tiled_product_has_the_same_bits_in_any_batch(shape: tuple[int, int], dtype: torch.dtype) -> None:
     check_invariance("cuda", *shape, (1, 2, 7, 16, 63, 64, 65, 128, 200, 1024, 2050), dtype)

@@ -85,6 +85,10 @@ def load_direct(
         runs += found
     if not runs:
         return
+    if runs[
+        0
+    ].target.is_cuda:  # the threads copy on streams of their own: not before earlier work on that memory is over
+        torch.cuda.synchronize(runs[0].target.device)
     total, done = sum(len(run.target) for run in runs), 0
     reader = reader_on(runs[0].target.device)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights") as pool:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.model.kernels.fused.attention.forward import LOG2_E, TileConfig, precision
+from stoker.model.kernels.fused.attention.forward import LOG2_E, TileConfig, precision, tile_queries
 from stoker.model.kernels.fused.attention.tile import find_sequence, load_rows
 
 
@@ -51,6 +51,7 @@ def attend_backward(
     group = num_heads // num_kv_heads
     keys = key_config(q_TNH.dtype, head_dim) if keys is None else keys
     queries = query_config(q_TNH.dtype, head_dim) if queries is None else queries
+    tile_queries(keys, group)  # refuses what its kernel cannot cut
     grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_TNH, k_TKH, v_TKH))
     inner_TN = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q_TNH.device)
     width = max(16, triton.next_power_of_2(head_dim))
@@ -97,7 +98,7 @@ def attend_backward(
         num_stages=keys.num_stages,
         enable_fp_fusion=True,
     )
-    attention_query_grad_kernel[(num_kv_heads, num_tokens // (queries.rows // group) + num_sequences)](
+    attention_query_grad_kernel[(num_kv_heads, num_tokens // tile_queries(queries, group) + num_sequences)](
         *tensors,
         grad_q,
         *numbers,

@@ -39,6 +39,13 @@ def forward_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
     return TileConfig(rows=128, keys=64, num_warps=8, num_stages=3)
 
 
+def tile_queries(config: TileConfig, group: int) -> int:
+    """Queries of one tile, whose rows are (query, head) pairs."""
+    if group > config.rows:
+        raise ValueError(f"attention: {group} heads share a kv head; at most {config.rows} can")
+    return config.rows // group
+
+
 def precision(dtype: torch.dtype) -> str:
     """float32 products in full float32; the rest has no choice."""
     return "ieee" if dtype is torch.float32 else "tf32"
@@ -78,10 +85,7 @@ def attend_forward(
     num_kv_heads = k.shape[-2]
     group = num_heads // num_kv_heads
     config = forward_config(q_TNH.dtype, head_dim) if config is None else config
-    tile_queries = config.rows // group
-    if tile_queries == 0:
-        raise ValueError(f"attention: {group} heads share a kv head; at most {config.rows} can")
-    grid = (num_kv_heads, num_tokens // tile_queries + num_sequences)
+    grid = (num_kv_heads, num_tokens // tile_queries(config, group) + num_sequences)
     attention_kernel[grid](
         q_TNH,
         k,

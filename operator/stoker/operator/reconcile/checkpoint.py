@@ -83,43 +83,28 @@ def _found(
 
 
 def _import(view: CheckpointView) -> Plan:
+    """A task reads the folder and verifies it."""
     wanted = view.checkpoint.spec.source.import_
     assert wanted is not None
-    claim = wanted.storage.claim_name
+    claim, text = wanted.storage.claim_name, "a task reads the folder"
     if claim not in {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}:
-        return _wait(
-            view,
-            "Pending",
-            "ClaimMissing",
-            f"PersistentVolumeClaim {claim} does not exist (spec.source.import.storage)",
-        )
+        missing = f"PersistentVolumeClaim {claim} does not exist (spec.source.import.storage)"
+        return _wait(view, "Pending", "ClaimMissing", missing)
     answer = ask(view, "import", wanted.folder, wanted.digest)
-    if answer.pod is not None:
-        return _wait(view, "Pending", "Importing", "a task reads the folder", Plan(create=(answer.pod,)))
+    place = {"storage": wanted.storage, "folder": wanted.folder}
     if answer.result is None:
-        return (
-            _fail(view, answer.problem)
-            if answer.problem
-            else _wait_for_task(view, answer, "Pending", "Importing", "a task reads the folder")
-        )
+        return _until_answered(view, answer, "Pending", "Importing", text)
     if not answer.succeeded:
-        return _corrupt(
-            view,
-            answer.result.get("problems") or [answer.problem],
-            {"storage": wanted.storage, "folder": wanted.folder},
-        )
-    result = answer.result
-    writer = wanted.folder.rpartition(".")[2]
+        return _corrupt(view, answer.result.get("problems") or [answer.problem], place)
     changes = {
         "phase": "Complete",
-        "storage": wanted.storage,
-        "folder": wanted.folder,
-        "step": result.get("step"),
-        "digest": result.get("digest"),
-        "writer": writer,
+        **place,
+        "step": answer.result.get("step"),
+        "digest": answer.result.get("digest"),
+        "writer": wanted.folder.rpartition(".")[2],
         "reason": "import",
         "saved_at": view.time,
-        **_facts(result),
+        **_facts(answer.result),
     }
     return _verified(view, "Task", changes)
 
@@ -214,14 +199,8 @@ def _verify(view: CheckpointView) -> Plan:
     status = view.checkpoint.status
     assert status.folder is not None
     answer = ask(view, "verify", status.folder, status.digest)
-    if answer.pod is not None:
-        return _wait(view, "Complete", "Verifying", "a task verifies it", Plan(create=(answer.pod,)))
     if answer.result is None:
-        return (
-            _fail(view, answer.problem)
-            if answer.problem
-            else _wait_for_task(view, answer, "Complete", "Verifying", "a task verifies it")
-        )
+        return _until_answered(view, answer, "Complete", "Verifying", "a task verifies it")
     facts = {name: value for name, value in _facts(answer.result).items() if value is not None}
     if answer.succeeded:
         return _verified(view, "Task", facts)
@@ -263,10 +242,13 @@ def _wait(view: CheckpointView, phase: str, reason: str, message: str, plan: Pla
     return settle(view, {"phase": phase, "message": message}, summary(Health.PROGRESSING, reason, message), plan)
 
 
-def _wait_for_task(view: CheckpointView, answer: TaskAnswer, phase: str, reason: str, message: str) -> Plan:
-    """The line says why the task's pod does not run, too."""
+def _until_answered(view: CheckpointView, answer: TaskAnswer, phase: str, reason: str, message: str) -> Plan:
+    """Make the task, wait for it, say what its pod waits for, or give up."""
+    if answer.problem:
+        return _fail(view, answer.problem)
     if answer.waiting is None:
-        return _wait(view, phase, reason, message, Plan(requeue_after_s=answer.retry_in_s))
+        create = (answer.pod,) if answer.pod is not None else ()
+        return _wait(view, phase, reason, message, Plan(create=create, requeue_after_s=answer.retry_in_s))
     text = f"{message}: {answer.waiting.line}"[:1024]
     health = Health.STALLED if answer.waiting.stuck else Health.PROGRESSING
     return settle(view, {"phase": phase, "message": text}, summary(health, answer.waiting.reason, text))

@@ -54,21 +54,23 @@ def delete(view: CheckpointView) -> Plan:
     if view.twins:
         text = f"the data stays: Checkpoint {view.twins[0]} has the same"
         return Plan(finalizers=others, events=(Event("Normal", "Retained", text),))
+    return _delete_data(view, folder, others)
+
+
+def _delete_data(view: CheckpointView, folder: str, finalizers: tuple[str, ...]) -> Plan:
+    """A task deletes it; `finalizers` are those that stay."""
+    found = view.checkpoint
     digest = found.status.digest or (found.spec.source.save.digest if found.spec.source.save else None)
     answer = ask(view, "delete", folder, digest)
     if answer.pod is not None:
         return _waiting(view, "DeletingData", "deleting the data", Plan(create=(answer.pod,)))
     if answer.succeeded:
+        event = Event("Normal", "Deleted", "the data is deleted")
         deleted = {"phase": "Deleted", "deleted_at": view.time}
-        return settle(
-            view, deleted, (), Plan(finalizers=others, events=(Event("Normal", "Deleted", "the data is deleted"),))
-        )
+        return settle(view, deleted, (), Plan(finalizers=finalizers, events=(event,)))
     if answer.problem:
-        return settle(
-            view,
-            {"phase": "Deleting", "message": answer.problem[:1024]},
-            summary(Health.STALLED, "DeletionBlocked", answer.problem),
-        )
+        changes = {"phase": "Deleting", "message": answer.problem[:1024]}
+        return settle(view, changes, summary(Health.STALLED, "DeletionBlocked", answer.problem))
     text = f"deleting the data: {answer.waiting.line}" if answer.waiting else "deleting the data"
     return _waiting(view, "DeletingData", text, Plan(requeue_after_s=answer.retry_in_s))
 

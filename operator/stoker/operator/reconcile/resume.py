@@ -42,19 +42,19 @@ def resolve_start(view: TrainingView) -> StartCheckpoint | Blocked | None:
     if missing is not None:
         return missing
     source = view.job.spec.model_from
-    if source is None or source.checkpoint is None:
-        return None
-    found = _checkpoint(view, source.checkpoint.name)
+    return _resolve_checkpoint(view, source.checkpoint.name) if source and source.checkpoint else None
+
+
+def _resolve_checkpoint(view: TrainingView, name: str) -> StartCheckpoint | Blocked:
+    found = _checkpoint(view, name)
     if found is None:
-        return Blocked(
-            "CheckpointMissing", f"Checkpoint {source.checkpoint.name} does not exist (spec.modelFrom.checkpoint)"
-        )
+        return Blocked("CheckpointMissing", f"Checkpoint {name} does not exist (spec.modelFrom.checkpoint)")
     status = found.status
     if status.phase in {"Corrupt", "Deleted", "Failed"}:
-        text = f"Checkpoint {source.checkpoint.name} is {status.phase} (spec.modelFrom.checkpoint)"
+        text = f"Checkpoint {name} is {status.phase} (spec.modelFrom.checkpoint)"
         return Blocked(f"Checkpoint{status.phase}", text, stalled=True)
     if not status.verified or status.storage is None or status.folder is None or status.digest is None:
-        return Blocked("CheckpointNotVerified", f"Checkpoint {source.checkpoint.name} is not verified yet")
+        return Blocked("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
     return StartCheckpoint(
         storage=status.storage,
         folder=status.folder,

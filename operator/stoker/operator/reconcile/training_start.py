@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import takewhile
+from typing import Any
 
-from stoker.operator.api.trainingjob_status import Attempt, Progress
+from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.conditions import Health, summary
 from stoker.operator.plan import Event, Object, Plan
 from stoker.operator.pods import ended, label
-from stoker.operator.reconcile.resume import Blocked, choose_resume, resolve_start
+from stoker.operator.reconcile.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.saves import new_checkpoints
 from stoker.operator.reconcile.training_end import finish
 from stoker.operator.reconcile.training_list import list_saves, needs_listing
@@ -17,7 +18,15 @@ from stoker.operator.reconcile.training_status import checkpoint_figures, gang_s
 from stoker.operator.reconcile.training_view import TrainingView, settle
 from stoker.operator.recovery import Action, exhausted, retry_delay_s
 from stoker.operator.render.names import attempt_config_name, writer_of
-from stoker.operator.render.trainer import attempt_config, attempt_pods, intent_of, keys_config_map, pin, service
+from stoker.operator.render.trainer import (
+    StartCheckpoint,
+    attempt_config,
+    attempt_pods,
+    intent_of,
+    keys_config_map,
+    pin,
+    service,
+)
 
 MAX_ATTEMPTS_KEPT = 10
 
@@ -37,47 +46,63 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
     if waiting is not None:
         return waiting
     found = resolve_start(view)
-    choice = found if isinstance(found, Blocked) else choose_resume(view, found)
-    if isinstance(choice, Blocked) or isinstance(found, Blocked):
-        blocked = choice if isinstance(choice, Blocked) else found
-        assert isinstance(blocked, Blocked)
-        return _blocked(view, blocked)
-    last = _with_found_saves(last) if last else None
-    number = last.number + 1 if last else 0
-    uid = view.job.metadata.uid
-    pinned = view.job.status.pinned
-    if pinned is None or pinned.intent != intent_of(view.job.spec):
-        pinned = pin(view.job, found, view.settings)
-    attempt = Attempt(
-        number=number,
-        writer=writer_of(uid, number),
-        revision=pinned.revision,
-        started_at=view.time,
-        first_step=choice.saved.step if choice.saved else 0,
-        resumed_from=choice.saved,
-    )
-    message = f"attempt {number} resumes step {choice.saved.step}" if choice.saved else f"attempt {number} starts"
+    if isinstance(found, Blocked):
+        return _blocked(view, found)
+    choice = choose_resume(view, found)
+    if isinstance(choice, Blocked):
+        return _blocked(view, choice)
+    pinned = _pinned(view, found)
+    attempt = _next_attempt(view, last, choice, pinned)
+    message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
     changes = {
         "phase": "Starting",
         "message": message,
         "attempt": attempt,
-        "attempts": ((last, *view.job.status.attempts)[:MAX_ATTEMPTS_KEPT] if last else ()),
-        "restarts": view.job.status.restarts + (last is not None and last.failure is not None),
-        "progress": _progress_at(view, choice.saved.step if choice.saved else 0),
-        "lost_steps": view.job.status.lost_steps + _lost_steps(last, choice.saved.step if choice.saved else 0),
         "started_at": view.job.status.started_at or view.time,
         "pinned": pinned,
         "requests": (),
         "world_size": view.job.spec.world_size,
         "data_parallel": view.job.spec.data_parallel,
+        **_account(view, last, attempt.first_step or 0),
         **checkpoint_figures(view),
     }
-    config = attempt_config(view.job, view.seen.resource, pinned, number, choice.resume)
+    config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
     children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
-    plan = Plan(
-        apply=children, delete=undeleted(_outlived(view, number)), events=(Event("Normal", "AttemptStarted", message),)
-    )
+    event = Event("Normal", "AttemptStarted", message)
+    plan = Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,))
     return settle(view, changes, summary(Health.PROGRESSING, "Starting", message), plan)
+
+
+def _pinned(view: TrainingView, found: StartCheckpoint | None) -> Pinned:
+    """What was rendered for the user's present intent, however long ago."""
+    pinned = view.job.status.pinned
+    return pinned if pinned and pinned.intent == intent_of(view.job.spec) else pin(view.job, found, view.settings)
+
+
+def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:
+    number = last.number + 1 if last else 0
+    return Attempt(
+        number=number,
+        writer=writer_of(view.job.metadata.uid, number),
+        revision=pinned.revision,
+        started_at=view.time,
+        first_step=choice.saved.step if choice.saved else 0,
+        resumed_from=choice.saved,
+    )
+
+
+def _account(view: TrainingView, last: Attempt | None, step: int) -> dict[str, Any]:
+    """What is remembered of the attempts before one that begins at `step`."""
+    status = view.job.status
+    if last is None:
+        return {}
+    last = _with_found_saves(last)
+    return {
+        "attempts": (last, *status.attempts)[:MAX_ATTEMPTS_KEPT],
+        "restarts": status.restarts + (last.failure is not None),
+        "lost_steps": status.lost_steps + max(0, (last.last_step or 0) - step),
+        "progress": Progress(step=step, total_steps=status.progress.total_steps) if status.progress else None,
+    }
 
 
 def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
@@ -138,12 +163,6 @@ def _outlived(view: TrainingView, number: int) -> list[Object]:
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
 
 
-def _progress_at(view: TrainingView, step: int) -> Progress | None:
-    """Where the next attempt begins: what the one before it did beyond that is lost."""
-    last = view.job.status.progress
-    return Progress(step=step, total_steps=last.total_steps) if last else None
-
-
 def _blocked(view: TrainingView, blocked: Blocked) -> Plan:
     """Something outside must change first; the line says what."""
     health = Health.STALLED if blocked.stalled else Health.PROGRESSING
@@ -174,7 +193,3 @@ def _with_found_saves(last: Attempt) -> Attempt:
     """A killed attempt has done at least what it saved, whatever it said last."""
     done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
     return last.model_copy(update={"last_step": done})
-
-
-def _lost_steps(last: Attempt | None, resumed_step: int) -> int:
-    return max(0, (last.last_step or 0) - resumed_step) if last else 0

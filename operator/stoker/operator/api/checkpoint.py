@@ -155,8 +155,6 @@ class CheckpointStatus(Status):
         tuple[Text, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = ()
     """What verification found wrong."""
-    task_attempts: Int32 = 0
-    """Failed task pods of the step that is under way."""
     deleted_at: Time | None = None
 
     @property

@@ -75,7 +75,7 @@ class Failure(Value):
     """Why an attempt ended."""
 
     cause: Cause
-    """Of the table of exit codes, or what the cluster says: OutOfMemory, NodeLost, Evicted."""
+    """Of the table of exit codes."""
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     node: Word | None = None
     pod: Word | None = None
@@ -84,7 +84,7 @@ class Failure(Value):
     detail: Text | None = None
     at: Time | None = None
     action: Action | None = None
-    """What followed: Retry, RetryElsewhere, ResumeOlder, Shrink, Fail."""
+    """What followed: Retry, RetryFree (not counted), ResumeOlder, Fail."""
 
 
 class Attempt(Value):
@@ -125,7 +125,6 @@ class PendingRequest(Value):
     id: Uid
     kind: Literal["save", "suspend", "cancel", "drain"]
     requested_at: Time | None = None
-    deadline_at: Time | None = None
 
 
 class Resumption(Value):
@@ -171,8 +170,6 @@ class TrainingJobStatus(Status):
     resumption: Resumption | None = None
     requests: Annotated[tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra=list_map("id"))] = ()
     pinned: Pinned | None = None
-    scheduled_by: Annotated[str, Field(max_length=32)] | None = None
-    """stoker, kueue, volcano, or PlacementLimited without a view of nodes."""
 
     @property
     def terminal(self) -> bool:

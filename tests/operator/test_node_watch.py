@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import generate_latest
 
+from stoker.operator.cluster.seam import ServerError, WatchEvent
 from stoker.operator.lost_nodes import Limits, Outage, Verdict
 from stoker.operator.metrics import OperatorMetrics
 from stoker.operator.node_watch import LOOK_S, NodeCounts, NodeWatch
@@ -172,6 +174,64 @@ async def _an_outage(folder: Path) -> None:
         assert operator.nodes.verdict().lost == frozenset()
         await world.clock.advance(2)
         assert operator.nodes.verdict().lost == {"c"}
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await settle()
+
+
+class Unreachable:
+    """A cluster whose nodes cannot be watched while `away`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def list(self, kind: str, **given: Any) -> Any:
+        self._check(kind)
+        return await self.inner.list(kind, **given)
+
+    async def watch(self, kind: str, resource_version: str, **given: Any) -> AsyncIterator[WatchEvent]:
+        async for event in self.inner.watch(kind, resource_version, **given):
+            self._check(kind)
+            yield event
+
+    def _check(self, kind: str) -> None:
+        if self.away and kind == "Node":
+            raise ServerError("away")
+
+
+def test_while_the_api_server_is_away_no_silence_counts(tmp_path: Path) -> None:
+    asyncio.run(_an_api_server_that_is_away(tmp_path))
+
+
+async def _an_api_server_that_is_away(folder: Path) -> None:
+    world = embedded(folder, pods=FakePods())
+    await world.kubelet.stop(0)
+    cluster = Unreachable(world.cluster)
+    settings = Settings(node_lost_s=100)
+    operator = Operator(cluster, settings, {"EnginePool": lambda *_: Plan()}, clock=world.clock, jitter=lambda: 0.5)
+    owner = world.objects.create(pool("pool"))
+    for name in "ab":
+        world.objects.create(node(name))
+        world.objects.create(pod_on(name, owner))
+    running = asyncio.ensure_future(operator.run())
+    try:
+        await world.clock.advance(1)
+        silence(world.objects, "a", "Unknown")
+        await world.clock.advance(50)
+        assert 40 < operator.nodes.verdict().left_s["a"] <= 51
+        cluster.away = True
+        await world.clock.advance(200)
+        assert operator.nodes.verdict().lost == frozenset()
+        cluster.away = False
+        await world.clock.advance(60)
+        assert operator.nodes.verdict().lost == frozenset()
+        await world.clock.advance(100)
+        assert operator.nodes.verdict().lost == {"a"}
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

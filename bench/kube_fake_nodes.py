@@ -1,12 +1,14 @@
 """A whole control plane with fake nodes for `kube_scale.py`: etcd, API server, controller-manager, scheduler and kwok, all from `make kube-binaries`.
 
-Fake pods have loopback addresses (127.64.0.0/10), so that one small HTTP server here can be the agent of every one of them.
+Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server can be the agent of every one of them. Loopback
+addresses would do for that too, but no Endpoints may have them: the endpoint controllers would be refused, and try again, for as long as a Service has such pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +23,17 @@ from e2e.cluster.tools import ETCD, KUBERNETES, KWOK
 
 STAGES = Path(__file__).with_name("kwok_stages.yaml")
 CRDS = Path(__file__).parents[1] / "crds"
-POD_RANGE = "127.64.0.0/10"
+POD_RANGE, LAST_ADDRESS = "10.64.0.0/10", "10.127.255.254"
 ANNOTATION = "kwok.x-k8s.io/node"
+
+
+def enter_pod_network() -> None:
+    """Begins this program anew in a network of its own, where every address of POD_RANGE is this machine; inside it does nothing. The network ends with the program."""
+    if _is_here(LAST_ADDRESS):
+        return
+    unshare = ["unshare", "--net", *(() if os.geteuid() == 0 else ("--map-root-user",))]
+    open_network = f'ip link set lo up && ip route add local {POD_RANGE} dev lo && exec "$@"'
+    os.execvp("unshare", [*unshare, "sh", "-c", open_network, "sh", *sys.orig_argv])
 
 
 class FakeNodes:
@@ -125,6 +136,15 @@ def cpu_s(pid: int) -> float:
     """Seconds of processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_here(address: str) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
 
 
 def node(name: str) -> Object:

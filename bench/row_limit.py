@@ -11,8 +11,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-class RowTooSlow(RuntimeError):
-    """The row's time is over."""
+class RowTooSlow(BaseException):
+    """The row's time is over. No Exception, because what is measured keeps those for itself."""
 
 
 @contextmanager
@@ -36,5 +36,5 @@ def tried(row: Callable[[], Result], seconds: float) -> Result | str:
     try:
         with row_limit(seconds):
             return row()
-    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+    except (RowTooSlow, RuntimeError, AssertionError, ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}"[:500]

@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -69,7 +70,8 @@ class RankWorld:
         if not self._ranks:
             self._start()
         for rank in self._ranks:
-            rank.line.send((function, args))
+            with suppress(BrokenPipeError):  # it died: its answer will say so
+                rank.line.send((function, args))
         return self._answers(timeout_s, getattr(function, "__name__", "call"))
 
     def _start(self) -> None:
@@ -131,7 +133,8 @@ class RankWorld:
     def close(self) -> None:
         """Let the ranks leave; one that cannot is an error too."""
         for rank in self._ranks:
-            rank.line.send(None)
+            with suppress(BrokenPipeError):
+                rank.line.send(None)
         deadline = time.monotonic() + LEAVE_S
         for rank in self._ranks:
             rank.process.join(max(0.0, deadline - time.monotonic()))

@@ -145,7 +145,7 @@ def test_an_over_long_document_is_split_and_every_target_is_trained_once(tmp_pat
     )
     (batch,) = loader.micro_batches(0, 0, 1)
     assert sorted(batch.targets_T[batch.weights_T > 0].tolist()) == [*b"bcdefghij", 256]
-    assert loader.steps_per_epoch == 1
+    assert loader.steps_in(epochs=1) == 1
 
 
 def test_a_conversation_trains_only_what_the_assistant_says(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_batches_that_do_not_share_out_are_refused_with_the_arithmetic(tmp_path:
 def test_epochs_round_up_once(tmp_path: Path) -> None:
     loader = loader_for(tmp_path, {"sources": [text_source(tmp_path, documents=3)]}, sequence_length=1024)
     assert loader.corpus.num_sequences == 1
-    assert loader.steps_per_epoch == 1
+    assert loader.steps_in(epochs=1) == 1
     assert loader.steps_in(epochs=17) == 3
 
 

@@ -48,7 +48,8 @@ def test_a_rank_that_waits_for_one_that_failed_is_shown_where_it_stands(world: R
 
 
 def test_a_call_ends_in_its_time_and_the_next_one_has_fresh_ranks(world: RankWorld) -> None:
-    with pytest.raises(AssertionError, match=r"rank 0 answered\nrank 1 gave no answer within 1 s, stands at barrier"):
-        world.call(wait_for_nobody, timeout_s=1.0)
+    world.call(rank_of)  # imports what the next call needs
+    with pytest.raises(AssertionError, match=r"rank 0 answered\nrank 1 gave no answer within 5 s, stands at barrier"):
+        world.call(wait_for_nobody, timeout_s=5.0)
     with pytest.raises(AssertionError, match="rank 1 ended with exit code 3"):
         world.call(die)

@@ -22,7 +22,6 @@ from stoker.checkpoint.hashing import hash_bytes
 from stoker.checkpoint.manifest import FileEntry, Manifest, Piece, TensorInfo
 from stoker.checkpoint.storage import PosixStorage, Storage
 from stoker.checkpoint.store import read_manifest, read_whole
-from stoker.checkpoint.writer import write_file
 
 
 class CheckpointReader:
@@ -111,12 +110,6 @@ class CheckpointReader:
             if entry.name == name:
                 return self._file_bytes(entry)
         raise CheckpointMissing(f"{self.folder}: no file {name!r}")
-
-    def copy_files(self, to: Path) -> None:
-        """Copy every file that travels along into the folder `to` (made if needed), verified on the way; a namesake there is refused."""
-        Path(to).mkdir(parents=True, exist_ok=True)
-        for entry in self.manifest.files:
-            write_file(Path(to), entry.name, self._file_bytes(entry))
 
     def _file_bytes(self, entry: FileEntry) -> bytes:
         data = read_whole(self.storage, self.folder / entry.name, entry.bytes)

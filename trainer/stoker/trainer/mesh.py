@@ -54,10 +54,6 @@ class Mesh:
         """Number of ranks that see different data."""
         return self.replicate * self.shard
 
-    def data_rank(self, rank: int) -> int:
-        """Place of global rank `rank` on the data axes."""
-        return rank // (self.context * self.tensor) % self.data_parallel
-
 
 def plan_mesh(parallelism: ParallelismConfig, world_size: int) -> Mesh:
     """The mesh of a world.

@@ -46,11 +46,6 @@ class Loader:
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps until as many samples were trained as the corpus has sequences, rounded up."""
-        return self.steps_in(epochs=1)
-
     def steps_in(self, epochs: int) -> int:
         """Steps until `epochs` times as many samples were trained as the corpus has sequences, rounded up once."""
         return -(-epochs * self.corpus.num_sequences // self.global_batch_size)

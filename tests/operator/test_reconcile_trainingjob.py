@@ -630,6 +630,20 @@ def test_a_task_that_could_not_read_the_disk_says_nothing_about_the_data_and_is_
     assert "failed 3 times: stale file handle" in run.cluster.objects[key]["status"]["message"]
 
 
+def test_a_task_that_is_evicted_is_tried_again_as_often_as_it_takes() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    for _ in range(5):
+        (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.kill(pod)
+        pod["status"]["reason"] = "Evicted"
+        run.cluster.advance(60)
+        run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    assert run.condition(run.cluster.objects[key], "Verified") == "True"
+
+
 def test_a_task_that_has_verified_a_save_goes() -> None:
     run = Run()
     key = adopt(run)

@@ -37,7 +37,8 @@ class TaskAnswer:
 def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
     """The state of the task `verb` on `folder`.
 
-    A task that answers has the last word, good or bad; one that dies, or could not read the disk, knows nothing and is tried again.
+    A task that answers has the last word, good or bad; one that dies, or could not read the disk, knows nothing and is tried again. What was
+    evicted or lost with its node does not count.
     """
     mine = sorted(
         (pod for pod in view.tasks if label(pod, "task") == verb), key=lambda pod: int(label(pod, "try") or 0)
@@ -51,25 +52,27 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
     running = next((pod for pod in mine if not ended(pod)), None)
     if running is not None:
         return TaskAnswer(waiting=waiting(running))
-    tries = max((int(label(pod, "try") or 0) + 1 for pod in mine), default=0)
-    if tries >= MAX_TRIES:
-        return TaskAnswer(problem=f"the {verb} task failed {tries} times: {exit_of(mine[-1]).detail}")
-    delay_s = RETRY_DELAYS_S[tries - 1] if tries else 0.0
-    rest_s = left_s(ended_at(mine[-1]), delay_s, view.now) if tries else 0.0
-    return TaskAnswer(retry_in_s=rest_s) if rest_s else TaskAnswer(pod=_pod(view, verb, folder, digest, tries))
+    failed = [pod for pod in mine if not exit_of(pod).disrupted]
+    if len(failed) >= MAX_TRIES:
+        return TaskAnswer(problem=f"the {verb} task failed {len(failed)} times: {exit_of(failed[-1]).detail}")
+    rest_s = left_s(ended_at(mine[-1]), RETRY_DELAYS_S[min(len(mine), 2) - 1], view.now) if mine else 0.0
+    if rest_s:
+        return TaskAnswer(retry_in_s=rest_s)
+    number = int(label(mine[-1], "try") or 0) + 1 if mine else 0
+    return TaskAnswer(pod=_pod(view, verb, folder, digest, number))
 
 
-def _pod(view: CheckpointView, verb: str, folder: str, digest: str | None, tries: int) -> Object:
+def _pod(view: CheckpointView, verb: str, folder: str, digest: str | None, number: int) -> Object:
     found = view.checkpoint
     storage = view.storage
     assert storage is not None, "a folder is only known together with its storage"
     return task_pod(
         view.seen.resource,
-        f"{stem(found.metadata.name, found.metadata.uid)}-{verb}-{tries}",
+        f"{stem(found.metadata.name, found.metadata.uid)}-{verb}-{number}",
         verb,
         folder_arguments(storage, "", folder, digest),
         storage=storage,
         fields=found.spec.task,
-        labels={"checkpoint-uid": found.metadata.uid, "try": str(tries)},
+        labels={"checkpoint-uid": found.metadata.uid, "try": str(number)},
         settings=view.settings,
     )

@@ -272,6 +272,26 @@ def test_a_pod_lost_without_a_word_has_its_folder_listed() -> None:
     assert run.checkpoint(20)["spec"]["source"]["save"]["reason"] == "found"
 
 
+def test_saves_are_looked_for_again_while_the_storage_is_away_for_a_moment() -> None:
+    run = Run()
+    run.start()
+    found = run.save(20, None)
+    for pod in run.gang:
+        run.cluster.vanish(pod)
+    run.cluster.settle()
+    for _ in range(2):
+        (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.end(pod, Cause.STORAGE_ERROR, detail="stale file handle")
+        run.cluster.settle()
+        assert not [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.advance(60)
+        run.cluster.settle()
+    run.answer_tasks("list", saves=[{"folder": found["folder"], "step": 20, "digest": found["digest"]}])
+    run.answer_tasks("verify", step=20)
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 20
+
+
 @pytest.mark.parametrize("cause", [Cause.CONFIG_INVALID, Cause.DATA_ERROR, Cause.MODEL_ERROR])
 def test_what_a_retry_cannot_help_fails_at_once(cause: Cause) -> None:
     run = Run()

@@ -51,6 +51,7 @@ _BLAME_ORDER = (Cause.COMPLETED, Cause.PEER_LOST, Cause.INTERRUPTED, Cause.CANCE
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0
+MAX_TASK_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ def lost_pod(node_rank: int, name: str) -> Ending:
 def retry_delay_s(failures_in_a_row: int) -> float:
     """1 s, 2 s, 4 s ... up to 5 minutes; `failures_in_a_row` counts from 1 and starts over with progress."""
     return min(FIRST_DELAY_S * 2.0 ** min(max(failures_in_a_row - 1, 0), 20), LONGEST_DELAY_S)
+
+
+def task_delay_s(tries: int) -> float:
+    """10 s after the first try of a task, then 60 s: storage that is away for a moment spoils nothing."""
+    return 10.0 if tries <= 1 else 60.0
 
 
 def left_s(ended: datetime | None, delay_s: float, now: datetime) -> float:

@@ -8,15 +8,12 @@ from typing import Any
 from stoker.operator.plan import Object
 from stoker.operator.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.reconcile.checkpoint_view import CheckpointView
-from stoker.operator.recovery import left_s
+from stoker.operator.recovery import MAX_TASK_TRIES, left_s, task_delay_s
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import folder_arguments, task_pod
 from stoker.operator.waiting import Waiting, waiting
 from stoker.pod.exit_code import Cause
 
-RETRY_DELAYS_S = (10.0, 60.0)
-"""After the first and the second try: storage that is away for a moment spoils no checkpoint."""
-MAX_TRIES = 1 + len(RETRY_DELAYS_S)
 ANSWERS = (Cause.COMPLETED, Cause.TASK_FAILED)
 
 
@@ -53,9 +50,9 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
     if running is not None:
         return TaskAnswer(waiting=waiting(running))
     failed = [pod for pod in mine if not exit_of(pod).disrupted]
-    if len(failed) >= MAX_TRIES:
+    if len(failed) >= MAX_TASK_TRIES:
         return TaskAnswer(problem=f"the {verb} task failed {len(failed)} times: {exit_of(failed[-1]).detail}")
-    rest_s = left_s(ended_at(mine[-1]), RETRY_DELAYS_S[min(len(mine), 2) - 1], view.now) if mine else 0.0
+    rest_s = left_s(ended_at(mine[-1]), task_delay_s(len(mine)), view.now) if mine else 0.0
     if rest_s:
         return TaskAnswer(retry_in_s=rest_s)
     number = int(label(mine[-1], "try") or 0) + 1 if mine else 0

@@ -6,10 +6,11 @@ from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.trainingjob_status import Resumption
 from stoker.operator.conditions import Health, summary
 from stoker.operator.plan import Object, Plan
-from stoker.operator.pods import PodState, ended, exit_of, label, pod_state
+from stoker.operator.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.reconcile.saves import new_checkpoints
 from stoker.operator.reconcile.training_status import checkpoint_figures
 from stoker.operator.reconcile.training_view import TrainingView, settle
+from stoker.operator.recovery import MAX_TASK_TRIES, left_s, task_delay_s
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import list_arguments, task_pod
 from stoker.operator.waiting import waiting
@@ -31,7 +32,8 @@ def list_saves(view: TrainingView) -> Plan:
     assert attempt is not None
     assert attempt.writer is not None
     done = [pod for pod in view.tasks if label(pod, "writer") == attempt.writer and ended(pod)]
-    if any(pod_state(pod) is PodState.SUCCEEDED for pod in done) or len(done) >= 3:
+    failed = [pod for pod in done if not exit_of(pod).disrupted]
+    if any(pod_state(pod) is PodState.SUCCEEDED for pod in done) or len(failed) >= MAX_TASK_TRIES:
         resumption = (view.job.status.resumption or Resumption()).model_copy(update={"listed_writer": attempt.writer})
         changes = {"resumption": resumption, **checkpoint_figures(view)}
         return settle(view, changes, (), Plan(create=new_checkpoints(view)))
@@ -39,8 +41,11 @@ def list_saves(view: TrainingView) -> Plan:
     running = [pod for pod in view.tasks if label(pod, "writer") == attempt.writer and not ended(pod)]
     held = next((found.line for pod in running if (found := waiting(pod))), None)
     message = f"{message}: {held}"[:1024] if held else message
-    create = () if running else (_list_task(view, attempt.writer, len(done)),)
-    return settle(view, {"message": message}, summary(Health.PROGRESSING, "ListingSaves", message), Plan(create=create))
+    ends = [at for pod in done if (at := ended_at(pod)) is not None]
+    rest_s = left_s(max(ends), task_delay_s(len(done)), view.now) if ends else 0.0
+    create = () if running or rest_s else (_list_task(view, attempt.writer, len(done)),)
+    plan = Plan(create=create, requeue_after_s=rest_s or None)
+    return settle(view, {"message": message}, summary(Health.PROGRESSING, "ListingSaves", message), plan)
 
 
 def _list_task(view: TrainingView, writer: str, tries: int) -> Object:

@@ -114,6 +114,7 @@ def test_a_bad_request_is_a_clear_400(tmp_path: Path, path: str, table: Sequence
                     found = (answer.status_code, error["type"], error["param"], message in error["message"])
                     assert found == (400, "invalid_request_error", param, True), (case.id, error)
                     assert set(error) == {"message", "type", "param", "code"}
+                    assert error["code"]
             assert s.core.requests == []
             assert (await s.post("/v1/completions", prompt="say:x")).status_code == 200
 

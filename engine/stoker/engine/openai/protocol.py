@@ -209,9 +209,8 @@ class ChatMessage(Body):
             if part.type not in TEXT_PARTS:
                 raise not_supported(f"messages.content.{part.type}")
             if part.text is None:
-                raise bad_request(
-                    f"messages.content.text: a part of type {part.type} needs it", "messages.content.text"
-                )
+                message = f"messages.content.text: a part of type {part.type} needs it"
+                raise bad_request(message, "messages.content.text", "invalid_value")
         return "".join(part.text or "" for part in self.content)
 
 

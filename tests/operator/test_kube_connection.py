@@ -38,7 +38,7 @@ def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_p
 
     async def story() -> None:
         connection = Connection(kubeconfig(tmp_path, authority), RateLimit(SystemClock(), per_second=100, burst=100))
-        with pytest.raises(ClusterError, match="GET /version: .*(certificate|PEM)"):
+        with pytest.raises(ClusterError, match=r"GET /version: .*(certificate|PEM)"):
             await connection.request("GET", "/version", resource="version")
         authority.write_text(whole)
         with pytest.raises(ClusterError, match="Cannot connect"):

@@ -106,10 +106,10 @@ bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); 
 	@$(GPU_PYTHON) -m bench.attention_gpu --json bench/out/attention_gpu.json
 	@$(GPU_PYTHON) bench/engine_gpu.py P5:profile P4:profile P1:profile P2 P6:profile P1:block-size=128 P1:deterministic P1:no-overlap P1:no-graphs --out bench/out
 	@$(GPU_PYTHON) -m bench.engine_gpu_start --out bench/out
-	@$(GPU_PYTHON) bench/trainer_gpu.py T1 T2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
-	@$(GPU_PYTHON) bench/checkpoint_gpu.py --gpus 4
+	@$(GPU_PYTHON) bench/trainer_gpu.py T1 T2 T2:stage2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
+	@$(GPU_PYTHON) bench/checkpoint_gpu.py --gpus 4 --out bench/out
 
-bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 5 minutes)
+bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 8 minutes)
 	@$(BIN)/python -m bench.kube_scale
 
 bench-recovery: setup model kube-binaries images ## killed pods on real nodes (root)

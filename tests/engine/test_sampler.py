@@ -235,7 +235,7 @@ def test_greedy_rows_take_the_largest_logit_of_any_dtype() -> None:
 
 @settings(deadline=None)
 @given(
-    temperature=st.floats(0, 0.02),
+    temperature=st.floats(0, 0.02) | st.sampled_from([1e-5, 1e-37, 1e-38, 1e-40, 1e-44]),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
     top_k=st.integers(-1, 2**31 - 1),

@@ -200,9 +200,10 @@ class StopsOnTheWay(SyntheticBatches):
         self.team = team
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
-        if step == 1:
-            self.team.beacon.put(StopCommand(mode="interrupt"))
-        return super().micro_batches(step, dp_rank, dp_size)
+        for batch in super().micro_batches(step, dp_rank, dp_size):
+            if step == 1:
+                self.team.beacon.put(StopCommand(mode="interrupt"))
+            yield batch
 
 
 def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Start:
         self._done = 0
         if fill_from is not None and not isinstance(fill_from, int):
             with self._explained():
-                check_fit(decoder, fill_from.shapes())
+                check_fit(decoder, fill_from)
 
     def fill(self, parameters: Sequence[nn.Parameter]) -> None:
         """Raises ModelUnusable where the store is damaged."""

@@ -30,7 +30,6 @@ from stoker.model.weights.loading import (
     WeightsError,
     box_slices,
     check_fit,
-    check_tie,
     load_parts,
 )
 
@@ -249,8 +248,7 @@ class HuggingFaceWeights:
 
     def load_direct(self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
         """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
-        check_fit(decoder, self.store.shapes())
-        check_tie(decoder, self.store)
+        check_fit(decoder, self.store)
         names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
         places = tensor_places(self.store.files)
         load_direct(decoder.named_parts(), places, self.store, names, progress, run_bytes=run_bytes)

@@ -38,8 +38,7 @@ class TensorStore(Protocol):
 @torch.no_grad()
 def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None = None) -> None:
     """Copy every part of the decoder out of the store, converted to the parameters' dtype. Raises WeightsError, before anything is read, where names or shapes do not fit."""
-    check_fit(decoder, store.shapes())
-    check_tie(decoder, store)
+    check_fit(decoder, store)
     parts = list(decoder.named_parts())
     total, done = sum(part.num_elements for part in parts), 0
     for part in parts:
@@ -55,7 +54,9 @@ def load_part(part: Part, store: TensorStore) -> None:
     part.local().copy_(store.read(part.hf_name, part.start, part.size))
 
 
-def check_fit(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_fit(decoder: Decoder, store: TensorStore) -> None:
+    """The store has the model's tensors, no others, and one table where the config says so. Raises WeightsError."""
+    shapes = store.shapes()
     for part in decoder.named_parts():
         if part.hf_name not in shapes:
             raise WeightsError(f"weights: {part.hf_name} is missing")
@@ -65,6 +66,7 @@ def check_fit(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
             )
     if decoder.is_first and decoder.is_last:
         refuse_unknown(decoder, shapes)
+    check_tie(decoder, store)
 
 
 def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:

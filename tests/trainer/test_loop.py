@@ -205,6 +205,9 @@ class StopsOnTheWay(SyntheticBatches):
                 self.team.beacon.put(StopCommand(mode="interrupt"))
             yield batch
 
+    def target_tokens(self, step: int) -> int:
+        return SyntheticBatches(tiny_config()).target_tokens(step)  # counted before the step begins
+
 
 def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Path) -> None:
     team, config = alone(), tiny_config(tmp_path)

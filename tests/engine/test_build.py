@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.build import build_engine, count_blocks, end_tokens, plan_engine, tokenizer_folder
+from stoker.engine.build import build_engine, end_tokens, tokenizer_folder
 from stoker.engine.config import EngineConfig
+from stoker.engine.plan import count_blocks, plan_engine
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError, parse

@@ -15,12 +15,12 @@ import torch
 import zmq
 
 from stoker.engine import messages as m
-from stoker.engine.build import Plan
 from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import Core, run_core
 from stoker.engine.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.executor import InProcess
+from stoker.engine.plan import Plan
 from stoker.engine.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.step_input import StepInput, StepOutput

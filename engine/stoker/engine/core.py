@@ -19,7 +19,7 @@ import torch
 import zmq
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.engine.build import Plan, build_engine, tokenizer_folder, warm_up
+from stoker.engine.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Addressed, LLMEngine
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
@@ -44,6 +44,7 @@ from stoker.engine.messages import (
     request_id_in,
     unpack,
 )
+from stoker.engine.plan import Plan
 from stoker.engine.startup import Startup, process_age_s
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause

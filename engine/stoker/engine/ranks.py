@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -22,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from stoker.engine.build import Plan, load_runner
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.load import Progress, load_runner
+from stoker.engine.plan import Plan
 from stoker.engine.step_input import StepInput, StepOutput
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 class Ranks:
     """`plan.tensor` ranks that run every step together. One engine per process: the group is torch's default one."""
 
-    def __init__(self, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, plan: Plan, progress: Progress = lambda _: None) -> None:
         """Starts the other ranks, loads this one. Raises ExecutorLost if a rank cannot start."""
         self._folder = tempfile.TemporaryDirectory(prefix="stoker-ranks-")
         meeting = Path(self._folder.name, "store")

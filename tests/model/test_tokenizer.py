@@ -84,6 +84,16 @@ def test_special_tokens_are_shown_only_when_asked_for(tokenizer: Tokenizer) -> N
         assert "".join(map(stream.add, tokens)) == text == tokenizer.decode(tokens, skip_special_tokens=skip)
 
 
+def test_skipped_special_tokens_are_not_kept(tokenizer: Tokenizer) -> None:
+    """They would be decoded again with every token behind them."""
+    end = tokenizer.token_id("<|im_end|>")
+    assert end is not None
+    first, last = tokenizer.encode("日")[:1], tokenizer.encode("日")[1:]
+    stream = tokenizer.detokenizer()
+    assert "".join(map(stream.add, [*first, *[end] * 50, *last])) == "日"
+    assert len(stream.tokens) <= len(first) + len(last)
+
+
 def test_ids_of_special_tokens_come_from_all_files() -> None:
     files = make_files() | {"generation_config.json": b'{"eos_token_id": [0, 2]}'}
     tokenizer = Tokenizer(files)

@@ -249,6 +249,8 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """The text that this token completes; empty while it is only a part of a character."""
+        if self.skip_special_tokens and token in self.tokenizer.special_ids:
+            return ""
         self.tokens.append(token)
         text = self.pending()
         if text.endswith(REPLACEMENT) and len(self.tokens) - self.num_shown < MAX_PENDING_TOKENS:

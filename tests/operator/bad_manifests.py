@@ -113,6 +113,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("experts without a number", "TrainingJob", {"spec.model.architecture": "moe"}, 'spec.model.numExperts: Invalid value: numExperts and numExpertsPerToken belong to architecture moe, which needs both'),
     ("the end above the start", "TrainingJob", {"spec.optimization.minLearningRate": "1e-3"}, 'spec.optimization.minLearningRate: Invalid value: minLearningRate 1e-3 is above learningRate 3e-4'),
     ("no learning rate", "TrainingJob", {"spec.optimization.learningRate": "0.0"}, 'spec.optimization.learningRate: Invalid value: learningRate must be above 0'),
+    ("an epsilon that is 0 in float32", "TrainingJob", {"spec.optimization.epsilon": "1e-46"}, 'spec.optimization.epsilon: Invalid value: epsilon must be at least 1e-30'),
     ("beta of one", "TrainingJob", {"spec.optimization.beta1": "1"}, "spec.optimization.beta1: Invalid value: \"1\": spec.optimization.beta1 in body should match '^0(\\.[0-9]+)?$'"),
     ("a tokenizer without a path", "TrainingJob", {"spec.data.tokenizer.kind": "path"}, 'spec.data.tokenizer.path: Invalid value: path and kind: path belong together'),
     # pods

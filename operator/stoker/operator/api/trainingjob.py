@@ -83,7 +83,7 @@ class Optimization(Value):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule("double(self.learningRate) > 0.0", "learningRate must be above 0", field=".learningRate"),
-            rule("double(self.epsilon) > 0.0", "epsilon must be above 0", field=".epsilon"),
+            rule("double(self.epsilon) >= 1e-30", "epsilon must be at least 1e-30", field=".epsilon"),
             rule(
                 "double(self.minLearningRate) <= double(self.learningRate)",
                 "minLearningRate is above learningRate",

@@ -44,6 +44,13 @@ class Releases:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def list_all_kinds(self) -> None:
+        """Asks for the objects of every definition. Do so before deleting definitions: where the storage of one is not up yet, the API server cannot
+        end its objects, and does not try again for minutes.
+        """
+        for definition in self.kubectl("get", "crd", "-o", "name").split():
+            self.kubectl("get", definition.rpartition("/")[2], "--all-namespaces")
+
     def get(self, *arguments: str) -> dict[str, Any]:
         """`kubectl get ... -o json`."""
         return dict(json.loads(self.kubectl("get", *arguments, "-o", "json")))

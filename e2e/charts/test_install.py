@@ -127,6 +127,7 @@ def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(rele
     for name in ("stoker", "stoker-crds"):
         if name in releases.kubectl("get", "secrets", "--namespace", NAMESPACE, "--ignore-not-found", "-o", "name"):
             releases.uninstall(name, NAMESPACE)
+    releases.list_all_kinds()
     releases.kubectl("delete", "crd", "--all", "--wait=true")
     releases.upgrade("stoker-crds", version_before(tmp_path), NAMESPACE)
     releases.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")

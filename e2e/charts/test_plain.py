@@ -87,6 +87,7 @@ def test_without_the_operator_definitions_objects_and_key_stay(applied: Releases
 def test_removed_as_a_whole_nothing_stays(applied: Releases) -> None:
     """No operator runs here, and the job has no finalizer: nothing waits for anybody."""
     applied.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
+    applied.list_all_kinds()
     applied.kubectl("delete", "-k", str(DEPLOY), "--timeout=60s")
     assert applied.kubectl("get", "crd", "-o", "name") == ""
     assert applied.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found") == ""

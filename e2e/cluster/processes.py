@@ -14,6 +14,9 @@ from pathlib import Path
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
 
+BINDER = "setpriv"
+"""Asks the kernel to kill it together with the thread that started it, then becomes the command."""
+
 
 def started_at(pid: int) -> int | None:
     """When a living process started, in clock ticks since boot; None for one that is gone or only waits to be reaped."""
@@ -32,6 +35,14 @@ def _has_threads(pid: int) -> bool:
         return False
 
 
+def _command(pid: int) -> str:
+    """The name of the program that a process executes; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class Program:
     """One process with the folder that holds its log (`<name>.log`) and its note (`<name>.pid`)."""
 
@@ -48,7 +59,7 @@ class Program:
                 is killed leaves nothing.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        bound = [] if detached else ["setpriv", "--pdeathsig", "KILL", "--"]
+        bound = [] if detached else [BINDER, "--pdeathsig", "KILL", "--"]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [*bound, *command],
@@ -58,6 +69,8 @@ class Program:
                 start_new_session=True,
                 env={**os.environ, **(environment or {})},
             )
+        if bound:
+            wait_until(lambda: _command(process.pid) != BINDER, timeout_s=10)  # from then on it dies with this thread
         # reaped by whoever asks `alive`; the handle itself is not kept, so that a later process stops it the same way
         process.returncode = 0
         self._note.write_text(json.dumps({"pid": process.pid, "started_at": started_at(process.pid)}))

@@ -270,7 +270,7 @@ async def agents() -> AsyncIterator[None]:
             while await reader.readuntil(b"\r\n\r\n"):
                 writer.write(head + body)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):  # the last at the bench's end
             writer.close()
 
     listening = socket.socket()

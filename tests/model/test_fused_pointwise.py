@@ -40,7 +40,7 @@ def poison(device: str) -> None:
 
 
 def close(result: Tensor, expected: Tensor, dtype: torch.dtype, factor: float = 1.0) -> None:
-    scale = max(1.0, float(expected.float().abs().max())) if expected.numel() else 1.0
+    scale = max(1.0, float(expected.detach().float().abs().max())) if expected.numel() else 1.0
     torch.testing.assert_close(
         result.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype] * factor * scale, check_device=False
     )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stoker.engine.build import build_engine, end_tokens, tokenizer_folder
-from stoker.engine.config import EngineConfig
-from stoker.engine.plan import count_blocks, plan_engine
+from stoker.engine.config import CacheConfig, EngineConfig
+from stoker.engine.plan import BLOCK_SIZES, count_blocks, plan_engine
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError, parse
@@ -70,7 +70,7 @@ def test_a_missing_gpu_is_said(folder: Path, source: WeightsSource) -> None:
 def test_the_plan_holds_every_choice(folder: Path, source: WeightsSource) -> None:
     plan = plan_engine(config_of(folder, model={"dtype": "bfloat16"}, deterministic=True), source)
     assert (plan.device, plan.dtype, plan.kernels, plan.attention) == ("cpu", torch.bfloat16, "reference", "stoker")
-    assert (plan.threads, plan.num_blocks, plan.max_model_len) == (1, 30, 160)
+    assert (plan.threads, plan.block_size, plan.num_blocks, plan.max_model_len) == (1, 16, 30, 160)
     assert not plan.overlap, "on the CPU there is nothing to overlap with"
     assert plan_engine(config_of(folder, scheduler={"overlap": True}), source).overlap
 
@@ -83,9 +83,16 @@ def test_seats_are_no_more_than_tokens_of_a_step(folder: Path, source: WeightsSo
 def test_the_cache_takes_the_memory_that_it_is_given(folder: Path, source: WeightsSource) -> None:
     block_bytes = KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32)
     config = config_of(folder, cache={"memory_bytes": 10 * block_bytes + 5})
-    assert count_blocks(config, source.config, torch.float32, "cpu") == 10
+    assert count_blocks(config, source.config, 16, torch.float32, "cpu") == 10
     free = config_of(folder, cache={"memory_fraction": 0.001})
-    assert 1 <= count_blocks(free, source.config, torch.float32, "cpu") * block_bytes < 2**32
+    assert 1 <= count_blocks(free, source.config, 16, torch.float32, "cpu") * block_bytes < 2**32
+
+
+def test_blocks_are_larger_on_a_gpu_unless_their_size_is_given(folder: Path, source: WeightsSource) -> None:
+    assert BLOCK_SIZES == {"cuda": 64, "cpu": 16}
+    assert CacheConfig().block_size is None, "the device decides"
+    given = plan_engine(config_of(folder, cache={"num_blocks": 3, "block_size": 24}), source)
+    assert (given.block_size, given.max_model_len) == (24, 72)
 
 
 def test_end_tokens_come_from_both_configurations(source: WeightsSource) -> None:

@@ -35,8 +35,8 @@ class ServedModelConfig(Config):
 class CacheConfig(Config):
     """The paged KV cache."""
 
-    block_size: int = Field(default=16, ge=1, le=256)
-    """Tokens in one block."""
+    block_size: int | None = Field(default=None, ge=1, le=256)
+    """Tokens in one block, and the grain in which prompts share their beginnings; default: 64 on a GPU, 16 on a CPU."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """Size of the pool; default: `memory_fraction` of what is free after loading."""
     memory_fraction: float = Field(default=0.9, gt=0, le=1)

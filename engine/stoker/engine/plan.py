@@ -18,6 +18,9 @@ from stoker.pod.config_file import ConfigError
 CPU_CACHE_LIMIT_BYTES = 4 * 2**30
 """Without `cache.memory_bytes` the cache on a CPU takes no more: other programs share that memory."""
 
+BLOCK_SIZES = {"cuda": 64, "cpu": 16}
+"""Tokens: larger blocks are attended to faster on a GPU (docs/serving.md has the figures), smaller ones share more of a prompt's beginning."""
+
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
 
@@ -54,7 +57,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
     device = choose_device(config.device)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
-    num_blocks = count_blocks(config, source.config, dtype, device)
+    block_size = config.cache.block_size or BLOCK_SIZES[device]
+    num_blocks = count_blocks(config, source.config, block_size, dtype, device)
     scheduler = config.scheduler
     return Plan(
         model_path=config.model.path,
@@ -65,9 +69,9 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
         attention=ops.attention(config.attention, dtype, "paged"),
         deterministic=config.deterministic,
         threads=choose_threads(config),
-        block_size=config.cache.block_size,
+        block_size=block_size,
         num_blocks=num_blocks,
-        max_model_len=choose_length(config, source.config, num_blocks),
+        max_model_len=choose_length(config, source.config, num_blocks * block_size),
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
@@ -121,9 +125,8 @@ def choose_threads(config: EngineConfig) -> int:
     return config.threads or max(1, cores // config.parallelism.tensor)
 
 
-def choose_length(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
-    """Longest prompt plus output: what is asked for, what the model allows, what the cache holds."""
-    capacity = num_blocks * config.cache.block_size
+def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:
+    """Longest prompt plus output: what is asked for, what the model allows, what the cache holds (`capacity`, in tokens)."""
     wanted = config.scheduler.max_model_len
     if wanted is None:
         return min(model.max_position_embeddings, capacity)
@@ -136,10 +139,10 @@ def choose_length(config: EngineConfig, model: ModelConfig, num_blocks: int) -> 
     return wanted
 
 
-def count_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: str) -> int:
+def count_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype, device: str) -> int:
     """How many blocks the pool gets, by number, by size, or from what the weights leave free."""
     cache, tensor = config.cache, config.parallelism.tensor
-    block_bytes = KVCache.block_bytes(model, block_size=cache.block_size, dtype=dtype, tp_size=tensor)
+    block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor)
     if cache.num_blocks is not None:
         refuse_oversize(f"cache.num_blocks {cache.num_blocks}", cache.num_blocks * block_bytes, device)
         return cache.num_blocks
@@ -154,7 +157,7 @@ def count_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, d
         if device == "cpu":
             pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // tensor
     if pool_bytes < block_bytes:
-        raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({cache.block_size} tokens)")
+        raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes
 
 

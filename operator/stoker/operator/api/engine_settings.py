@@ -14,8 +14,8 @@ from stoker.operator.api.value import Count, Fraction, Value
 class Cache(Value):
     """The paged KV cache."""
 
-    block_size: Annotated[int, Field(ge=1, le=256)] = 16
-    """Tokens in one block."""
+    block_size: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Tokens in one block, and the grain in which prompts share their beginnings; default: 64 on a GPU, 16 on a CPU."""
     memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
     """Size of the pool; default: `memoryFraction` of what is free after loading."""
     memory_fraction: Fraction = "0.9"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from e2e.stories.story import Object, Story
 from tests.stories.manifests import claim, corpus, job
+from tests.stories.object_views import FIGURES
 
 RUN = {
     "workers.gpusPerPod": 1,
@@ -36,6 +37,7 @@ def test_a_drained_node_costs_no_step(story: Story) -> None:
     [saved] = story.all("Checkpoint", job="moved")
     assert saved["status"]["step"] == first["lastStep"]
     assert saved["status"]["verifiedBy"] == "Agent"
+    assert sorted(story.figures(saved["metadata"]["name"])) == sorted(FIGURES)
 
 
 def step(found: Object) -> int:

@@ -19,7 +19,14 @@ from stoker.pod.exit_code import Cause
 from stoker.pod.last_word import MAX_BYTES, LastWord, parse_last_word
 from tests.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
 
-META = {"tokens": 4096, "loss": 2.5, "layout": {"world_size": 2, "zero_stage": 1}, "lineage": {"parent": None}}
+META = {
+    "tokens": 4096,
+    "loss": 2.5,
+    "learning_rate": 3e-4,
+    "elapsed_s": 61.5,
+    "layout": {"world_size": 2, "zero_stage": 1},
+    "lineage": {"parent": None},
+}
 
 
 @pytest.fixture
@@ -155,14 +162,23 @@ def test_a_task_in_its_own_process_leaves_its_last_word(tmp_path: Path, done: Pu
     word = parse_last_word(log.read_text())
     assert word is not None
     assert (word.cause, word.step) == (Cause.COMPLETED, 7)
-    assert word.result == {
-        "task": "verify",
+    assert word.result == figures_of(done) | {"task": "verify", "ok": True, "problems": []}
+
+
+def figures_of(done: Published) -> dict[str, Any]:
+    return {
         "folder": done.folder_name,
-        "ok": True,
         "step": 7,
+        "writer": WRITER,
+        "tokens": 4096,
+        "loss": 2.5,
+        "learning_rate": 3e-4,
+        "elapsed_s": 61.5,
+        "layout": {"world_size": 2, "zero_stage": 1},
         "digest": done.digest,
         "bytes": done.bytes,
-        "problems": [],
+        "files": done.files,
+        "pieces": done.pieces,
     }
 
 
@@ -185,17 +201,8 @@ def test_a_task_for_another_digest_or_nothing_says_no(tmp_path: Path, done: Publ
 
 
 def test_inspect_and_import_report_the_manifest(tmp_path: Path, done: Published) -> None:
-    facts: dict[str, Any] = {
-        "folder": done.folder_name,
-        "ok": True,
-        "step": 7,
-        "writer": WRITER,
-        "tokens": 4096,
-        "loss": 2.5,
-        "layout": {"world_size": 2, "zero_stage": 1},
-        "digest": done.digest,
-        "bytes": done.bytes,
-    }
+    facts = figures_of(done) | {"ok": True}
+    assert done.files == len(list((tmp_path / done.folder_name).iterdir())) - 1
     spot = ("--root", tmp_path, "--folder", done.folder_name, "--digest", done.digest)
     assert task(tmp_path / "log", "inspect", *spot)[1].result == facts | {"task": "inspect"}
     assert task(tmp_path / "log", "import", *spot)[1].result == facts | {"task": "import", "problems": []}

@@ -19,6 +19,9 @@ from tests.operator.simulated_cluster import Crash, SimulatedCluster
 JOB = Key("TrainingJob", "default", "run")
 
 
+FIGURE_NAMES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces")
+
+
 class Run:
     """A cluster with one job of two pods, and an environment that behaves."""
 
@@ -95,16 +98,19 @@ class Run:
             "digest": f"digest{step}",
             "verified": verified,
             "state": "Committed",
+            "tokens": 640,
             "loss": 2.0,
+            "learning_rate": 3e-4,
+            "elapsed_s": 61.7,
             "bytes": 10,
+            "files": 4,
+            "pieces": 9,
         }
 
     def word(self, step: int, verified: bool | None = True) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self.save(step, verified).items()
-            if name in {"id", "folder", "step", "digest", "verified"}
-        }
+        known = self.save(step, verified)
+        names = ("id", "folder", "step", "digest", "verified")
+        return {name: known[name] for name in names} | {"figures": {name: known[name] for name in FIGURE_NAMES}}
 
     def next_attempt(self) -> None:
         """Old pods end, the delay passes, a new gang runs."""
@@ -177,6 +183,30 @@ def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent()
     assert run.condition(run.checkpoint(10), "Verified") == "True"
     assert run.status["newestVerifiedCheckpoint"]["step"] == 10
     assert not run.cluster.pods("task")
+
+
+FIGURES = {
+    "tokens": 640,
+    "loss": "2",
+    "learningRate": "0.0003",
+    "elapsedSeconds": 61,
+    "bytes": 10,
+    "files": 4,
+    "pieces": 9,
+}
+
+
+@pytest.mark.parametrize("word_says", [{}, {"figures": {}}], ids=["told in the last word", "told before"])
+def test_a_checkpoint_shows_the_figures_of_its_save_whoever_tells_them(word_says: dict[str, Any]) -> None:
+    run = Run()
+    run.start()
+    if word_says:
+        run.train(10, (run.save(10, None),))
+        assert run.checkpoint(10)["status"].items() >= FIGURES.items()
+    run.cluster.end(run.gang[0], Cause.INTERRUPTED, saves=(run.word(10) | word_says,))
+    run.cluster.settle()
+    assert run.condition(run.checkpoint(10), "Verified") == "True"
+    assert run.checkpoint(10)["status"].items() >= FIGURES.items()
 
 
 def test_saves_of_another_writer_change_nothing() -> None:
@@ -266,10 +296,11 @@ def test_a_pod_lost_without_a_word_has_its_folder_listed() -> None:
         run.cluster.vanish(pod)
     run.cluster.settle()
     run.answer_tasks("list", saves=[{"folder": found["folder"], "step": 20, "digest": found["digest"]}])
-    run.answer_tasks("verify", step=20)
+    run.answer_tasks("verify", **{name: value for name, value in found.items() if name != "verified"})
     run.next_attempt()
     assert run.status["attempt"]["resumedFrom"]["step"] == 20
     assert run.checkpoint(20)["spec"]["source"]["save"]["reason"] == "found"
+    assert run.checkpoint(20)["status"].items() >= FIGURES.items()
 
 
 def test_saves_are_looked_for_again_while_the_storage_is_away_for_a_moment() -> None:
@@ -619,6 +650,17 @@ def test_an_imported_folder_is_read_by_a_task_and_then_verified() -> None:
     run.answer_tasks("import", step=5, digest="d5", bytes=10, tokens=100)
     found = run.cluster.objects[key]
     assert (found["status"]["step"], found["status"]["tokens"], run.condition(found, "Verified")) == (5, 100, "True")
+
+
+def test_figures_of_an_adopted_manifest_that_no_status_can_hold_are_left_out() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    layout = {"world_size": -1, "tensor": 2**40, "zero_stage": 2}
+    run.answer_tasks("import", step=5, digest="d5", bytes=10, tokens=-1, elapsed_s=1e300, layout=layout)
+    status = run.cluster.objects[key]["status"]
+    assert (status["phase"], status["bytes"], status["layout"]) == ("Complete", 10, {"zeroStage": 2})
+    assert not {"tokens", "elapsedSeconds"} & status.keys()
 
 
 def test_a_broken_import_is_corrupt_and_names_the_problem() -> None:

@@ -12,6 +12,18 @@ from hypothesis import strategies as st
 from stoker.pod.exit_code import CAUSES, EXIT_CODES, Cause
 from stoker.pod.last_word import MAX_BYTES, LastWord, SaveRecord, parse_last_word
 
+FIGURES = {
+    "tokens": 10**13,
+    "loss": 2.123456789012345,
+    "validation_loss": 2.123456789012345,
+    "learning_rate": 0.00012345678901234567,
+    "elapsed_s": 1234567.890123456,
+    "bytes": 10**12,
+    "files": 1030,
+    "pieces": 10**6,
+    "layout": {"world_size": 1024, "data_parallel": 1024, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 2},
+}
+
 
 def record(step: int, **fields) -> SaveRecord:
     values = {
@@ -25,7 +37,14 @@ def record(step: int, **fields) -> SaveRecord:
 
 
 def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
-    word = LastWord(cause=Cause.HANG, step=7, rank=1, detail="no step for 600 s", saves=(record(5),), result={"a": 1})
+    word = LastWord(
+        cause=Cause.HANG,
+        step=7,
+        rank=1,
+        detail="no step for 600 s",
+        saves=(record(5, figures=FIGURES),),
+        result={"a": 1},
+    )
     log = tmp_path / "log"
     log.write_text("x" * 5000)
     word.write(log)
@@ -66,6 +85,18 @@ def test_a_long_detail_is_shortened_before_a_save_is_dropped() -> None:
     assert word.detail.endswith("xxx...")
 
 
+def test_the_figures_of_old_saves_make_room_for_the_newest_and_for_the_detail() -> None:
+    uid = "0f0e0d0c-0b0a-0908-0706-050403020100"
+    saves = tuple(record(step, id=uid, figures=FIGURES) for step in range(8))
+    encoded = LastWord(cause=Cause.HANG, detail="x" * 1000, saves=saves).encode()
+    assert len(encoded) <= MAX_BYTES
+    word = parse_last_word(encoded.decode())
+    assert word is not None
+    assert len(word.detail) == 1000
+    assert [bool(save.figures) for save in word.saves] == [False] * 4 + [True] * 4
+    assert word.saves[-1].figures == FIGURES
+
+
 def test_a_result_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="4096 are allowed"):
         LastWord(cause=Cause.COMPLETED, result={"a": "x" * 5000}).encode()
@@ -91,6 +122,8 @@ def test_a_result_that_can_never_fit_is_refused() -> None:
         '{"cause": "Hang", "saves": [{"id": 1, "folder": "f", "step": 1, "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": "1", "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": "yes"}]}',
+        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "figures": 1}]}',
+        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "figures": {"loss": "1"}}]}',
         '{"cause": "Hang", "result": 5}',
         "[" * 4096,
         LastWord(cause=Cause.HANG, detail="cut").encode().decode()[:-1],

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 Object = dict[str, Any]
+FIGURES = ("step", "tokens", "loss", "learningRate", "elapsedSeconds", "layout", "bytes", "files", "pieces")
+"""What the status of a Checkpoint says about its save."""
 
 
 class ObjectViews(ABC):
@@ -27,6 +29,10 @@ class ObjectViews(ABC):
     def status(self, kind: str, name: str) -> Object:
         status: Object = self.get(kind, name).get("status") or {}
         return status
+
+    def figures(self, checkpoint: str) -> Object:
+        """What is known about a save, by the names of `FIGURES`."""
+        return {name: value for name, value in self.status("Checkpoint", checkpoint).items() if name in FIGURES}
 
     def condition(self, kind: str, name: str, type_: str) -> Object:
         """One condition; empty when it is absent."""

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.stories.manifests import adopted, claim, corpus, job, save_now
+from tests.stories.object_views import FIGURES
 from tests.stories.story_cluster import Object, StoryCluster
 
 EVERY = 25
@@ -21,6 +22,9 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
     assert (by_hand["reason"], by_hand["verifiedBy"], by_hand["job"]["name"]) == ("request", "Agent", "long")
     assert by_hand["step"] > 0
     assert (folder / "manifest.json").is_file()
+    figures = cluster.figures("by-hand")
+    assert sorted(figures) == sorted(FIGURES)
+    assert figures["files"] == len(list(folder.iterdir())) - 1
 
     cluster.wait("TrainingJob", "long", lambda found: verified_step(found) >= by_hand["step"] + 4 * EVERY, "further")
     cluster.apply(job("long", {**policy, "run.cancel": True}))
@@ -34,9 +38,7 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
     cluster.apply(adopted("adopted", "archive", "runs", folder.name), continued)
     imported = cluster.wait("Checkpoint", "adopted", is_verified, "verified")["status"]
     assert (imported["verifiedBy"], imported["reason"]) == ("Task", "import")
-    assert [imported[name] for name in ("step", "digest", "bytes")] == [
-        by_hand[name] for name in ("step", "digest", "bytes")
-    ]
+    assert (imported["digest"], cluster.figures("adopted")) == (by_hand["digest"], figures)
 
     cluster.wait("Checkpoint", "by-hand", lambda found: found["status"].get("inUseBy"), "in use")
     assert cluster.delete("Checkpoint", "by-hand") is False

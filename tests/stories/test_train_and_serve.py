@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 
 from tests.stories.manifests import claim, corpus, deployment, job
+from tests.stories.object_views import FIGURES
 from tests.stories.story_cluster import StoryCluster
 
 
@@ -24,6 +25,8 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
         (40, "Complete"),
         (60, "Complete"),
     ]
+    for found in saves:
+        assert sorted(cluster.figures(found["metadata"]["name"])) == sorted(FIGURES)
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
     with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:

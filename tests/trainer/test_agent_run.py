@@ -53,11 +53,13 @@ def step(number):
                           tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
 
 def save(number, reason, verified=True, request=None):
-    facts = dict(id=request or f"step-{number:08}.0a1b2c3d", folder=f"step-{number:08}.0a1b2c3d", step=number, tokens=number * 64, loss=1.0, reason=reason)
+    facts = dict(id=request or f"step-{number:08}.0a1b2c3d", folder=f"step-{number:08}.0a1b2c3d", step=number, tokens=number * 64, loss=1.0, reason=reason,
+                 learning_rate=1e-3, elapsed_s=float(number))
+    written = dict(state="Committed", digest="d" * 64, bytes=10, files=2, pieces=3)
     beacon.send(SaveEvent(**facts, state="Saving"))
-    beacon.send(SaveEvent(**facts, state="Committed", digest="d" * 64, bytes=10))
+    beacon.send(SaveEvent(**facts, **written))
     if verified is not None:
-        beacon.send(SaveEvent(**facts, state="Committed", digest="d" * 64, bytes=10, verified=verified))
+        beacon.send(SaveEvent(**facts, **written, verified=verified))
     if request:
         beacon.send(RequestEvent(id=request, state="Done", folder=facts["folder"]))
 
@@ -214,11 +216,14 @@ def alive(pid: int) -> bool:
 def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> None:
     agent = agent_for(tmp_path, "train")
     folder = "step-00000005.0a1b2c3d"
-    save = SaveRecord(id=folder, folder=folder, step=5, digest="d" * 64, verified=True)
+    figures = {"tokens": 320, "loss": 1.0, "validation_loss": 0.5, "learning_rate": 1e-3, "elapsed_s": 5.0}
+    figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
+    save = SaveRecord(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
     assert run(agent) == LastWord(cause=Cause.COMPLETED, step=5, saves=(save,))
     status = agent.state.status()
     assert status["phase"] == "Exited"
-    assert [save["validation_loss"] for save in status["saves"]] == [0.5]
+    (shown,) = status["saves"]
+    assert {name: shown[name] for name in figures} == figures
     assert (status["step"], status["total_steps"], status["tokens"], status["validation_loss"]) == (5, 5, 320, 0.5)
 
 

@@ -18,13 +18,12 @@ from stoker.trainer.saver import HostPiece, SavePlan, Saver
 from tests.trainer.rank_world import run_ranks
 from tests.trainer.tiny_run import RecordingBeacon, team_of
 
+META = {"layout": {}, "learning_rate": 1e-3, "elapsed_s": 7.5}
 TENSOR = TensorInfo("model.weight", (8, 1000), "float32")
 
 
 def plan(step: int, **changes: Any) -> SavePlan:
-    return SavePlan(
-        step=step, tokens=step, loss=0.5, reason="interval", tensors=[TENSOR], meta={"layout": {}}, **changes
-    )
+    return SavePlan(step=step, tokens=step, loss=0.5, reason="interval", tensors=[TENSOR], meta=META, **changes)
 
 
 def half(rank: int, value: float) -> list[HostPiece]:
@@ -85,6 +84,12 @@ def test_rank_0_reports_and_answers_the_request(saved: tuple[Path, list[dict[str
     assert states == [(step, *state) for step, states_ in steps for state in states_]
     (answer,) = [event for event in leader if isinstance(event, RequestEvent)]
     assert (answer.id, answer.state, answer.folder) == ("wanted", "Failed", "")
+
+
+def test_a_committed_save_says_what_a_checkpoint_object_shows(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    events = [event for event in saved[1][0]["events"] if isinstance(event, SaveEvent) and event.step == 1]
+    figures = [(event.learning_rate, event.elapsed_s, event.bytes, event.files, event.pieces) for event in events]
+    assert figures == [(1e-3, 7.5, 0, 0, 0), *[(1e-3, 7.5, 32_002, 3, 2)] * 2], "two ranks' files and config.json"
 
 
 def test_the_pieces_of_both_ranks_make_the_tensor(saved: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -23,6 +23,9 @@ class Facts:
     bytes: int
     tokens: int | None
     loss: float | None
+    learning_rate: float | None
+    elapsed_s: float | None
+    """Of all steps from the start of the run."""
     layout: Mapping[str, Any]
     """How the writer cut its state: world size, parallel sizes, ZeRO stage."""
     lineage: Mapping[str, Any]
@@ -41,6 +44,8 @@ class Facts:
             "bytes": self.bytes,
             "tokens": self.tokens,
             "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "elapsed_s": self.elapsed_s,
             "layout": dict(self.layout),
             "lineage": dict(self.lineage),
             "tensors": self.tensors,
@@ -61,6 +66,8 @@ def facts_of(manifest: Manifest) -> Facts:
         bytes=manifest.bytes,
         tokens=_integer(manifest.meta.get("tokens")),
         loss=_number(manifest.meta.get("loss")),
+        learning_rate=_number(manifest.meta.get("learning_rate")),
+        elapsed_s=_number(manifest.meta.get("elapsed_s")),
         layout=_object(manifest.meta.get("layout")),
         lineage=_object(manifest.meta.get("lineage")),
         tensors=len(manifest.tensors),

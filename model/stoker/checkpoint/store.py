@@ -47,6 +47,9 @@ class Published:
     folder_name: str
     digest: str
     bytes: int
+    files: int
+    """All of the folder but the manifest itself."""
+    pieces: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class CheckpointRoot:
         self._rename_once(Path(staging), self.root / name)
         self.storage.sync_folder(self.root)
         self._hint(name)
-        return Published(name, manifest.digest, manifest.bytes)
+        return Published(name, manifest.digest, manifest.bytes, len(manifest.file_sizes()), len(manifest.pieces))
 
     def discard(self, staging: Path) -> None:
         """Remove a staging folder after a save that failed. Never touches a published folder."""

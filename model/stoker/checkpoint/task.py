@@ -74,19 +74,20 @@ class Target:
 
 
 def verify_task(target: Target) -> Result:
-    """`{task, folder, ok, step, digest, bytes, problems}`; every byte is read."""
-    return _verified(target, "verify")
+    """`{task, folder, ok, step, digest, bytes, problems}`, and what `inspect` says where all is well; every byte is read."""
+    verdict = _verified(target, "verify")
+    return _figures(_manifest(target, "verify")) | verdict
 
 
 def inspect_task(target: Target) -> Result:
-    """What the manifest says: `{task, folder, ok, step, tokens, loss, layout, digest, bytes, ...}`; no data is read."""
+    """What the manifest says: `{task, folder, ok, step, tokens, loss, learning_rate, elapsed_s, layout, digest, bytes, files, pieces, ...}`; no data is read."""
     manifest = _manifest(target, "inspect")
-    return {"task": "inspect", "folder": target.name, "ok": True} | _facts(manifest)
+    return {"task": "inspect", "folder": target.name, "ok": True} | _figures(manifest)
 
 
 def import_task(target: Target) -> Result:
     """`inspect` and `verify` in one answer."""
-    return _facts(_manifest(target, "import")) | _verified(target, "import")
+    return _figures(_manifest(target, "import")) | _verified(target, "import")
 
 
 def delete_task(target: Target) -> Result:
@@ -166,7 +167,19 @@ def _verdict(report: Report) -> Result:
     }
 
 
+def _figures(manifest: Manifest) -> Result:
+    """All that a Checkpoint object shows of it."""
+    facts = facts_of(manifest)
+    return _facts(manifest) | {
+        "learning_rate": facts.learning_rate,
+        "elapsed_s": facts.elapsed_s,
+        "files": len(manifest.file_sizes()),
+        "pieces": facts.pieces,
+    }
+
+
 def _facts(manifest: Manifest) -> Result:
+    """What fits into a list of saves."""
     facts = facts_of(manifest)
     return {
         "step": facts.step,

@@ -26,6 +26,8 @@ class SaveRecord:
     step: int
     digest: str
     verified: bool | None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """tokens, loss, layout, ... as `/status` names them; left out of the oldest saves where the room is short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,8 @@ class LastWord:
     result: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """JSON of at most `MAX_BYTES`: the newest saves are kept, the detail is shortened first."""
-        word = replace(self, saves=self.saves[-MAX_SAVES:])
+        """JSON of at most `MAX_BYTES`: the newest saves are kept; the figures of old ones go first, then the end of the detail."""
+        word = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
         encoded = _json(word)
         if len(encoded) > MAX_BYTES:
             detail = word.detail.encode(errors="replace")
@@ -85,6 +87,8 @@ def _save(raw: Mapping[str, Any]) -> SaveRecord:
     texts = (save.id, save.folder, save.digest)
     if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
         raise TypeError("a save needs text for id, folder and digest, and an integer for step")
+    if not isinstance(save.figures, dict) or not all(isinstance(x, int | float | dict) for x in save.figures.values()):
+        raise TypeError("figures must be numbers and objects of numbers")
     if save.verified is not None and type(save.verified) is not bool:
         raise TypeError("verified must be true, false or null")
     return save
@@ -94,6 +98,15 @@ def _integer(value: object) -> int | None:
     if value is None or type(value) is int:
         return value
     raise TypeError("an integer or null is needed")
+
+
+def _without_old_figures(word: LastWord) -> LastWord:
+    """Without those of the oldest saves, as many as need be."""
+    for index, save in enumerate(word.saves):
+        if len(_json(word)) <= MAX_BYTES:
+            break
+        word = replace(word, saves=(*word.saves[:index], replace(save, figures={}), *word.saves[index + 1 :]))
+    return word
 
 
 def _json(word: LastWord) -> bytes:

@@ -88,8 +88,13 @@ class SaveEvent:
     loss: float | None
     state: SaveState
     reason: SaveReason
+    learning_rate: float | None = None
+    elapsed_s: float | None = None
+    """Of all steps from the start of the run, over its attempts."""
     digest: str = ""
     bytes: int = 0
+    files: int = 0
+    pieces: int = 0
     verified: bool | None = None
     detail: str = ""
     layout: dict[str, Any] = field(default_factory=dict)

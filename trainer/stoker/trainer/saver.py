@@ -102,12 +102,14 @@ class Saver:
             loss=plan.loss,
             state="Saving",
             reason=plan.reason,
+            learning_rate=plan.meta.get("learning_rate"),
+            elapsed_s=plan.meta.get("elapsed_s"),
             layout=dict(plan.meta["layout"]),
         )
         self._tell(event)
         try:
             published = self._write(plan, pieces)
-            event = replace(event, state="Committed", digest=published.digest, bytes=published.bytes)
+            event = _committed(event, published)
             self._tell(event)
             good = self._read_back(published)
             event = replace(event, verified=good, detail="" if good else f"{name} does not read back as it was written")
@@ -191,6 +193,17 @@ class Saver:
     @property
     def _leads(self) -> bool:
         return self._group.rank == 0
+
+
+def _committed(event: SaveEvent, published: Published) -> SaveEvent:
+    return replace(
+        event,
+        state="Committed",
+        digest=published.digest,
+        bytes=published.bytes,
+        files=published.files,
+        pieces=published.pieces,
+    )
 
 
 def _attempt(action: Callable[[], Any], wanted: bool) -> tuple[Any, str | None]:

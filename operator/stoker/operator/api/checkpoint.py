@@ -135,15 +135,17 @@ class CheckpointStatus(Status):
     loss: Measured | None = None
     validation_loss: Measured | None = None
     learning_rate: Measured | None = None
+    """Of the step that was saved."""
     elapsed_seconds: Int64 | None = None
+    """Time of all steps until then, over the run's attempts."""
     layout: Layout | None = None
     bytes: Int64 | None = None
     files: Int32 | None = None
+    """All in the folder but the manifest itself."""
     pieces: Int64 | None = None
     """Shards in the manifest, each with file, place, size and checksum."""
     digest: Digest | None = None
     """Of the manifest, which holds the checksum of every piece: model, optimizer and random state."""
-    format: Int32 | None = None
     writer: Annotated[str, Field(max_length=64)] | None = None
     reason: Annotated[str, Field(max_length=32)] | None = None
     saved_at: Time | None = None

@@ -182,7 +182,7 @@ def _judge(view: CheckpointView) -> Plan:
     facts = _facts(word.facts) if word else {}
     if status.verified:
         done = tuple(ref_of(pod) for pod in view.tasks if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
-        return settle(view, {name: value for name, value in facts.items() if value is not None}, (), Plan(delete=done))
+        return settle(view, facts, (), Plan(delete=done))
     if word is not None and word.verified is True:
         return _verified(view, "Agent", facts)
     if word is not None and word.verified is False and not _writer_runs(view):
@@ -201,7 +201,7 @@ def _verify(view: CheckpointView) -> Plan:
     answer = ask(view, "verify", status.folder, status.digest)
     if answer.result is None:
         return _until_answered(view, answer, "Complete", "Verifying", "a task verifies it")
-    facts = {name: value for name, value in _facts(answer.result).items() if value is not None}
+    facts = _facts(answer.result)
     if answer.succeeded:
         return _verified(view, "Task", facts)
     return _corrupt(view, answer.result.get("problems") or [answer.problem], facts)
@@ -265,17 +265,27 @@ def _origin(view: CheckpointView) -> Origin | None:
 
 
 def _facts(raw: Any) -> dict[str, Any]:
-    """Figures of a save, from an agent's report or a task's result; absent ones are None."""
+    """Figures of a save, from an agent's report or a task's result. What they do not say is left out: it may be known already."""
     layout = raw.get("layout")
-    return {
-        "tokens": raw.get("tokens"),
+    found = {
+        "tokens": _count(raw.get("tokens")),
         "loss": measured(raw.get("loss")),
         "validation_loss": measured(raw.get("validation_loss")),
-        "bytes": raw.get("bytes"),
+        "learning_rate": measured(raw.get("learning_rate")),
+        "elapsed_seconds": _count(raw.get("elapsed_s")),
+        "bytes": _count(raw.get("bytes")),
+        "files": _count(raw.get("files")),
+        "pieces": _count(raw.get("pieces")),
         "layout": _layout(layout) if isinstance(layout, dict) else None,
     }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _count(value: float | None) -> int | None:
+    """Whole, and in the range of the status' field: an adopted manifest may say anything."""
+    return int(value) if value is not None and 0 <= value < 2**63 else None
 
 
 def _layout(raw: dict[str, Any]) -> Layout:
-    known = {name: raw[name] for name in Layout.model_fields if isinstance(raw.get(name), int)}
+    known = {name: raw[name] for name in Layout.model_fields if type(raw.get(name)) is int and 0 <= raw[name] < 2**31}
     return Layout(**known)

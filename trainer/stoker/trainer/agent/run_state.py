@@ -26,6 +26,7 @@ from stoker.trainer.config import JobIdentity
 from stoker.trainer.phase import Pulse
 
 MAX_REQUESTS = 64
+_FIGURES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
 
@@ -166,6 +167,7 @@ class RunState:
                 step=save.step,
                 digest=save.digest,
                 verified=unread if save.verified is None else save.verified,
+                figures={name: value for name, value in self._figures(save).items() if value is not None},
             )
             for save in self.saves.values()
             if save.state == "Committed"
@@ -191,7 +193,7 @@ class RunState:
             "tokens_per_s": step.tokens_per_s if step else None,
             "eta_s": step.eta_s if step else None,
             "progressed_at": self.progressed_at,
-            "saves": [_save_status(save, self._validated.get(save.step)) for save in self.saves.values()],
+            "saves": [_save_status(save) | self._figures(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],
             "cause": self.cause.value if self.cause else None,
@@ -205,6 +207,10 @@ class RunState:
     @property
     def _first(self) -> RankState:
         return self.ranks[self.place.first_rank]
+
+    def _figures(self, save: SaveEvent) -> dict[str, Any]:
+        """What is known of a save; `validation_loss` is that of the same step, if there was a validation."""
+        return {name: getattr(save, name) for name in _FIGURES} | {"validation_loss": self._validated.get(save.step)}
 
     def _keep_save(self, save: SaveEvent) -> None:
         before = self.saves.get(save.folder)
@@ -220,20 +226,6 @@ def _facts(save: SaveEvent) -> set[str]:
     return facts | {None: set[str](), True: {"verified"}, False: {"unreadable"}}[save.verified]
 
 
-def _save_status(save: SaveEvent, validation_loss: float | None) -> dict[str, Any]:
-    """`validation_loss` is that of the same step, if there was a validation."""
-    names = (
-        "id",
-        "folder",
-        "step",
-        "tokens",
-        "loss",
-        "digest",
-        "bytes",
-        "state",
-        "verified",
-        "reason",
-        "detail",
-        "layout",
-    )
-    return {**{name: getattr(save, name) for name in names}, "validation_loss": validation_loss}
+def _save_status(save: SaveEvent) -> dict[str, Any]:
+    names = ("id", "folder", "step", "digest", "state", "verified", "reason", "detail")
+    return {name: getattr(save, name) for name in names}

@@ -105,6 +105,7 @@ def check_one_row_alone(device: str, vocab_size: int) -> None:
 
 def check_adjustments(device: str, rows_number: int, vocab_size: int, dtype: torch.dtype) -> None:
     from stoker.model.kernels.fused import sampler
+    from stoker.model.kernels.fused.sampling.adjustment import adjust
 
     case = Case(rows_number, vocab_size, dtype, "all")
     seats = case.rows + 3
@@ -128,9 +129,7 @@ def check_adjustments(device: str, rows_number: int, vocab_size: int, dtype: tor
         same_tokens(found, draw.sample(logits, rows, table, changed, None), case.rows)
         if penalised:
             wanted = draw.adjust(logits.float(), rows, table.numbers[rows.seats.long()], changed)
-            torch.testing.assert_close(
-                sampler.adjust(logits.float(), rows, table, changed), wanted, rtol=1e-5, atol=1e-5
-            )
+            torch.testing.assert_close(adjust(logits.float(), rows, table, changed), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(logits, kept)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker.trainer.ordered_sum import sum_in_order
+from stoker.model.kernels.ops import Ops
+from stoker.trainer.bucket import LINE
+from stoker.trainer.ordered_sum import sum_and_square, sum_in_order
 from tests.model import interpreted
 
 
@@ -34,6 +36,38 @@ def check_kernel(device: str, ranks: int, numel: int, dtype: torch.dtype, add: b
     assert torch.equal(out.cpu(), twin)
 
 
+def test_a_single_row_may_be_the_sum_itself() -> None:
+    row = make_rows(1, 3000, torch.float32)[0]
+    before = row.clone()
+    sum_in_order([row], row)
+    assert torch.equal(row, before)
+    sum_in_order([before], row, add=True)
+    assert torch.equal(row, 2 * before)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_squares_are_those_of_the_whole_sum(ranks: int, add: bool) -> None:
+    rows, out, twin = make_rows(ranks, 2 * LINE, torch.bfloat16), torch.ones(2 * LINE), torch.ones(2 * LINE)
+    squares = sum_and_square(rows.clone().unbind(0), out, Ops(), LINE, add=add)
+    sum_in_order(rows.clone().unbind(0), twin, add=add)
+    assert torch.equal(out, twin)
+    torch.testing.assert_close(squares, out.view(2, LINE).square().sum(1))
+
+
+def check_squares(device: str, ranks: int, lines: int, dtype: torch.dtype, add: bool) -> None:
+    """One pass against two."""
+    from stoker.model.kernels.fused.squares import line_squares
+    from stoker.trainer.ordered_sum_kernel import sum_rows, sum_rows_and_square
+
+    rows = make_rows(ranks, lines * LINE, dtype).to(device)
+    out, twin = (torch.full((lines * LINE,), 0.5, device=device) for _ in range(2))
+    squares = sum_rows_and_square(rows.unbind(0), out, LINE, add)
+    sum_rows(rows.unbind(0), twin, add)
+    assert torch.equal(out, twin)
+    assert torch.equal(squares, line_squares(twin, LINE))
+
+
 CASES = [
     (ranks, numel, dtype, add)
     for ranks in (1, 2, 4, 8)
@@ -41,8 +75,19 @@ CASES = [
 ]
 
 
+SQUARES = [
+    (ranks, lines, dtype, add)
+    for ranks in (2, 4, 8)
+    for lines, dtype, add in ((1, torch.float32, False), (5, torch.bfloat16, True), (3, torch.bfloat16, False))
+]
+
+
 def test_the_kernel_gives_the_bits_of_its_twin_when_interpreted() -> None:
     interpreted.run([(check_kernel, ("cpu", *case)) for case in CASES])
+
+
+def test_one_pass_gives_the_bits_of_two_when_interpreted() -> None:
+    interpreted.run([(check_squares, ("cpu", *case)) for case in SQUARES])
 
 
 @pytest.mark.gpu
@@ -50,3 +95,10 @@ def test_the_kernel_gives_the_bits_of_its_twin_when_interpreted() -> None:
 @pytest.mark.parametrize("case", [*CASES, (4, 3_000_001, torch.bfloat16, True)])
 def test_the_kernel_gives_the_bits_of_its_twin_on_the_gpu(case: tuple[int, int, torch.dtype, bool]) -> None:
     check_kernel("cuda", *case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", [*SQUARES, (4, 53_000, torch.bfloat16, False)])
+def test_one_pass_gives_the_bits_of_two_on_the_gpu(case: tuple[int, int, torch.dtype, bool]) -> None:
+    check_squares("cuda", *case)

@@ -10,6 +10,7 @@ from torch import Tensor
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.bucket import LINE, BucketPlan
 from stoker.trainer.communicator import Communicator
+from stoker.trainer.ordered_sum import sum_and_square
 
 
 class GradientNorm:
@@ -24,14 +25,15 @@ class GradientNorm:
         self._by_line = by_line
 
     def new_squares(self, shard_numel: int, device: torch.device) -> Tensor:
-        """Where `squares` of one shard go."""
+        """Where those of one shard go."""
         if self._by_line:
             return torch.zeros(shard_numel // LINE, dtype=torch.float32, device=device)
         return torch.zeros(1, dtype=torch.float64, device=device)
 
-    def squares(self, shard: Tensor, out: Tensor) -> None:
-        lines = self._ops.line_squares(shard, LINE)
-        out.copy_(lines if self._by_line else lines.sum(dtype=torch.float64))
+    def total(self, squares: Tensor, rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> None:
+        """`out` as `sum_in_order` makes it from the ranks' rows, and the `squares` of it."""
+        lines = sum_and_square(rows, out, self._ops, LINE, add=add)
+        squares.copy_(lines if self._by_line else lines.sum(dtype=torch.float64))
 
     def norm(self, squares: Sequence[Tensor], plans: Sequence[BucketPlan], communicator: Communicator) -> Tensor:
         """Euclidean norm as an fp64 scalar on the device (collective)."""

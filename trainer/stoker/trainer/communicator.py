@@ -23,7 +23,11 @@ REDUCE_CTAS = 16
 """Thread blocks of NCCL's all-to-all: enough for NVLink, and few of the 132 multiprocessors that backward needs."""
 GATHER_CTAS = 16
 
-Then = Callable[[], None]
+
+class Total(Protocol):
+    """Makes `out` of the ranks' slices, in rank order: `sum_in_order`, or that and more."""
+
+    def __call__(self, rows: Sequence[Tensor], out: Tensor, *, add: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ class Communicator(Protocol):
         """This rank's slice of a flat buffer, a view."""
         ...
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
         """`out` (fp32, as long as a slice) becomes the sum of this rank's slices of `flat` over the ranks, or grows by it with `add`.
 
-        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `then` runs right behind it, in the same stream.
+        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` adds the slices up, in the stream of the reductions.
         """
         ...
 
@@ -75,11 +79,8 @@ class Alone:
     def shard(self, flat: Tensor) -> Tensor:
         return flat
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
-        if add or out.data_ptr() != flat.data_ptr():
-            sum_in_order([flat], out, add=add)
-        if then is not None:
-            then()
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+        total([flat], out, add=add)
         return DONE
 
     def all_gather(self, flat: Tensor) -> Pending:  # noqa: ARG002  the buffer is full already
@@ -108,16 +109,14 @@ class Gloo:
     def shard(self, flat: Tensor) -> Tensor:
         return flat.view(self.size, -1)[self.rank]
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
         received = self._borrow(flat)
         work = dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True)
 
         def finish() -> None:
             _finish(work)
-            sum_in_order(received.view(self.size, -1).unbind(0), out, add=add)
+            total(received.view(self.size, -1).unbind(0), out, add=add)
             self._free[received.numel(), received.dtype].append(received)
-            if then is not None:
-                then()
 
         return Pending(finish)
 
@@ -151,14 +150,12 @@ class Nccl:
     def shard(self, flat: Tensor) -> Tensor:
         return flat.view(self.size, -1)[self.rank]
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, then: Then | None = None) -> Pending:
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
         received = self._buffer(flat)
         self._stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(self._stream):
             _finish(dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True))
-            sum_in_order(received.view(self.size, -1).unbind(0), out, add=add)
-            if then is not None:
-                then()
+            total(received.view(self.size, -1).unbind(0), out, add=add)
             done = self._stream.record_event()
         return Pending(lambda: torch.cuda.current_stream(flat.device).wait_event(done))
 

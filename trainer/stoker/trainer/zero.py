@@ -23,6 +23,7 @@ from stoker.trainer.communicator import DONE, Communicator, Pending
 from stoker.trainer.gradient_sum import GradientSum
 from stoker.trainer.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.optimizer import Adam
+from stoker.trainer.ordered_sum import sum_in_order
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
 """What is kept per parameter element: fp32 master weight and the two moments."""
@@ -170,7 +171,6 @@ class BucketState:
         self.closed = False
         self._communicator = communicator
         self._settings = settings
-        self._norm = norm
         self._wires = wires
         self._whole = settings.stage == 0
         self._reducing: Pending = DONE
@@ -183,6 +183,7 @@ class BucketState:
         self.exp_avg_sq = torch.zeros_like(self.master)
         self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
         """Of this rank's shard of the reduced gradient, as `GradientNorm` wants them."""
+        self._total = partial(norm.total, self.squares)
         self.gradients: GradientSum | GradientWire = GradientSum(bucket, settings.any_data_parallel)
         self._sum = self.gradients
         self._wire = GradientWire(bucket, wires)
@@ -241,7 +242,7 @@ class BucketState:
             self._send(flat, last)
         elif last:
             self.gradient = flat if self._whole else self._communicator.shard(flat)
-            self._reducing = self._communicator.reduce_scatter(flat, self.owned(self.gradient), then=self._square)
+            self._reducing = self._communicator.reduce_scatter(flat, self.owned(self.gradient), total=self._total)
 
     def _send(self, flat: Tensor, last: bool) -> None:
         if not self._communicator.eager:
@@ -250,13 +251,10 @@ class BucketState:
             self._received = torch.zeros_like(self.master)
         self.gradient = self._received
         self._reducing = self._communicator.reduce_scatter(
-            flat, self.owned(self.gradient), add=self._num_sent > 0, then=self._square if last else None
+            flat, self.owned(self.gradient), add=self._num_sent > 0, total=self._total if last else sum_in_order
         )
         self._loan = self._wires.lend(self.bucket, flat, self._reducing)
         self._num_sent += 1
-
-    def _square(self) -> None:
-        self._norm.squares(self.owned(self.gradient), self.squares)
 
     def _finish_reducing(self) -> None:
         self._reducing.wait()

@@ -8,7 +8,8 @@
     python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4     # one after the other, one start
     python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels by kind against their floors, exposed communication, host gaps
 
-Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker).
+Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU);
+silent (nothing is sent, so the numbers are wrong: the step without its communication).
 STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
 A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile after its figures. A run that fails or passes
 `--limit-s` is ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
@@ -35,13 +36,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.pod.config_file import parse
-from stoker.trainer.communicator import Communicator, make_communicator
+from stoker.trainer.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.batch import MicroBatch
+from stoker.trainer.ordered_sum import sum_in_order
 from stoker.trainer.process_group import choose_device, find_rank_place, process_group, set_threads
 from stoker.trainer.run import make_ops, make_zero
 from stoker.trainer.start import Start
@@ -73,7 +76,7 @@ KINDS = (
     ("nccl", r"nccl"),
     ("optimizer", r"adam"),
     ("squares", r"line_kernel|square|vector_norm"),
-    ("sum of ranks", r"_sum_rows"),
+    ("sum of ranks", r"_sum_rows|_sum_lines"),
     ("product", r"gemm|nvjet|cutlass|xmma|matmul|mma_kernel|_tiled|linear"),
     ("loss", r"cross_entropy|softmax|row_statistics"),
     ("norm and swiglu", r"^(forward|backward)_kernel|norm|swiglu|silu"),
@@ -114,6 +117,8 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
         "checkpoint": {"root": "unused"},
     }
     for variant in variants:
+        if variant == "silent" or "=" in variant:  # of the communicator
+            continue
         if variant == "full":
             fields["memory"]["activation_checkpointing"] = "full"
         elif variant in ("SameLayout", "AnyDataParallel"):
@@ -140,6 +145,44 @@ def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[M
     for _ in range(row.micro_batches):
         tokens = random.integers(0, vocab_size, size + 1)
         yield MicroBatch(tokens[:-1], positions, tokens[1:], np.ones(size, np.float32), cuts, row.sequence)
+
+
+class Silent:
+    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were free."""
+
+    eager = True
+
+    def __init__(self, real: Communicator) -> None:
+        self.rank, self.size = real.rank, real.size
+        self.shard, self.exchange = real.shard, real.exchange
+
+    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+        total(flat.view(self.size, -1).unbind(0), out, add=add)
+        return DONE
+
+    def all_gather(self, flat: Tensor) -> Pending:  # noqa: ARG002
+        return DONE
+
+
+class Communicators:
+    """Those of this rank by their share of the GPU: made at their first use (collective), and kept."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size, self._device = size, device
+        self._made: dict[GpuShare, Communicator] = {}
+
+    def of(self, variants: list[str]) -> Communicator:
+        share = gpu_share(variants)
+        if share not in self._made:
+            made = make_communicator(range(self._size), self._device, share=share)
+            assert made is not None
+            self._made[share] = made
+        return Silent(self._made[share]) if "silent" in variants else self._made[share]
+
+
+def gpu_share(variants: list[str]) -> GpuShare:
+    named = [variant.split("=") for variant in variants if "=" in variant]
+    return GpuShare(**{name: int(value) for name, value in named})
 
 
 class Run:
@@ -193,11 +236,12 @@ class Run:
 
 
 def measure(
-    name: str, options: argparse.Namespace, device: torch.device, communicator: Communicator
+    name: str, options: argparse.Namespace, device: torch.device, communicators: Communicators
 ) -> Iterator[dict[str, Any]]:
     """The figures of one run, then its profile where it is wanted."""
     row_name, *variants = name.split(":")
     torch.cuda.reset_peak_memory_stats(device)
+    communicator = communicators.of(variants)
     run = Run(ROWS[row_name], variants, options, device, communicator)
     seconds = [run.step() for _ in range(options.steps)]
     half = seconds[len(seconds) // 2 :]
@@ -320,11 +364,10 @@ def work(options: argparse.Namespace) -> None:
     device = choose_device(first)
     torch.cuda.set_device(device)
     with process_group(first, place, device, None):
-        communicator = make_communicator(range(place.world_size), device)
-        assert communicator is not None
+        communicators = Communicators(place.world_size, device)
         for name in options.runs[options.skip :]:
             try:
-                for facts in measure(name, options, device, communicator):
+                for facts in measure(name, options, device, communicators):
                     tell(facts, place.rank)
             except torch.OutOfMemoryError as error:
                 tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, place.rank)
@@ -381,7 +424,11 @@ def spawn(
 
 
 def start_alarm(ranks: list[subprocess.Popen[str]], limit_s: float) -> threading.Timer:
-    alarm = threading.Timer(limit_s, lambda: [process.send_signal(signal.SIGABRT) for process in ranks])
+    def abort() -> None:
+        for process in ranks:
+            process.send_signal(signal.SIGABRT)
+
+    alarm = threading.Timer(limit_s, abort)
     alarm.daemon = True
     alarm.start()
     return alarm

@@ -19,9 +19,19 @@ from torch import Tensor
 
 from stoker.trainer.ordered_sum import sum_in_order
 
-REDUCE_CTAS = 16
-"""Thread blocks of NCCL's all-to-all: enough for NVLink, and few of the 132 multiprocessors that backward needs."""
-GATHER_CTAS = 16
+
+@dataclass(frozen=True, kw_only=True)
+class GpuShare:
+    """What NCCL's kernels take of a GPU while products run beside them: a thread block of theirs has a multiprocessor for itself."""
+
+    reduce_ctas: int = 16
+    """At most, for the all-to-all: enough for NVLink, and few of the 132 that backward needs."""
+    gather_ctas: int = 16
+    cluster: int | None = None
+    """Thread blocks that have to start together; None: NCCL's own choice (4)."""
+
+
+SHARE = GpuShare()
 
 
 class Total(Protocol):
@@ -177,7 +187,7 @@ class Nccl:
 
 
 def make_communicator(
-    ranks: Sequence[int], device: torch.device, timeout: timedelta | None = None
+    ranks: Sequence[int], device: torch.device, timeout: timedelta | None = None, share: GpuShare = SHARE
 ) -> Communicator | None:
     """Communicator over these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it).
 
@@ -186,8 +196,8 @@ def make_communicator(
     if len(ranks) == 1:
         return Alone() if dist_rank() == ranks[0] else None
     groups = [
-        dist.new_group(list(ranks), timeout=timeout, pg_options=_options(device, ctas, timeout))
-        for ctas in (REDUCE_CTAS, GATHER_CTAS)
+        dist.new_group(list(ranks), timeout=timeout, pg_options=_options(device, ctas, share.cluster, timeout))
+        for ctas in (share.reduce_ctas, share.gather_ctas)
     ]
     if dist_rank() not in ranks:
         return None
@@ -200,12 +210,14 @@ def make_communicator(
     return Nccl(rank, len(ranks), both, device)
 
 
-def _options(device: torch.device, ctas: int, timeout: timedelta | None) -> object | None:
+def _options(device: torch.device, ctas: int, cluster: int | None, timeout: timedelta | None) -> object | None:
     """A small collective that is ready must not queue behind the blocks of a large product: high priority, and a bounded share of the GPU."""
     if device.type == "cpu":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = ctas
+    if cluster is not None:
+        options.config.cga_cluster_size = cluster
     if timeout is not None:
         options._timeout = timeout  # torch warns of options that say something else than `new_group`
     return options

@@ -310,19 +310,30 @@ def summarise(events: list[Any], begin: int, finish: int) -> dict[str, Any]:
         entry[0] += 1
         entry[1] += (end - start) / 1e6
     busy = covered([(start, end) for start, end, _, _ in events])
-    computing = covered(
-        [(start, end) for start, end, name, _ in events if kind_of(name) not in ("nccl", "sum of ranks")]
-    )
+    computed = [event for event in events if kind_of(event[2]) not in ("nccl", "sum of ranks")]
+    computing = covered([(start, end) for start, end, _, _ in computed])
     return {
         "step_ms": round((finish - begin) / 1e6, 2),
         "idle_ms": round((finish - begin - busy) / 1e6, 2),
         "only_communication_ms": round((busy - computing) / 1e6, 2),
         "kernels": len(events),
+        "waits": waits(computed, begin),
         "kinds": {
             kind: {"count": int(count), "ms": round(ms, 2)}
             for kind, (count, ms) in sorted(kinds.items(), key=lambda item: -item[1][1])
         },
     }
+
+
+def waits(events: list[Any], begin: int, most: int = 8) -> list[tuple[float, float, str, str]]:
+    """The longest times without any of these kernels: when (ms), how long (ms), behind which kernel, before which."""
+    found, reach, last = [], begin, ""
+    for start, end, name, _ in sorted(events):
+        if start > reach:
+            found.append((round((reach - begin) / 1e6, 2), round((start - reach) / 1e6, 3), last[:60], name[:60]))
+        if end > reach:
+            reach, last = end, name
+    return sorted(found, key=lambda wait: -wait[1])[:most]
 
 
 def covered(intervals: list[tuple[int, int]]) -> int:
@@ -466,6 +477,10 @@ def show_profile(facts: dict[str, Any]) -> None:
     )
     for kind, entry in found["kinds"].items():
         print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")
+    for at, length, before, behind in found["waits"]:
+        print(
+            f"    at {at} ms nothing is computed for {length} ms, behind {before or 'the step before'}, before {behind}"
+        )
     if facts["run"] in ROWS:
         print(f"    floors: {floors(facts['run'], facts['gpus'])}", flush=True)
 

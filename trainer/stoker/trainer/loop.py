@@ -128,14 +128,21 @@ class Loop:
         return training.global_batch_size // training.micro_batch_size // self._zero.communicator.size
 
     def _report(self, result: StepResult, rate: float, step_s: float) -> None:
-        first = self._clock.steps == 1
         self.progress = Progress(
             self.progress.step + 1,
             self.progress.tokens + self._tokens_per_step,
             result.loss,
             self.progress.elapsed_s + step_s,
         )
-        event = StepEvent(
+        event = self._event(result, rate, step_s)
+        self._beacon.send(event)
+        if self._clock.steps == 1:
+            self._beacon.phase("Training")
+        if self._leads:
+            self._log.step(event)
+
+    def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
+        return StepEvent(
             step=self.progress.step,
             total_steps=self.total_steps,
             tokens=self.progress.tokens,
@@ -146,11 +153,6 @@ class Loop:
             step_s=step_s,
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
         )
-        self._beacon.send(event)
-        if first:
-            self._beacon.phase("Training")
-        if self._leads:
-            self._log.step(event)
 
     def _validate_if_due(self) -> None:
         validation, step = self._config.data.validation, self.progress.step
@@ -179,8 +181,20 @@ class Loop:
 
     def _plan(self, reason: SaveReason) -> SavePlan:
         progress = self.progress
-        optimization = self._config.optimization
-        facts = {
+        return SavePlan(
+            step=progress.step,
+            tokens=progress.tokens,
+            loss=progress.loss,
+            reason=reason,
+            requests=self._inbox.take_requests(),
+            tensors=state_tensors(self._parts),
+            meta={**self._meta, **self._facts()},
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint says about this moment of the run."""
+        progress, optimization = self.progress, self._config.optimization
+        return {
             "step": progress.step,
             "tokens": progress.tokens,
             "loss": progress.loss,
@@ -194,15 +208,6 @@ class Loop:
             "cursor": self._batches.cursor(progress.step),
             "saved_at": time.time(),
         }
-        return SavePlan(
-            step=progress.step,
-            tokens=progress.tokens,
-            loss=progress.loss,
-            reason=reason,
-            requests=self._inbox.take_requests(),
-            tensors=state_tensors(self._parts),
-            meta={**self._meta, **facts},
-        )
 
     def _finish(self) -> None:
         self._beacon.phase("Finishing")

@@ -19,7 +19,7 @@ from stoker.checkpoint.errors import (
 )
 from stoker.checkpoint.manifest import Manifest, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
-from stoker.checkpoint.store import Broken, CheckpointRoot
+from stoker.checkpoint.store import Broken, CheckpointRoot, Retained
 from stoker.checkpoint.writer import PieceWriter, write_file
 from tests.checkpoint.crashing_storage import ForgetfulStorage
 from tests.checkpoint.synthetic import SMALL, WRITER, make_state, same_bits, save
@@ -160,7 +160,7 @@ def test_a_wrong_hint_falls_back_to_the_newest_committed(tmp_path: Path, hint: s
 
 def test_an_empty_or_missing_root_has_no_checkpoint(tmp_path: Path) -> None:
     root = CheckpointRoot(tmp_path / "not" / "yet")
-    assert (root.committed(), root.latest(), root.retain(1, lambda name: True)) == ([], None, [])
+    assert (root.committed(), root.latest(), root.retain(1, lambda name: True)) == ([], None, Retained())
     with pytest.raises(CheckpointMissing):
         root.find(f"step-00000001.{WRITER}")
     with pytest.raises(CheckpointMissing, match="is not the name of a checkpoint"):
@@ -178,8 +178,8 @@ def test_retention_deletes_only_verified_steps_beyond_the_newest_verified(tmp_pa
     for step in range(1, 7):
         save(root, make_state(SMALL), step=step)
     verified = {f"step-{step:08d}.{WRITER}" for step in (1, 2, 4, 5)}
-    deleted = root.retain(2, verified.__contains__)
-    assert deleted == [f"step-{step:08d}.{WRITER}" for step in (2, 1)]
+    done = root.retain(2, verified.__contains__)
+    assert done == Retained(deleted=tuple(f"step-{step:08d}.{WRITER}" for step in (2, 1)))
     assert names(root) == [f"step-{step:08d}.{WRITER}" for step in (6, 5, 4, 3)]
     with pytest.raises(CheckpointError, match="keep must be >= 1"):
         root.retain(0, verified.__contains__)
@@ -189,7 +189,7 @@ def test_nothing_verified_means_nothing_deleted(tmp_path: Path) -> None:
     root = CheckpointRoot(tmp_path)
     for step in range(1, 5):
         save(root, make_state(SMALL), step=step)
-    assert root.retain(1, lambda name: False) == []
+    assert root.retain(1, lambda name: False) == Retained()
     assert len(names(root)) == 4
 
 

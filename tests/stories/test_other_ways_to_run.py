@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from stoker.checkpoint.store import CheckpointRoot
 from tests.stories.alone import train_alone
 from tests.stories.conftest import NewCluster
 from tests.stories.manifests import claim, corpus, job
@@ -59,6 +62,24 @@ def test_a_run_without_an_operator_saves_on_ctrl_c_and_the_next_one_ends_as_if_n
     assert list(losses(calm)) == list(range(1, STEPS + 1))
     assert [path.name[:13] for path in saves(calm)][-1] == f"step-{STEPS:08}"
     assert len({path.name for path in saves(hit)}) == len({path.name[:13] for path in saves(hit)})
+
+
+def test_a_checkpoint_that_is_served_is_not_given_up(taught: Path, tmp_path: Path) -> None:
+    root = CheckpointRoot(shutil.copytree(taught, tmp_path / "root"))
+    newest, served = root.committed()
+    with serve(served.path) as server:
+        lines_until(server, "Serving ")
+        kept = root.retain(1, lambda name: True)
+        server.terminate()
+        rest, _ = server.communicate(timeout=60)
+    assert (kept.deleted, kept.problems) == ((), (f"{served.folder_name}: {served.path} is being read",)), rest
+    assert root.retain(1, lambda name: True).deleted == (served.folder_name,)
+    assert root.committed() == [newest]
+
+
+def serve(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stoker.cli.main", "serve", str(folder), "--port", "0", "--num-blocks", "8"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def lines_until(run: subprocess.Popen[str], pattern: str) -> str:

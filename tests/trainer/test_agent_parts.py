@@ -16,7 +16,7 @@ from stoker.trainer.agent.place import find_place, open_rendezvous, rank_environ
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.agent.verdict import TELLING, RankEnd, Verdict, judge, read_oom_kills
-from stoker.trainer.beacon import EndEvent, PhaseEvent, SaveEvent, StepEvent
+from stoker.trainer.beacon import EndEvent, PhaseEvent, RetentionEvent, SaveEvent, StepEvent
 from stoker.trainer.config import DeadlineConfig, TrainerConfig
 from stoker.trainer.phase import Pulse, Silence, find_silence
 
@@ -205,7 +205,9 @@ def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
         state.apply(0, save(step, verified=step != 9), clock=1, unix=1)
     state.apply(0, save(11, state="Failed"), clock=1, unix=1)
     assert [record.step for record in state.save_records(unread=None)] == [4, 5, 6, 7, 8, 9, 10]
-    assert state.save_counts == {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1}
+    state.apply(0, RetentionEvent(deleted=["a", "b"], problems=["c: is being read"]), clock=1, unix=1)
+    ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
+    assert state.save_counts == ends
     for number in range(MAX_REQUESTS + 1):
         assert state.ask(f"r{number}") is None
     assert state.ask("r5") is not None
@@ -261,12 +263,14 @@ def test_a_log_gets_plain_lines_for_every_nth_step_and_the_last() -> None:
         )
     console.show(save(3, verified=True))
     console.show(save(3, verified=False, detail="flipped bit"))
+    console.show(RetentionEvent(deleted=["step-00000001.0a1b2c3d"], problems=["step-00000002.0a1b2c3d: is being read"]))
     assert screen.getvalue().splitlines() == [
         "Loading  LoadingWeights 43 %",
         "step 2/3  loss 2.5000  lr 3.0e-04  norm 0.90  1,310 tokens/s  ETA 2m10s",
         "step 3/3  loss 2.5000  lr 3.0e-04  norm 0.90  1,310 tokens/s  ETA 2m10s",
         "step 3  save step-00000003.0a1b2c3d committed, verified",
         "step 3  save step-00000003.0a1b2c3d committed, NOT verified: flipped bit",
+        "not deleted, tried again after the next save: step-00000002.0a1b2c3d: is being read",
     ]
 
 

@@ -17,6 +17,7 @@ from stoker.trainer.beacon import (
     Event,
     PhaseEvent,
     RequestEvent,
+    RetentionEvent,
     SaveCommand,
     SaveEvent,
     StepEvent,
@@ -51,6 +52,7 @@ EVENTS: list[Event] = [
         layout={"dp": 2},
         at=4.0,
     ),
+    RetentionEvent(deleted=["step-0"], problems=["step-1: is being read"], at=4.5),
     RequestEvent(id="a", state="Done", folder="step-1", at=5.0),
     EndEvent(cause="Completed", step=2, at=6.0),
 ]

@@ -14,7 +14,7 @@ import torch
 
 from stoker.checkpoint.errors import CheckpointCorrupt
 from stoker.checkpoint.reader import CheckpointReader
-from stoker.checkpoint.store import CheckpointRoot
+from stoker.checkpoint.store import CheckpointRoot, being_read
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
@@ -22,6 +22,7 @@ from stoker.pod.exit_code import Cause
 from stoker.trainer.beacon import (
     PhaseEvent,
     RequestEvent,
+    RetentionEvent,
     SaveCommand,
     SaveEvent,
     StepEvent,
@@ -229,6 +230,20 @@ def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
 def test_own_retention_keeps_the_newest_verified(tmp_path: Path) -> None:
     train_alone(tiny_config(tmp_path, checkpoint__interval_steps=1, checkpoint__max_to_keep=2))
     assert [found.step for found in CheckpointRoot(tmp_path / "root").committed()] == [6, 5]
+
+
+def test_own_retention_tells_what_it_could_not_delete_and_gives_up_what_it_resumed(tmp_path: Path) -> None:
+    policy = {"checkpoint__interval_steps": 1, "checkpoint__max_to_keep": 1}
+    root, team = CheckpointRoot(tmp_path / "root"), alone()
+    train_alone(tiny_config(tmp_path, checkpoint__interval_steps=2))
+    read, resumed = [found for found in root.committed() if found.step in (2, 6)][::-1]
+    with being_read(read.path):
+        train(tiny_config(tmp_path, training__total_steps=8, job__writer="0a1b2c3e", **policy), team)
+    told = [(len(event.deleted), event.problems) for event in team.beacon.all(RetentionEvent)]
+    problem = f"{read.folder_name}: {read.path} is being read"
+    assert told == [(2, [problem]), (1, [problem])], "step 4 and the resumed one, then step 7"
+    assert [found.folder_name for found in root.committed()] == ["step-00000008.0a1b2c3e", read.folder_name]
+    assert not resumed.path.exists()
 
 
 def test_external_retention_deletes_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.messages import CoreState
 from stoker.engine.program import Environment, run_engine
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(EngineConfig, engine_config(arguments), "stoker serve")
         check_model(Path(config.model.path))
         progress = _Progress(config)
-        word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
+        with being_read(Path(config.model.path)):  # so that it can also be started anew
+            word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
     except ValueError as error:
         word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:

@@ -4,7 +4,8 @@ CheckpointError (a ValueError)
 ├── CheckpointMissing   nothing is there: no folder, no manifest, no such tensor
 ├── CheckpointCorrupt   what is there is not what was written, or was never a valid checkpoint
 ├── CheckpointExists    the name is published already, and names are published once
-└── CheckpointLocked    another run holds the folder
+├── CheckpointLocked    another run holds the folder
+└── CheckpointInUse     somebody reads it, so retention leaves it alone
 
 Failures of the disk itself (full, lost mount, no permission) stay OSError and carry the path.
 """
@@ -30,3 +31,7 @@ class CheckpointExists(CheckpointError):
 
 class CheckpointLocked(CheckpointError):
     """Another process holds the lock of the checkpoint root."""
+
+
+class CheckpointInUse(CheckpointError):
+    """A checkpoint that is being read is not given up."""

@@ -19,13 +19,16 @@ from stoker.checkpoint.cover import check_tensor, pieces_by_tensor
 from stoker.checkpoint.dtype import Array, carrier
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from stoker.checkpoint.hashing import hash_bytes
-from stoker.checkpoint.manifest import FileEntry, Manifest, Piece, TensorInfo
+from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece, TensorInfo
 from stoker.checkpoint.storage import PosixStorage, Storage
 from stoker.checkpoint.store import read_manifest, read_whole
 
 
 class CheckpointReader:
-    """One checkpoint folder, open for reading. Never changes anything; several threads may share it."""
+    """One checkpoint folder, open for reading. Never changes anything; several threads may share it.
+
+    As long as it lives, or until `close`, retention leaves the folder alone.
+    """
 
     def __init__(self, folder: Path, digest: str | None = None, *, storage: Storage | None = None) -> None:
         """Read the manifest and check that every data file has its exact size.
@@ -36,12 +39,18 @@ class CheckpointReader:
         """
         self.folder = Path(folder)
         self.storage = storage or PosixStorage()
+        self._hold = self.storage.hold(self.folder / MANIFEST_FILE)
         self.manifest: Manifest = read_manifest(self.folder, self.storage, digest)
         for name, size in self.manifest.file_sizes().items():
             check_size(self.storage, self.folder / name, size)
         self._pieces = pieces_by_tensor(self.manifest)
         self._indexes: dict[str, _Index] = {}
         self._last: tuple[Piece, Array] | None = None
+
+    def close(self) -> None:
+        """Retention may have the folder; what is read from now on may be gone."""
+        if self._hold is not None:
+            self._hold.close()
 
     def tensor(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor.

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.checkpoint.errors import CheckpointCorrupt
+from stoker.checkpoint.hold import Hold, claim, hold
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -76,6 +77,12 @@ class Storage(Protocol):
 
     def sync_folder(self, folder: Path) -> None:
         """Return only when the entries of `folder` are durable."""
+
+    def hold(self, path: Path) -> Hold | None:
+        """Until the hold is closed or its process ends `claim` refuses the file. None where the file is not there (any more)."""
+
+    def claim(self, path: Path) -> Hold:
+        """The only hold of a file; CheckpointInUse while somebody else has one."""
 
     def remove_file(self, path: Path) -> None:
         """Remove the name (a link, not its target); fine when it is gone."""
@@ -239,6 +246,12 @@ class PosixStorage:
                 os.fsync(handle)
         finally:
             os.close(handle)
+
+    def hold(self, path: Path) -> Hold | None:
+        return hold(path)
+
+    def claim(self, path: Path) -> Hold:
+        return claim(path)
 
     def remove_file(self, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -13,8 +13,9 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stoker.checkpoint.cover import cover_problems
@@ -96,6 +97,14 @@ class Deleted:
     left: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Retained:
+    """What retention removed, and why it could not remove more; the next call tries that again."""
+
+    deleted: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
 class CheckpointRoot:
     """One folder of checkpoints. Holds no state of its own: everything is what lies on the disk."""
 
@@ -152,9 +161,8 @@ class CheckpointRoot:
             if match and (writers is None or match[2] in writers):
                 self.discard(self.root / name)
                 removed.append(name)
-            elif writers is None and name.startswith(_DELETING) and self._resume_delete(name.removeprefix(_DELETING)):
-                removed.append(name)
         if writers is None:
+            removed += [f"{_DELETING}{name}" for name in self._half_deleted() if self._resume_delete(name)]
             self._remove_stale_hints()
         return removed
 
@@ -203,39 +211,59 @@ class CheckpointRoot:
         finally:
             os.close(handle)
 
-    def retain(self, keep: int, verified: Callable[[str], bool]) -> list[str]:
-        """Delete verified checkpoints beyond the `keep` newest verified ones; the names that went.
+    def retain(self, keep: int, verified: Callable[[str], bool]) -> Retained:
+        """Delete verified checkpoints beyond the `keep` newest verified ones, and what a delete has left half-done. For the holder of the lock.
 
-        `verified` is asked once for each committed folder name. What is not verified neither counts nor goes.
+        `verified` is asked once for each committed folder name. What is not verified neither counts nor goes; what somebody reads stays for now.
         """
         if keep < 1:
             raise CheckpointError(f"keep must be >= 1, got {keep}")
         old = [found for found in self.committed() if verified(found.folder_name)][keep:]
-        return [self.delete(found.folder_name, found.digest).folder_name for found in old]
+        removals: dict[str, Callable[[], object]] = {
+            **{name: partial(self._resume_delete, name) for name in self._half_deleted()},
+            **{found.folder_name: partial(self._give_up, found) for found in old},
+        }
+        deleted, problems = [], []
+        for name, remove in removals.items():
+            try:
+                if remove():
+                    deleted.append(name)
+            except (CheckpointError, OSError) as error:
+                problems.append(f"{name}: {error}")
+        return Retained(tuple(deleted), tuple(problems))
 
     def delete(self, name: str, digest: str) -> Deleted:
         """Remove exactly the files that the manifest with that digest lists, then the empty folder. Safe to repeat after a crash.
 
-        The folder first gets a hidden name, so a checkpoint that is half gone can never be found.
+        The folder first gets a hidden name, so a checkpoint that is half gone can never be found. It is an order: who reads it is not asked.
 
         Raises:
             CheckpointCorrupt: the folder's manifest is not the one with that digest; nothing was removed.
         """
         check_folder_name(name)
-        hidden = self.root / f"{_DELETING}{name}"
         folders = self.storage.folders(self.root)
-        if hidden.name not in folders:
+        if f"{_DELETING}{name}" not in folders:
             if name not in folders:
                 return Deleted(name, (), 0)
-            self._check_deletable(name, digest)
-            self.storage.rename(self.root / name, hidden)
-            self.storage.sync_folder(self.root)
+            self._hide(name, digest)
         return self._delete_hidden(name, digest)
 
-    def _check_deletable(self, name: str, digest: str) -> None:
+    def _give_up(self, found: Found) -> Deleted:
+        """Delete what nobody reads. It is claimed only until it is hidden: NFS keeps the name of a removed file that is open."""
+        with self.storage.claim(found.path / MANIFEST_FILE):
+            self._hide(found.folder_name, found.digest)
+        return self._delete_hidden(found.folder_name, found.digest)
+
+    def _hide(self, name: str, digest: str) -> None:
         found = self.find(name).digest
         if found != digest:
             raise CheckpointCorrupt(f"{self.root / name}: its digest is {found}, not {digest}; nothing deleted")
+        self.storage.rename(self.root / name, self.root / f"{_DELETING}{name}")
+        self.storage.sync_folder(self.root)
+
+    def _half_deleted(self) -> list[str]:
+        folders = self.storage.folders(self.root)
+        return [name.removeprefix(_DELETING) for name in folders if name.startswith(_DELETING)]
 
     def _delete_hidden(self, name: str, digest: str) -> Deleted:
         hidden = self.root / f"{_DELETING}{name}"
@@ -354,6 +382,14 @@ def check_folder_name(name: str) -> None:
     """Refuse anything but `step-00001200.1a2b3c4d`."""
     if parse_folder_name(name) is None:
         raise CheckpointMissing(f"{name!r} is not the name of a checkpoint (step-00001200.1a2b3c4d)")
+
+
+@contextmanager
+def being_read(folder: Path, storage: Storage | None = None) -> Iterator[None]:
+    """Retention leaves a checkpoint alone meanwhile. Any other folder or file is let through."""
+    held = (storage or PosixStorage()).hold(folder / MANIFEST_FILE)
+    with held or nullcontext():
+        yield
 
 
 def read_manifest(folder: Path, storage: Storage, digest: str | None = None) -> Manifest:

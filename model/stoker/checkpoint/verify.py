@@ -14,7 +14,7 @@ from stoker.checkpoint.hashing import new_hasher
 from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece
 from stoker.checkpoint.reader import check_size
 from stoker.checkpoint.storage import PosixStorage, Storage
-from stoker.checkpoint.store import read_manifest
+from stoker.checkpoint.store import being_read, read_manifest
 
 CHUNK_BYTES = 16 * 2**20
 READERS = 3
@@ -70,6 +70,13 @@ def verify(
     pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only the i-th of n shares of the bytes: together n calls read all.
     """
     folder, storage = Path(folder), storage or PosixStorage()
+    with being_read(folder, storage):
+        return _verify(folder, digest, progress, storage, share)
+
+
+def _verify(
+    folder: Path, digest: str | None, progress: Progress | None, storage: Storage, share: tuple[int, int]
+) -> Report:
     try:
         manifest = read_manifest(folder, storage, digest)
     except CheckpointError as error:

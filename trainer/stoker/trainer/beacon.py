@@ -9,12 +9,13 @@ The agent makes the pair, starts `python -m stoker.trainer.rank --beacon-fd N ..
     agent_end.send(SaveCommand(id="ab12"))
 
 Rank to agent, one object per line, `event` names the kind (the dataclasses below; every rank sends `phase`, `step` and `end`, and only
-global rank 0 sends `validation`, `save` and `request`):
+global rank 0 sends `validation`, `save`, `retention` and `request`):
 
     {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
     {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, "grad_norm": 0.9, "tokens_per_s": 310.0, ...}
     {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
     {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", "verified": null | true | false, ...}
+    {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
     {"event": "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...}
     {"event": "end", "cause": "Completed", "step": 60, "detail": ""}        # last line, then the rank exits with EXIT_CODES[cause]
 
@@ -102,6 +103,15 @@ class SaveEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetentionEvent:
+    """What a run without an operator deleted of its old saves, and what it could not; it tries again after the next save."""
+
+    deleted: list[str]
+    problems: list[str]
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequestEvent:
     """The answer to one `SaveCommand`; several requests may share one folder."""
 
@@ -135,7 +145,7 @@ class StopCommand:
     """Save before exit (a rank that finds no time for it is killed by its agent)."""
 
 
-Event = PhaseEvent | StepEvent | ValidationEvent | SaveEvent | RequestEvent | EndEvent
+Event = PhaseEvent | StepEvent | ValidationEvent | SaveEvent | RetentionEvent | RequestEvent | EndEvent
 Command = SaveCommand | StopCommand
 
 _EVENTS: dict[str, type[Event]] = {
@@ -143,6 +153,7 @@ _EVENTS: dict[str, type[Event]] = {
     "step": StepEvent,
     "validation": ValidationEvent,
     "save": SaveEvent,
+    "retention": RetentionEvent,
     "request": RequestEvent,
     "end": EndEvent,
 }

@@ -18,7 +18,7 @@ from stoker.checkpoint.manifest import Box, Manifest, Piece, TensorInfo, folder_
 from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.verify import verify
 from stoker.checkpoint.writer import PieceWriter, write_file
-from stoker.trainer.beacon import Beacon, RequestEvent, SaveEvent, SaveReason
+from stoker.trainer.beacon import Beacon, RequestEvent, RetentionEvent, SaveEvent, SaveReason
 from stoker.trainer.save_group import SaveGroup
 
 
@@ -93,26 +93,13 @@ class Saver:
         return self._error
 
     def _run(self, plan: SavePlan, pieces: Iterable[HostPiece]) -> None:
-        name = folder_name(plan.step, self._writer)
-        event = SaveEvent(
-            id=plan.requests[0] if plan.requests else name,
-            folder=name,
-            step=plan.step,
-            tokens=plan.tokens,
-            loss=plan.loss,
-            state="Saving",
-            reason=plan.reason,
-            learning_rate=plan.meta.get("learning_rate"),
-            elapsed_s=plan.meta.get("elapsed_s"),
-            layout=dict(plan.meta["layout"]),
-        )
+        event = _begun(plan, folder_name(plan.step, self._writer))
         self._tell(event)
         try:
             published = self._write(plan, pieces)
             event = _committed(event, published)
             self._tell(event)
-            good = self._read_back(published)
-            event = replace(event, verified=good, detail="" if good else f"{name} does not read back as it was written")
+            event = _read(event, self._read_back(published))
         except Exception as error:  # noqa: BLE001  # a thread's error must reach the report; a lost peer shows up here too
             event = replace(event, state="Failed", detail=str(error) or type(error).__name__)
         self._error = event.detail or None
@@ -164,10 +151,16 @@ class Saver:
         return good
 
     def _retain(self) -> None:
-        """Rank 0 deletes old verified checkpoints; one of an earlier run is read once to know."""
-        if self._leads and self._keep is not None:
-            keep = self._keep
-            _attempt(lambda: self._root.retain(keep, self._is_verified), True)
+        """Rank 0 deletes old verified checkpoints; one of an earlier run is read once to know. What it cannot delete costs no step, and is told."""
+        if not self._leads or self._keep is None:
+            return
+        keep = self._keep
+        done, problem = _attempt(lambda: self._root.retain(keep, self._is_verified), True)
+        event = RetentionEvent(
+            deleted=list(done.deleted if done else ()), problems=[problem] if problem else list(done.problems)
+        )
+        if event.deleted or event.problems:
+            self._beacon.send(event)
 
     def _is_verified(self, name: str) -> bool:
         if name not in self._verified:
@@ -195,6 +188,21 @@ class Saver:
         return self._group.rank == 0
 
 
+def _begun(plan: SavePlan, folder: str) -> SaveEvent:
+    return SaveEvent(
+        id=plan.requests[0] if plan.requests else folder,
+        folder=folder,
+        step=plan.step,
+        tokens=plan.tokens,
+        loss=plan.loss,
+        state="Saving",
+        reason=plan.reason,
+        learning_rate=plan.meta.get("learning_rate"),
+        elapsed_s=plan.meta.get("elapsed_s"),
+        layout=dict(plan.meta["layout"]),
+    )
+
+
 def _committed(event: SaveEvent, published: Published) -> SaveEvent:
     return replace(
         event,
@@ -204,6 +212,11 @@ def _committed(event: SaveEvent, published: Published) -> SaveEvent:
         files=published.files,
         pieces=published.pieces,
     )
+
+
+def _read(event: SaveEvent, good: bool) -> SaveEvent:
+    detail = "" if good else f"{event.folder} does not read back as it was written"
+    return replace(event, verified=good, detail=detail)
 
 
 def _attempt(action: Callable[[], Any], wanted: bool) -> tuple[Any, str | None]:

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.pod.last_word import LastWord
-from stoker.trainer.beacon import Event, PhaseEvent, SaveEvent, StepEvent, ValidationEvent
+from stoker.trainer.beacon import Event, PhaseEvent, RetentionEvent, SaveEvent, StepEvent, ValidationEvent
 
 
 class Console:
@@ -34,6 +34,9 @@ class Console:
                 self.line(f"step {event.step}  validation loss {event.loss:.4f}")
             case SaveEvent():
                 self.line(_save_line(event))
+            case RetentionEvent():
+                for problem in event.problems:
+                    self.line(f"not deleted, tried again after the next save: {problem}")
 
     def line(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)

@@ -18,6 +18,7 @@ from stoker.trainer.beacon import (
     Phase,
     PhaseEvent,
     RequestEvent,
+    RetentionEvent,
     SaveEvent,
     StepEvent,
     ValidationEvent,
@@ -26,6 +27,7 @@ from stoker.trainer.config import JobIdentity
 from stoker.trainer.phase import Pulse
 
 MAX_REQUESTS = 64
+_SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
 _FIGURES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
@@ -81,9 +83,7 @@ class RunState:
     """Why the run is being stopped, for people."""
     cause: Cause | None = None
     _validated: dict[int, float] = field(default_factory=dict)
-    _save_counts: dict[str, int] = field(
-        default_factory=lambda: {"committed": 0, "failed": 0, "verified": 0, "unreadable": 0}
-    )
+    _save_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SAVE_COUNTS, 0))
 
     def __post_init__(self) -> None:
         self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.place.ranks}
@@ -106,6 +106,9 @@ class RunState:
                     self._validated.pop(next(iter(self._validated)))
             case SaveEvent():
                 self._keep_save(event)
+            case RetentionEvent():
+                self._save_counts["deleted"] += len(event.deleted)
+                self._save_counts["not_deleted"] += len(event.problems)
             case RequestEvent():
                 self.requests[event.id] = Request(event.state, event.folder, event.detail)
             case EndEvent():
@@ -113,7 +116,7 @@ class RunState:
 
     @property
     def save_counts(self) -> dict[str, int]:
-        """How many saves of this attempt were committed and failed, and how many read-backs ended well or not."""
+        """How many saves of this attempt were committed and failed, how many read-backs ended well or not, and what retention did."""
         return dict(self._save_counts)
 
     def ask(self, request_id: str) -> Request | None:

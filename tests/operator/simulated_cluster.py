@@ -99,7 +99,7 @@ class SimulatedCluster:
         for found in self.objects.values():
             store.put(copy.deepcopy(found))
         for uid, body in self.reports.items():
-            store.put_report(uid, copy.deepcopy(body), 0.0)
+            store.put_report(uid, copy.deepcopy(body))
         for pod in self.gone:
             store.put(copy.deepcopy(pod))
             store.remove(key_of(pod), pod["metadata"]["uid"], last=copy.deepcopy(pod))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from prometheus_client import generate_latest
 
 from stoker.operator.cluster.seam import ServerError, WatchEvent
 from stoker.operator.lost_nodes import Limits, Outage, Verdict
-from stoker.operator.metrics import OperatorMetrics
 from stoker.operator.node_watch import LOOK_S, NodeCounts, NodeWatch
 from stoker.operator.operator import Operator
 from stoker.operator.plan import Key, Object, Plan
 from stoker.operator.settings import Settings
 from stoker.operator.store import Store
 from tests.operator.cluster_contract import owned, pool, ref_of
-from tests.operator.fakes import FakeClock, FakePods, embedded, settle
+from tests.operator.fakes import Embedded, FakeClock, FakePods, embedded, settle
 
 
 class World:
@@ -142,20 +142,30 @@ def test_the_operator_keeps_the_pods_of_an_outage_says_so_and_ends_it(tmp_path: 
     asyncio.run(_an_outage(tmp_path))
 
 
-async def _an_outage(folder: Path) -> None:
-    world = embedded(folder, pods=FakePods())
+@asynccontextmanager
+async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str) -> AsyncIterator[Operator]:
+    """An operator for a second on nodes with one pod each; `cluster` is how it sees the world's."""
     await world.kubelet.stop(0)
-    metrics = OperatorMetrics()
-    reconcilers = {"EnginePool": lambda *_: Plan()}
-    operator = Operator(world.cluster, Settings(), reconcilers, clock=world.clock, jitter=lambda: 0.5, metrics=metrics)
-    metrics.watch(operator.figures)
     owner = world.objects.create(pool("pool"))
-    for name in "abcd":
+    for name in nodes:
         world.objects.create(node(name))
         world.objects.create(pod_on(name, owner))
-    running = asyncio.ensure_future(operator.run())
+    reconcilers = {"EnginePool": lambda *_: Plan()}
+    operator = Operator(cluster, settings, reconcilers, clock=world.clock, jitter=lambda: 0.5)
+    work = asyncio.ensure_future(operator.run())
     try:
         await world.clock.advance(1)
+        yield operator
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await settle()
+
+
+async def _an_outage(folder: Path) -> None:
+    world = embedded(folder, pods=FakePods())
+    async with at_work(world, world.cluster, Settings(), "abcd") as operator:
+        operator.metrics.watch(operator.figures)
         for name in "abc":
             silence(world.objects, name, "Unknown")
         await world.clock.advance(3600)
@@ -163,7 +173,7 @@ async def _an_outage(folder: Path) -> None:
         assert [found["message"] for found in conditions(world.objects)] == [text]
         assert [found["message"] for found in world.objects.of_kind("Event")] == [text]
         assert not any(found["metadata"].get("deletionTimestamp") for found in world.objects.of_kind("Pod"))
-        told = generate_latest(metrics.registry).decode()
+        told = generate_latest(operator.metrics.registry).decode()
         assert "stoker_operator_nodes_in_outage 3.0" in told
         assert "stoker_operator_node_outages_total 1.0" in told
 
@@ -174,10 +184,6 @@ async def _an_outage(folder: Path) -> None:
         assert operator.nodes.verdict().lost == frozenset()
         await world.clock.advance(2)
         assert operator.nodes.verdict().lost == {"c"}
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await settle()
 
 
 class Unreachable:
@@ -210,17 +216,8 @@ def test_while_the_api_server_is_away_no_silence_counts(tmp_path: Path) -> None:
 
 async def _an_api_server_that_is_away(folder: Path) -> None:
     world = embedded(folder, pods=FakePods())
-    await world.kubelet.stop(0)
     cluster = Unreachable(world.cluster)
-    settings = Settings(node_lost_s=100)
-    operator = Operator(cluster, settings, {"EnginePool": lambda *_: Plan()}, clock=world.clock, jitter=lambda: 0.5)
-    owner = world.objects.create(pool("pool"))
-    for name in "ab":
-        world.objects.create(node(name))
-        world.objects.create(pod_on(name, owner))
-    running = asyncio.ensure_future(operator.run())
-    try:
-        await world.clock.advance(1)
+    async with at_work(world, cluster, Settings(node_lost_s=100), "ab") as operator:
         silence(world.objects, "a", "Unknown")
         await world.clock.advance(50)
         assert 40 < operator.nodes.verdict().left_s["a"] <= 51
@@ -232,10 +229,6 @@ async def _an_api_server_that_is_away(folder: Path) -> None:
         assert operator.nodes.verdict().lost == frozenset()
         await world.clock.advance(100)
         assert operator.nodes.verdict().lost == {"a"}
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await settle()
 
 
 def node(name: str) -> Object:

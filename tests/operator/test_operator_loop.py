@@ -40,7 +40,7 @@ def reconcile_pods(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
     found = {p["metadata"]["name"]: p for p in seen.of_kind("Pod")}
     ended = [p for p in found.values() if (p.get("status") or {}).get("phase") in ("Succeeded", "Failed")]
     running = sum((p.get("status") or {}).get("phase") == "Running" for p in found.values())
-    reported = sorted(str(report.body.get("phase")) for report in seen.reports.values())
+    reported = sorted(str(report.get("phase")) for report in seen.reports.values())
     status = {"replicas": running, "reported": reported}
     surplus = [p for name, p in found.items() if name not in wanted]
     return Plan(

@@ -95,17 +95,15 @@ def test_a_label_without_index_is_an_error() -> None:
         Store().labelled("color", "red")
 
 
-def test_reports_age_and_go_with_their_pod() -> None:
+def test_reports_go_with_their_pod() -> None:
     store = Store()
     store.put(thing("pod", 1, kind="Pod"))
-    assert store.put_report("uid-pod", {"step": 1}, 10.0)
-    assert not store.put_report("uid-pod", {"step": 1}, 12.0)
-    report = store.report("uid-pod", 15.0)
-    assert report is not None
-    assert (report.body, report.age_s) == ({"step": 1}, 3.0)
+    assert store.put_report("uid-pod", {"step": 1})
+    assert not store.put_report("uid-pod", {"step": 1})
+    assert store.report("uid-pod") == {"step": 1}
     store.remove(Key("Pod", "a", "pod"), "uid-pod")
-    assert store.report("uid-pod", 15.0) is None
-    assert not store.put_report("uid-pod", {"step": 2}, 16.0)
+    assert store.report("uid-pod") is None
+    assert not store.put_report("uid-pod", {"step": 2})
 
 
 VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.booleans()), max_size=30)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.operator.cluster.kinds import OURS
 from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
-from stoker.operator.plan import Key, Object, Observed, PodReport
+from stoker.operator.plan import Key, Object, Observed, Report
 from stoker.operator.references import references
 from stoker.operator.store import Store, key_of
 
@@ -20,7 +20,7 @@ from stoker.operator.store import Store, key_of
 def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "stoker-control-keys") -> Observed | None:
     """Everything that the reconcile of `key` may look at, or None when the resource is gone.
 
-    `now_s` is monotonic time, for the age of reports. Objects of a kind are in the order of their names, each once.
+    `now_s` is monotonic time, for what is true for a while only. Objects of a kind are in the order of their names, each once.
     """
     resource = store.get(key)
     if resource is None:
@@ -30,7 +30,7 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
         around[key_of(found)] = found
     around.pop(key, None)
     ending = store.is_terminating(key.namespace, now_s)
-    return Observed(resource, _by_kind(around.values()), _reports(store, around.values(), now_s), ending)
+    return Observed(resource, _by_kind(around.values()), _reports(store, around.values()), ending)
 
 
 def interested(store: Store, changed: Object) -> set[Key]:
@@ -171,9 +171,9 @@ def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:
     return {kind: tuple(found) for kind, found in kinds.items()}
 
 
-def _reports(store: Store, around: Iterable[Object], now_s: float) -> dict[str, PodReport]:
+def _reports(store: Store, around: Iterable[Object]) -> dict[str, Report]:
     uids = [found["metadata"]["uid"] for found in around if found["kind"] == "Pod"]
-    reports = {uid: store.report(uid, now_s) for uid in uids}
+    reports = {uid: store.report(uid) for uid in uids}
     return {uid: report for uid, report in reports.items() if report is not None}
 
 

@@ -90,13 +90,8 @@ class Plan:
         return self == Plan(requeue_after_s=self.requeue_after_s)
 
 
-@dataclass(frozen=True)
-class PodReport:
-    """The newest answer of a pod's `/status`, put into the store by the poller."""
-
-    body: Mapping[str, Any]
-    age_s: float
-    """Seconds since that answer. A failed poll leaves the old answer to age: it is never a hang."""
+Report = Mapping[str, Any]
+"""The newest answer of a pod's `/status`, put into the store by the poller. A failed poll leaves the old answer: it is never a hang."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ class Observed:
     resource: Object
     objects: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
     """By kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
-    reports: Mapping[str, PodReport] = field(default_factory=dict)
+    reports: Mapping[str, Report] = field(default_factory=dict)
     """By pod uid."""
     namespace_terminating: bool = False
     """The cluster takes nothing new into the resource's namespace."""

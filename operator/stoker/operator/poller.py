@@ -71,7 +71,7 @@ class Poller:
         except ClusterError as error:
             log.debug("no status from pod %s/%s: %s", ref.namespace, ref.name, error)
             return
-        if self.store.put_report(ref.uid, answer, self.clock.monotonic()):
+        if self.store.put_report(ref.uid, answer):
             self.wake(pod)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.operator.kept import kept, share
 from stoker.operator.labels import INDEXED
-from stoker.operator.plan import Key, Object, PodReport
+from stoker.operator.plan import Key, Object, Report
 from stoker.operator.references import references
 from stoker.operator.shared import Shared
 
@@ -64,7 +64,7 @@ class Store:
         self._by_reference: defaultdict[Key, set[Key]] = defaultdict(set)
         self._references: dict[Key, frozenset[Key]] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()
-        self._reports: dict[str, tuple[Mapping[str, Any], float]] = {}
+        self._reports: dict[str, Report] = {}
         self._gone: OrderedDict[str, Object] = OrderedDict()
         self._terminating: dict[str, float] = {}
         self._shared = Shared()
@@ -119,10 +119,9 @@ class Store:
     def references_of(self, key: Key) -> frozenset[Key]:
         return self._references.get(key, frozenset())
 
-    def report(self, pod_uid: str, now_s: float) -> PodReport | None:
-        """The pod's newest answer with its age at the monotonic time `now_s`."""
-        found = self._reports.get(pod_uid)
-        return PodReport(body=found[0], age_s=max(0.0, now_s - found[1])) if found else None
+    def report(self, pod_uid: str) -> Report | None:
+        """The pod's newest answer."""
+        return self._reports.get(pod_uid)
 
     def keep(self, resource: Object, old: Object | None = None) -> Object:
         """What is kept of an object, with the parts that many objects have in common as one."""
@@ -189,15 +188,14 @@ class Store:
             if listed.get(key) != uid and version_of(known) <= list_version:
                 self.remove(key, uid)
 
-    def put_report(self, pod_uid: str, body: Mapping[str, Any], now_s: float) -> bool:
+    def put_report(self, pod_uid: str, body: Report) -> bool:
         """Keep a pod's answer; True when it says something new."""
         if pod_uid not in self._by_uid:
             return False
         old = self._reports.get(pod_uid)
-        if old is not None and old[0] == body:
-            self._reports[pod_uid] = (old[0], now_s)
+        if old == body:
             return False
-        self._reports[pod_uid] = (share(body, old[0] if old else None), now_s)
+        self._reports[pod_uid] = share(body, old)
         return True
 
     def set_terminating(self, namespace: str, now_s: float | None) -> None:

@@ -68,4 +68,4 @@ def _owns(uid: str, pod: Object) -> bool:
 
 def _version_of(view: DeploymentView, pod: Object) -> int:
     report = view.seen.reports.get(pod["metadata"]["uid"])
-    return int(report.body.get("snapshot_version") or 0) if report else -1
+    return int(report.get("snapshot_version") or 0) if report is not None else -1

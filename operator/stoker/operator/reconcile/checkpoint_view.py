@@ -101,7 +101,7 @@ def look(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
         job=job,
         leader=leader,
         words=tuple(_words(trainers, seen)),
-        requests=dict((report.body if report else {}).get("requests") or {}),
+        requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
         tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
@@ -140,7 +140,7 @@ def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
 def _words(trainers: list[Object], seen: Observed) -> Iterator[Word]:
     for pod in trainers:
         report = seen.reports.get(pod["metadata"]["uid"])
-        for raw in (report.body.get("saves") or ()) if report else ():
+        for raw in (report or {}).get("saves") or ():
             if raw.get("state") == "Committed" and raw.get("digest"):
                 verified = raw.get("verified")
                 known = verified if isinstance(verified, bool) else None

@@ -239,7 +239,7 @@ def _why_not(view: PoolView) -> str:
         if not is_ready(pod):
             spec = view.target.template.pod.get("spec", {})
             unmounted = missing_volume(spec, _present(view)) or mounting(pod, spec)
-            text = unmounted or waiting_reason(pod) or str((report.body if report else {}).get("message") or "")
+            text = unmounted or waiting_reason(pod) or str((report or {}).get("message") or "")
             return f": {text}" if text else ""
     return ""
 

@@ -48,9 +48,8 @@ def victims(view: PoolView, pods: Sequence[Object], number: int) -> tuple[Object
     """The pods with the least work, oldest name first among equals."""
 
     def work(pod: Object) -> tuple[int, str]:
-        report = view.report(pod)
-        body = report.body if report else {}
-        return int(body.get("running") or 0) + int(body.get("waiting") or 0), pod["metadata"]["name"]
+        report = view.report(pod) or {}
+        return int(report.get("running") or 0) + int(report.get("waiting") or 0), pod["metadata"]["name"]
 
     return tuple(sorted(pods, key=work)[:number])
 
@@ -71,19 +70,16 @@ def replaceable(
 def _admitted(view: PoolView, pod: Object) -> bool:
     """Every Ready router would send it a request."""
     uid = pod["metadata"]["uid"]
-    reports = [view.report(router) for router in view.routers]
-    backends = [report.body.get("backends") or () if report else () for report in reports]
+    backends = [(view.report(router) or {}).get("backends") or () for router in view.routers]
     return all(any(known.get("pod_uid") == uid and known.get("healthy") for known in seen) for seen in backends)
 
 
 def _drained(view: PoolView, pod: Object) -> bool:
-    report = view.report(pod)
-    return report is not None and report.body.get("phase") == "Drained"
+    return (view.report(pod) or {}).get("phase") == "Drained"
 
 
 def _asked(view: PoolView, pod: Object) -> bool:
-    report = view.report(pod)
-    return report is not None and report.body.get("phase") in {"Draining", "Drained"}
+    return (view.report(pod) or {}).get("phase") in {"Draining", "Drained"}
 
 
 def _forgotten(view: PoolView, pod: Object) -> bool:
@@ -95,7 +91,7 @@ def _knows_better(view: PoolView, router: Object, pod_uid: str) -> bool:
     report = view.report(router)
     if report is None:
         return False
-    known = [backend for backend in report.body.get("backends") or () if backend.get("pod_uid") == pod_uid]
+    known = [backend for backend in report.get("backends") or () if backend.get("pod_uid") == pod_uid]
     return all(backend.get("draining") for backend in known)
 
 

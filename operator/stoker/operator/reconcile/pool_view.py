@@ -12,7 +12,7 @@ from stoker.operator.api.metadata import read
 from stoker.operator.clock import timestamp
 from stoker.operator.conditions import Condition
 from stoker.operator.labels import PREFIX
-from stoker.operator.plan import Object, Observed, Plan, PodReport
+from stoker.operator.plan import Object, Observed, Plan, Report
 from stoker.operator.pods import ended, is_ready, label
 from stoker.operator.reconcile.settled import settled
 from stoker.operator.render.engine import engine_url
@@ -50,7 +50,7 @@ class PoolView:
         """Pods that count: neither ended, nor draining, nor on their way out."""
         return tuple(p for p in self.pods if not ended(p) and not draining(p) and not leaving(p))
 
-    def report(self, pod: Object) -> PodReport | None:
+    def report(self, pod: Object) -> Report | None:
         return self.seen.reports.get(pod["metadata"]["uid"])
 
     def known(self, pod: Object) -> EngineStatus | None:
@@ -88,7 +88,7 @@ def engine_status(view: PoolView, pod: Object) -> EngineStatus:
     """One line of the status."""
     report = view.report(pod)
     known = view.known(pod)
-    body = report.body if report else _as_known(known)
+    body = report if report is not None else _as_known(known)
     asked = known.drain_requested_at if known else None
     return EngineStatus(
         name=pod["metadata"]["name"],

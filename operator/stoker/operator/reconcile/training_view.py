@@ -128,8 +128,8 @@ def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
 def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[str, Any] | None:
     for pod in gang:
         found = seen.reports.get(pod["metadata"]["uid"])
-        if label(pod, "node-rank") == "0" and found is not None and str(found.body.get("attempt")) == number:
-            return found.body
+        if label(pod, "node-rank") == "0" and found is not None and str(found.get("attempt")) == number:
+            return found
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from hypothesis import given, settings
@@ -19,6 +21,17 @@ A, B, C = (Key("TrainingJob", "default", name) for name in "abc")
 def new_queue() -> tuple[WorkQueue, FakeClock]:
     clock = FakeClock()
     return WorkQueue(clock, lambda: 1.0), clock
+
+
+@asynccontextmanager
+async def kept(queue: WorkQueue) -> AsyncIterator[None]:
+    """Somebody keeps its time."""
+    keeper = asyncio.ensure_future(queue.keep_time())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
 
 
 async def drain(queue: WorkQueue) -> list[Key]:
@@ -65,9 +78,10 @@ def test_a_key_that_rests_comes_back_after_its_rest_and_stops_no_other() -> None
         queue.add(B)
         assert await queue.get() == B
         waiting = asyncio.ensure_future(queue.get())
-        await clock.advance(1.9)
-        assert not waiting.done()
-        await clock.advance(0.2)
+        async with kept(queue):
+            await clock.advance(1.9)
+            assert not waiting.done()
+            await clock.advance(0.2)
         assert waiting.result() == A
 
     asyncio.run(story())
@@ -94,26 +108,76 @@ def test_a_delayed_key_comes_when_it_is_due_and_the_earlier_time_holds() -> None
         queue.add_after(A, 5)
         queue.add_after(A, 7)
         waiting = asyncio.ensure_future(queue.get())
-        await clock.advance(4.9)
-        assert not waiting.done()
-        await clock.advance(0.2)
-        assert waiting.result() == A
-        queue.done(A)
-        await clock.advance(20)
+        async with kept(queue):
+            await clock.advance(4.9)
+            assert not waiting.done()
+            await clock.advance(0.2)
+            assert waiting.result() == A
+            queue.done(A)
+            await clock.advance(20)
         assert queue.idle
 
     asyncio.run(story())
 
 
-def test_an_earlier_delay_wakes_a_worker_that_waits_for_a_later_one() -> None:
+def test_an_earlier_delay_comes_before_a_later_one_that_is_waited_for() -> None:
     async def story() -> None:
         queue, clock = new_queue()
         queue.add_after(A, 100)
         waiting = asyncio.ensure_future(queue.get())
-        await settle()
-        queue.add_after(B, 1)
-        await clock.advance(1)
+        async with kept(queue):
+            await settle()
+            queue.add_after(B, 1)
+            await clock.advance(1)
         assert waiting.result() == B
+
+    asyncio.run(story())
+
+
+class CountedClock(FakeClock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        await super().sleep(seconds)
+
+
+def test_a_key_wakes_one_worker_and_nobody_else_looks_at_the_clock() -> None:
+    async def story() -> None:
+        clock, worked = CountedClock(), list[Key]()
+        queue = WorkQueue(clock, lambda: 1.0)
+        queue.add_after(C, 1000)
+
+        async def work() -> None:
+            while True:
+                worked.append(key := await queue.get())
+                queue.done(key)
+
+        workers = [asyncio.ensure_future(work()) for _ in range(8)]
+        async with kept(queue):
+            await settle()
+            for _ in range(10):
+                queue.add(A)
+                await settle()
+        assert (worked, clock.sleeps) == ([A] * 10, 1)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_is_cancelled_while_it_is_woken_loses_no_key() -> None:
+    async def story() -> None:
+        queue, _ = new_queue()
+        first, second = (asyncio.ensure_future(queue.get()) for _ in range(2))
+        await settle()
+        queue.add(A)
+        first.cancel()
+        await settle()
+        assert second.result() == A
 
     asyncio.run(story())
 
@@ -169,7 +233,7 @@ def test_every_wish_is_followed_by_work_and_no_key_is_in_two_hands(
                 queue.done(key)
 
         hands = {key: asyncio.Event() for key in (A, B, C)}
-        tasks = [asyncio.ensure_future(work()) for _ in range(workers)]
+        tasks = [asyncio.ensure_future(queue.keep_time()), *(asyncio.ensure_future(work()) for _ in range(workers))]
         for action, key, seconds in actions:
             if action == "done" and key in held:
                 hands[key].set()

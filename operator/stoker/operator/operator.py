@@ -94,6 +94,7 @@ class Operator:
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
+            tasks.create_task(self.queue.keep_time())
             for _ in range(self.settings.workers):
                 tasks.create_task(self._serve())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
 
 from stoker.operator.backoff import Jitter, delay_s
 from stoker.operator.clock import Clock
@@ -12,12 +11,12 @@ from stoker.operator.plan import Key
 
 
 class WorkQueue:
-    """Used from one event loop. A key that is added while a worker has it comes back once that worker is done."""
+    """Used from one event loop, with one task that keeps time. A key that is added while a worker has it comes back once that worker is done."""
 
     def __init__(self, clock: Clock, jitter: Jitter) -> None:
         self.clock = clock
         self.jitter = jitter
-        self._ready: deque[Key] = deque()
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._wanted: set[Key] = set()
         self._busy: set[Key] = set()
         self._due: dict[Key, float] = {}
@@ -25,7 +24,9 @@ class WorkQueue:
         self._resting: list[tuple[float, Key]] = []
         """Busy keys that are free again at that time."""
         self._failures: dict[Key, int] = {}
-        self._changed = asyncio.Event()
+        self._wakes_at = float("inf")
+        """When the keeper of time looks again, unless something is due sooner."""
+        self._sooner = asyncio.Event()
 
     def add(self, key: Key) -> None:
         """Work on `key` soon."""
@@ -33,8 +34,7 @@ class WorkQueue:
             return
         self._wanted.add(key)
         if key not in self._busy:
-            self._ready.append(key)
-            self._changed.set()
+            self._ready.put_nowait(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Work on `key` after a while; an earlier time that was asked for before stays."""
@@ -46,7 +46,7 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, key))
-        self._changed.set()
+        self._tell(due)
 
     def retry(self, key: Key, at_least_s: float = 0.0) -> float:
         """Work on `key` again after its backoff; the delay in seconds."""
@@ -61,31 +61,35 @@ class WorkQueue:
 
     async def get(self) -> Key:
         """The next key; the caller has it alone until `done`."""
+        key = await self._ready.get()
+        self._wanted.discard(key)
+        self._busy.add(key)
+        return key
+
+    async def keep_time(self) -> None:
+        """Make delayed and rested keys ready when it is time; for ever. Workers wake for ready keys only, one for each."""
         while True:
             self._take_due()
-            if self._ready:
-                key = self._ready.popleft()
-                self._wanted.discard(key)
-                self._busy.add(key)
-                return key
+            self._sooner.clear()
+            self._wakes_at = min((heap[0][0] for heap in (self._heap, self._resting) if heap), default=float("inf"))
             await self._wait()
 
     def done(self, key: Key, rest_s: float = 0.0) -> None:
         """The worker that got `key` is through with it. Nobody gets it again before `rest_s` have passed."""
         if rest_s > 0:
-            heapq.heappush(self._resting, (self.clock.monotonic() + rest_s, key))
-            self._changed.set()
+            free = self.clock.monotonic() + rest_s
+            heapq.heappush(self._resting, (free, key))
+            self._tell(free)
             return
         self._busy.discard(key)
         if key in self._wanted:
-            self._ready.append(key)
-            self._changed.set()
+            self._ready.put_nowait(key)
 
     @property
     def idle(self) -> bool:
         """Nothing is ready and no worker has a key; delayed keys may wait."""
         self._take_due()
-        return not self._ready and not self._busy
+        return self._ready.empty() and not self._busy
 
     @property
     def delayed(self) -> int:
@@ -94,7 +98,7 @@ class WorkQueue:
 
     def __len__(self) -> int:
         """Keys that are ready now."""
-        return len(self._ready)
+        return self._ready.qsize()
 
     def _take_due(self) -> None:
         now = self.clock.monotonic()
@@ -106,12 +110,14 @@ class WorkQueue:
                 del self._due[key]
                 self.add(key)
 
+    def _tell(self, due: float) -> None:
+        if due < self._wakes_at:
+            self._sooner.set()
+
     async def _wait(self) -> None:
-        self._changed.clear()
-        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
-        times = [heap[0][0] for heap in (self._heap, self._resting) if heap]
-        if times:
-            seconds = max(0.0, min(times) - self.clock.monotonic())
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._sooner.wait())]
+        if self._wakes_at < float("inf"):
+            seconds = max(0.0, self._wakes_at - self.clock.monotonic())
             waits.append(asyncio.ensure_future(self.clock.sleep(seconds)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -227,13 +227,7 @@ class Manifest:
 
     @classmethod
     def _parse(cls, text: str | bytes) -> Self:
-        if len(text) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{len(text)} bytes, {MAX_MANIFEST_BYTES} are allowed")
-        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        raw = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
-        if isinstance(raw, dict) and raw.get("format") != FORMAT:
-            raise CheckpointError(f"format {raw.get('format')!r} is not supported, this program reads format {FORMAT}")
-        item = _fields(raw, "manifest", _MANIFEST_KEYS)
+        item = _read(text)
         digest = _text(item["digest"], "digest")
         content = {key: value for key, value in item.items() if key != "digest"}
         if _digest_of(content) != digest:
@@ -328,6 +322,17 @@ def _digest_of(content: Mapping[str, Any]) -> str:
         return blake3(_canonical(content).encode()).hexdigest()
     except UnicodeEncodeError as error:
         raise CheckpointError(f"text that is not Unicode: {error}") from error
+
+
+def _read(text: str | bytes) -> dict[str, Any]:
+    """The fields of a manifest of this format; what they hold is not looked at yet."""
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(f"{len(text)} bytes, {MAX_MANIFEST_BYTES} are allowed")
+    decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+    raw = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+    if isinstance(raw, dict) and raw.get("format") != FORMAT:
+        raise CheckpointError(f"format {raw.get('format')!r} is not supported, this program reads format {FORMAT}")
+    return _fields(raw, "manifest", _MANIFEST_KEYS)
 
 
 def _tensors(raw: object) -> dict[str, TensorInfo]:

@@ -28,6 +28,7 @@ from stoker.trainer.phase import Pulse
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
+_PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
 _FIGURES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
@@ -178,7 +179,6 @@ class RunState:
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`."""
-        step, validation = self.last_step, self.last_validation
         return {
             "program": "trainer",
             "pod_uid": self.place.pod_uid,
@@ -186,15 +186,7 @@ class RunState:
             "attempt": self.job.attempt,
             "phase": self.phase,
             "message": self.message,
-            "step": step.step if step else None,
-            "total_steps": step.total_steps if step else None,
-            "tokens": step.tokens if step else None,
-            "loss": step.loss if step else None,
-            "validation_loss": validation.loss if validation else None,
-            "learning_rate": step.learning_rate if step else None,
-            "grad_norm": step.grad_norm if step else None,
-            "tokens_per_s": step.tokens_per_s if step else None,
-            "eta_s": step.eta_s if step else None,
+            **self._progress(),
             "progressed_at": self.progressed_at,
             "saves": [_save_status(save) | self._figures(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
@@ -210,6 +202,11 @@ class RunState:
     @property
     def _first(self) -> RankState:
         return self.ranks[self.place.first_rank]
+
+    def _progress(self) -> dict[str, Any]:
+        """Where the training stands; None before the first step and the first validation."""
+        found = {name: getattr(self.last_step, name) if self.last_step else None for name in _PROGRESS}
+        return found | {"validation_loss": self.last_validation.loss if self.last_validation else None}
 
     def _figures(self, save: SaveEvent) -> dict[str, Any]:
         """What is known of a save; `validation_loss` is that of the same step, if there was a validation."""

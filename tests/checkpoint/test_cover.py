@@ -62,7 +62,7 @@ boxes_2d = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(boxes=st.lists(boxes_2d, max_size=6))
 def test_the_proof_agrees_with_counting_every_element(boxes: list[Box]) -> None:
-    counts = dict.fromkeys(product(range(3), range(3)), 0)
+    counts: dict[tuple[int, ...], int] = dict.fromkeys(product(range(3), repeat=2), 0)
     for box in boxes:
         for index in product(*(range(a, b) for a, b in zip(box.start, box.end, strict=True))):
             counts[index] += 1
@@ -71,7 +71,7 @@ def test_the_proof_agrees_with_counting_every_element(boxes: list[Box]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(cuts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 7)), max_size=12))
-def test_every_guillotine_cut_is_an_exact_cover_and_loses_it_with_any_piece(cuts) -> None:
+def test_every_guillotine_cut_is_an_exact_cover_and_loses_it_with_any_piece(cuts: list[tuple[int, int, int]]) -> None:
     boxes = [Box.whole((8, 8, 8))]
     for pick, dim, place in cuts:
         box = boxes[pick % len(boxes)]

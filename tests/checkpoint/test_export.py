@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors import deserialize
 from stoker.checkpoint.diff import Difference, diff
 from stoker.checkpoint.dtype import from_float32, to_float32
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointMissing
-from stoker.checkpoint.export import export_hugging_face
+from stoker.checkpoint.export import Dtype, export_hugging_face
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
@@ -33,7 +34,7 @@ def weights(seed: int = 0) -> State:
     return {name: (TensorInfo(name, shapes[name], "float32"), value) for name, value in values.items()}
 
 
-def saved(folder: Path, state: State, config: dict[str, object] | None = None, **options) -> CheckpointReader:
+def saved(folder: Path, state: State, config: dict[str, object] | None = None, **options: Any) -> CheckpointReader:
     files = {"config.json": json.dumps(config or CONFIG).encode(), "tokenizer.json": b"{}"}
     done = save(CheckpointRoot(folder), state, files=files, **options)
     return CheckpointReader(folder / done.folder_name)
@@ -103,7 +104,7 @@ def test_a_large_export_is_sharded_with_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("bfloat16", "BF16"), ("float16", "F16")])
-def test_an_export_converts_to_the_wanted_dtype(tmp_path: Path, dtype, name: str) -> None:
+def test_an_export_converts_to_the_wanted_dtype(tmp_path: Path, dtype: Dtype, name: str) -> None:
     state = weights()
     export_hugging_face(saved(tmp_path / "root", state), tmp_path / "out", dtype=dtype)
     expected = from_float32(state["model.lm_head.weight"][1], dtype).tobytes()
@@ -190,6 +191,7 @@ def test_equal_nans_are_equal_and_a_new_nan_is_not(tmp_path: Path) -> None:
     assert diff(first, first) == []
     (found,) = diff(first, second, tolerance=1e9)
     assert isinstance(found, Difference)
+    assert found.max_abs is not None
     assert (found.elements, np.isnan(found.max_abs)) == (1, True)
     assert found.as_json()["max_abs"] is None
 

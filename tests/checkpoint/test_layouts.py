@@ -75,7 +75,9 @@ def requests(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Box, tuple[int, i
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), shapes=states, layout=st.sampled_from(sorted(LAYOUTS)), ranks=st.integers(1, 4))
-def test_any_box_and_flat_range_reads_what_was_written(data: st.DataObject, shapes, layout: str, ranks: int) -> None:
+def test_any_box_and_flat_range_reads_what_was_written(
+    data: st.DataObject, shapes: dict[str, tuple[tuple[int, ...], str]], layout: str, ranks: int
+) -> None:
     state = make_state(shapes)
     with tempfile.TemporaryDirectory() as folder:
         piece_bytes = data.draw(st.integers(1, 80))
@@ -125,7 +127,9 @@ def test_out_must_fit_exactly(tmp_path: Path) -> None:
         (None, (-1, 4), "flat range"),
     ],
 )
-def test_a_read_outside_the_tensor_is_refused(tmp_path: Path, box, flat, message: str) -> None:
+def test_a_read_outside_the_tensor_is_refused(
+    tmp_path: Path, box: Box | None, flat: tuple[int, int] | None, message: str
+) -> None:
     done = save(CheckpointRoot(tmp_path), make_state(SMALL))
     with pytest.raises(CheckpointError, match=message):
         CheckpointReader(tmp_path / done.folder_name).read("model.embed.weight", box, flat)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +93,9 @@ def test_of_two_saves_at_the_same_time_exactly_one_is_published(tmp_path: Path) 
         (lambda folder: (folder / "notes.txt").write_text("x"), "files missing or not in the manifest: notes.txt"),
     ],
 )
-def test_a_staged_save_that_is_not_its_manifest_is_not_published(tmp_path: Path, spoil, message: str) -> None:
+def test_a_staged_save_that_is_not_its_manifest_is_not_published(
+    tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
     root = CheckpointRoot(tmp_path)
     staging = root.begin(1, WRITER)
     writer = PieceWriter(staging, "rank-00000.bin")
@@ -104,7 +108,9 @@ def test_a_staged_save_that_is_not_its_manifest_is_not_published(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("flat", "message"), [((0, 3), "no piece holds"), (None, "pieces overlap")])
-def test_a_save_with_a_gap_or_an_overlap_is_not_published(tmp_path: Path, flat, message: str) -> None:
+def test_a_save_with_a_gap_or_an_overlap_is_not_published(
+    tmp_path: Path, flat: tuple[int, int] | None, message: str
+) -> None:
     root = CheckpointRoot(tmp_path)
     staging = root.begin(1, WRITER)
     writer = PieceWriter(staging, "rank-00000.bin")
@@ -283,7 +289,9 @@ def test_a_root_is_locked_by_one_process_and_freed_by_its_death(tmp_path: Path) 
         (BOX, (0, 4), np.zeros((4, 2), np.float32)[:, 0], "one contiguous buffer is needed"),
     ],
 )
-def test_a_buffer_that_does_not_fit_is_refused(tmp_path: Path, box: Box, flat, data, message: str) -> None:
+def test_a_buffer_that_does_not_fit_is_refused(
+    tmp_path: Path, box: Box, flat: tuple[int, int], data: Any, message: str
+) -> None:
     with PieceWriter(tmp_path, "rank-00000.bin") as writer, pytest.raises(CheckpointError, match=message):
         writer.add(TENSOR, box, flat, data)
     assert entries(tmp_path) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
@@ -24,6 +24,7 @@ from stoker.operator.cluster.seam import Cluster, Keep, PodUnreachable, ServerEr
 from stoker.operator.plan import Call, Object, Ref
 from stoker.pod.control_key import new_private_key
 
+T = TypeVar("T")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -229,7 +230,7 @@ class Flaky:
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
         return await self.inner.poll(pod)
 
-    async def _write(self, write: Callable[..., Any], *given: Any) -> Any:
+    async def _write(self, write: Callable[..., Awaitable[T]], *given: Any) -> T:
         self.writes += 1
         failing = self.writes == self.fail_at
         if failing and not self.after:

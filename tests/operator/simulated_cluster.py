@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from stoker.operator.applied_hash import is_applied, with_applied_hash
@@ -156,19 +157,15 @@ class SimulatedCluster:
                 actions.append(lambda: self._finalizers(key, [*held, *added]))
         if plan.status is not None:
             actions.append(lambda: self._status(key, plan.status or {}))
-        actions += [lambda body=body: self._create(body) for body in plan.create]
+        actions += [partial(self._create, body) for body in plan.create]
         actions += [
-            lambda body=body: self._apply(body)
-            for body in plan.apply
-            if not is_applied(body, self.objects.get(_key(body)))
+            partial(self._apply, body) for body in plan.apply if not is_applied(body, self.objects.get(_key(body)))
         ]
-        actions += [lambda patch=patch: self._patch(patch.ref, patch.body) for patch in plan.patch]
-        actions += [lambda scale=scale: self._scale(scale.ref, scale.replicas) for scale in plan.scale]
-        actions += [lambda ref=ref: self._delete_ref(ref) for ref in plan.delete]
-        actions += [
-            lambda call=call: self.calls.append((call.pod.name, call.path, dict(call.body))) for call in plan.calls
-        ]
-        actions += [lambda event=event: self.events.append(event.reason) for event in plan.events]
+        actions += [partial(self._patch, patch.ref, patch.body) for patch in plan.patch]
+        actions += [partial(self._scale, scale.ref, scale.replicas) for scale in plan.scale]
+        actions += [partial(self._delete_ref, ref) for ref in plan.delete]
+        actions += [partial(self.calls.append, (call.pod.name, call.path, dict(call.body))) for call in plan.calls]
+        actions += [partial(self.events.append, event.reason) for event in plan.events]
         if plan.finalizers is not None and set(held) - set(plan.finalizers):
             actions.append(lambda: self._finalizers(key, list(plan.finalizers or ())))
         return actions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Recorder:
         self.inner = inner
         self.names: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         def record(*given: Any, **named: Any) -> Any:
             self.names.append(name)
             return getattr(self.inner, name)(*given, **named)
@@ -91,7 +91,7 @@ def test_fields_are_carried_out_in_their_order(tmp_path: Path) -> None:
         world = embedded(tmp_path, pods=FakePods())
         made = await new_world(world)
         recorder = Recorder(world.cluster)
-        executor = Executor(recorder, store_of(world), FakeClock())  # type: ignore[arg-type]
+        executor = Executor(recorder, store_of(world), FakeClock())
         await executor.execute(made["resource"], wish(made["resource"], made))
         assert recorder.names == [
             "patch",  # a finalizer that is added
@@ -118,7 +118,7 @@ def test_a_converged_plan_makes_no_call(tmp_path: Path) -> None:
         world.objects.create(config)
         resource = world.objects.update_status(ref_of(resource), {"phase": "Working"})
         recorder = Recorder(world.cluster)
-        executor = Executor(recorder, store_of(world), FakeClock())  # type: ignore[arg-type]
+        executor = Executor(recorder, store_of(world), FakeClock())
         plan = Plan(
             finalizers=("stoker.dev/old",),
             status={"phase": "Working"},

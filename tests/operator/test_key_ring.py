@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def local_cluster(clock: FakeClock) -> LocalCluster:
     return LocalCluster(objects, Addresses("loopback", lambda _: True), PodHttp(b"", clock, lambda: "t"), clock)
 
 
-def secret(cluster: Cluster, clock: FakeClock, **given: int) -> KeySecret:
+def secret(cluster: Cluster, clock: FakeClock, **given: Any) -> KeySecret:
     return KeySecret(cluster, clock, "stoker", "control", **given)
 
 

@@ -253,7 +253,7 @@ def test_the_environment_is_the_pods_own(tmp_path: Path) -> None:
         {"name": "MISSING", "valueFrom": {"configMapKeyRef": {"name": "config", "key": "no", "optional": True}}},
         {"name": "GREETING", "value": "$(COLOR) sky, $(UNKNOWN), $$(COLOR)"},
     ]
-    container = {
+    container: dict[str, Any] = {
         "env": env,
         "envFrom": [{"configMapRef": {"name": "config"}, "prefix": "C_"}],
         "command": ["python", "-c", "$(GREETING)"],
@@ -331,11 +331,12 @@ def test_readiness_follows_the_probe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["startupProbe", "livenessProbe"])
 def test_a_pod_that_fails_its_probe_is_stopped(tmp_path: Path, kind: str) -> None:
     probe = {"httpGet": {"path": "/livez", "port": 8000}, "periodSeconds": 1, "failureThreshold": 5}
+    container: dict[str, Any] = {kind: probe}
 
     async def story(world: Embedded) -> None:
         if kind == "startupProbe":
             world.ready["127.16.0.2", 8000] = False
-        world.objects.create(pod(**{kind: probe}))
+        world.objects.create(pod(**container))
         await world.clock.advance(3)
         assert now(world)["status"]["phase"] == "Running"
         world.ready["127.16.0.2", 8000] = False

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def command(folder: Path, code: str, **environment: str) -> Command:
     return Command([sys.executable, "-S", "-c", code], own, folder, folder / "log")
 
 
-def run(story: Callable[[ShimRunner], Awaitable[None]]) -> None:
+def run(story: Callable[[ShimRunner], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(story(ShimRunner()))
 
 

@@ -95,7 +95,7 @@ def test_addresses_are_the_same_after_a_restart(tmp_path: Path) -> None:
 def test_two_supervisors_never_share_an_address_or_a_port() -> None:
     with Reservations() as mine, Reservations() as theirs:
         for mode in ("loopback", "ports"):
-            one, other = Addresses(mode, mine.take), Addresses(mode, theirs.take)  # type: ignore[arg-type]
+            one, other = Addresses(mode, mine.take), Addresses(mode, theirs.take)
             host = Host("pod", "a", "x")
             assert (one.ip(host), one.port(host, 8080)) != (other.ip(host), other.port(host, 8080))
 

@@ -244,8 +244,10 @@ def test_every_wish_is_followed_by_work_and_no_key_is_in_two_hands(
                 wished[key] = order
                 if action == "after":
                     queue.add_after(key, seconds)
+                elif action == "add":
+                    queue.add(key)
                 else:
-                    {"add": queue.add, "retry": queue.retry}[action](key)
+                    queue.retry(key)
             await settle()
         for _ in range(20):
             for key in list(held):

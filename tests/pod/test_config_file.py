@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field
@@ -27,7 +28,7 @@ def test_a_right_configuration_is_typed_and_frozen(tmp_path: Path) -> None:
     config = load(Outer, path)
     assert config == Outer(size=3, inner=Inner(names=("a",)))
     with pytest.raises(ValueError, match="frozen"):
-        config.size = 4
+        config.size = 4  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_right_configuration_is_typed_and_frozen(tmp_path: Path) -> None:
         ({"size": 1, "inner": {"names": ["a", 2]}}, "config: inner.names.1: Input should be a valid string (got 2)"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value(mapping, message: str) -> None:
+def test_a_wrong_field_is_named_with_its_value(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(Outer, mapping)
     assert message in str(refused.value)
@@ -69,7 +70,9 @@ def test_every_wrong_field_has_its_own_line() -> None:
         ('{"size": NaN}', "NaN is not a number of JSON"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_with_its_path(tmp_path: Path, text, message: str) -> None:
+def test_a_file_that_is_no_configuration_is_refused_with_its_path(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     path = tmp_path / "config.json"
     if text is not None:
         path.write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,8 +26,8 @@ FIGURES = {
 }
 
 
-def record(step: int, **fields) -> SaveRecord:
-    values = {
+def record(step: int, **fields: Any) -> SaveRecord:
+    values: dict[str, Any] = {
         "id": f"id-{step}",
         "folder": f"step-{step:08d}.0a1b2c3d",
         "step": step,

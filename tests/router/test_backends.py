@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import httpx
 
@@ -79,6 +80,10 @@ def test_a_dead_backend_comes_back_by_itself() -> None:
     run(scenario)
 
 
+def is_idle(engine: FakeEngine) -> bool:
+    return engine.running == 0
+
+
 def test_a_rolling_replacement_under_load_fails_no_request() -> None:
     async def scenario() -> None:
         behaviour = stream(5, 0.004)
@@ -96,7 +101,7 @@ def test_a_rolling_replacement_under_load_fails_no_request() -> None:
                 old.behaviour = (
                     refuse  # as an engine does after POST /drain: a request that was under way goes elsewhere
                 )
-                await until(lambda old=old: old.running == 0)
+                await until(partial(is_idle, old))
                 version += 1
                 await client.put("/backends", json=snapshot(version, *entries))
                 old.kill()

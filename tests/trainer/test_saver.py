@@ -13,7 +13,10 @@ import pytest
 from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
+from stoker.pod.exit_code import Cause
 from stoker.trainer.beacon import RequestEvent, SaveEvent
+from stoker.trainer.rank import cause_of
+from stoker.trainer.save_group import SaveGroup
 from stoker.trainer.saver import HostPiece, SavePlan, Saver
 from tests.trainer.rank_world import run_ranks
 from tests.trainer.tiny_run import RecordingBeacon, team_of
@@ -50,7 +53,8 @@ def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
     saver.start(plan(3), lambda: half(rank, 3.0))
     third = saver.wait()
     saver.start(plan(3), lambda: half(rank, 4.0))
-    return {"problems": [first, second, third, saver.wait()], "events": beacon.events}
+    problems = [str(problem) if problem else None for problem in (first, second, third, saver.wait())]
+    return {"problems": problems, "events": beacon.events}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +82,8 @@ def test_rank_0_reports_and_answers_the_request(saved: tuple[Path, list[dict[str
     leader, other = (answer["events"] for answer in saved[1])
     assert other == []
     states = [(event.step, event.state, event.verified) for event in leader if isinstance(event, SaveEvent)]
-    good = [("Saving", None), ("Committed", None), ("Committed", True)]
-    bad = [("Saving", None), ("Failed", None)]
+    good: list[tuple[str, bool | None]] = [("Saving", None), ("Committed", None), ("Committed", True)]
+    bad: list[tuple[str, bool | None]] = [("Saving", None), ("Failed", None)]
     steps = [(1, good), (2, bad), (3, good), (3, bad)]
     assert states == [(step, *state) for step, states_ in steps for state in states_]
     (answer,) = [event for event in leader if isinstance(event, RequestEvent)]
@@ -97,3 +101,47 @@ def test_the_pieces_of_both_ranks_make_the_tensor(saved: tuple[Path, list[dict[s
         reader = CheckpointReader(saved[0] / f"step-{step:08d}.0a1b2c3d")
         np.testing.assert_array_equal(reader.read(TENSOR.name), np.full(TENSOR.shape, float(step), np.float32))
         assert reader.read_file("config.json") == b"{}"
+
+
+class LosesItsPeer(SaveGroup):
+    """As a group whose other rank dies: the gathers behind the first ones fail."""
+
+    def __init__(self, gathers: int) -> None:
+        super().__init__(0, 1, None)
+        self._left = gathers
+
+    def gather(self, value: Any) -> list[Any]:
+        if self._left == 0:
+            raise RuntimeError("[pair.cc:547] Connection closed by peer [10.0.0.2]:4711")
+        self._left -= 1
+        return super().gather(value)
+
+
+def save_and_lose_the_peer(folder: Path, gathers: int) -> tuple[Exception | None, list[Any]]:
+    beacon = RecordingBeacon()
+    saver = Saver(CheckpointRoot(folder), "0a1b2c3d", LosesItsPeer(gathers), beacon, {}, keep=None)
+    saver.start(plan(1, requests=("wanted",)), lambda: [*half(0, 1.0), *half(1, 1.0)])
+    return saver.wait(), beacon.events
+
+
+def test_a_peer_lost_in_a_save_is_no_fault_of_the_storage(tmp_path: Path) -> None:
+    problem, events = save_and_lose_the_peer(tmp_path, gathers=0)
+    assert problem is not None
+    assert cause_of(problem) == Cause.PEER_LOST
+    assert [event.state for event in events] == ["Saving", "Failed", "Failed"]
+    assert CheckpointRoot(tmp_path).committed() == []
+
+
+def test_a_peer_lost_while_a_save_is_read_back_leaves_it_committed_and_answered(tmp_path: Path) -> None:
+    problem, events = save_and_lose_the_peer(tmp_path, gathers=1)
+    assert problem is not None
+    assert cause_of(problem) == Cause.PEER_LOST
+    *saves, answer = events
+    assert [(event.state, event.verified) for event in saves] == [
+        ("Saving", None),
+        ("Committed", None),
+        ("Committed", None),
+    ]
+    assert "closed by peer" in saves[-1].detail
+    (found,) = CheckpointRoot(tmp_path).committed()
+    assert (answer.state, answer.folder) == ("Done", found.path.name)

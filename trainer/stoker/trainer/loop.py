@@ -13,7 +13,7 @@ from stoker.trainer.beacon import Beacon, RequestEvent, SaveReason, StepEvent, V
 from stoker.trainer.config import TrainerConfig
 from stoker.trainer.data.batch import MicroBatch
 from stoker.trainer.metrics import MetricLog, StepClock
-from stoker.trainer.saver import SavePlan, Saver, StorageFailed
+from stoker.trainer.saver import SavePlan, Saver
 from stoker.trainer.schedule import learning_rate
 from stoker.trainer.snapshot import Snapshots, state_tensors
 from stoker.trainer.train_step import ForwardPass, StepResult, TrainStep, validation_loss
@@ -216,7 +216,7 @@ class Loop:
         for request in self._inbox.take_requests():
             self._beacon.send(RequestEvent(id=request, state="Failed", detail="the run has ended"))
         if problem is not None:
-            raise StorageFailed(problem)
+            raise problem
 
     @property
     def _leads(self) -> bool:

@@ -18,7 +18,7 @@ from stoker.checkpoint.manifest import Box, Manifest, Piece, TensorInfo, folder_
 from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.verify import verify
 from stoker.checkpoint.writer import PieceWriter, write_file
-from stoker.trainer.beacon import Beacon, RequestEvent, RetentionEvent, SaveEvent, SaveReason
+from stoker.trainer.beacon import Beacon, RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
 from stoker.trainer.save_group import SaveGroup
 
 
@@ -73,7 +73,7 @@ class Saver:
         self._keep = keep
         self._verified = dict.fromkeys(verified, True)
         self._thread: threading.Thread | None = None
-        self._error: str | None = None
+        self._problem: Exception | None = None
 
     @property
     def busy(self) -> bool:
@@ -85,12 +85,12 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(plan, take()), name=f"save-{plan.step}")
         self._thread.start()
 
-    def wait(self) -> str | None:
-        """Until the save in flight has been read back; what went wrong with the last one, or None."""
+    def wait(self) -> Exception | None:
+        """Until the save in flight has been read back; what went wrong with the last one: StorageFailed, or the error of a lost peer."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        return self._error
+        return self._problem
 
     def _run(self, plan: SavePlan, pieces: Iterable[HostPiece]) -> None:
         event = _begun(plan, folder_name(plan.step, self._writer))
@@ -100,9 +100,9 @@ class Saver:
             event = _committed(event, published)
             self._tell(event)
             event = _read(event, self._read_back(published))
+            self._problem = StorageFailed(event.detail) if event.detail else None
         except Exception as error:  # noqa: BLE001  # a thread's error must reach the report; a lost peer shows up here too
-            event = replace(event, state="Failed", detail=str(error) or type(error).__name__)
-        self._error = event.detail or None
+            event, self._problem = _broken_off(event, error), error
         self._tell(event)
         self._answer(plan.requests, event)
         self._retain()
@@ -168,7 +168,7 @@ class Saver:
         return self._verified[name]
 
     def _answer(self, requests: Sequence[str], event: SaveEvent) -> None:
-        good = event.state == "Committed" and not event.detail
+        good = event.state == "Committed" and event.verified is not False
         for request in requests:
             self._beacon.send(
                 RequestEvent(
@@ -217,6 +217,12 @@ def _committed(event: SaveEvent, published: Published) -> SaveEvent:
 def _read(event: SaveEvent, good: bool) -> SaveEvent:
     detail = "" if good else f"{event.folder} does not read back as it was written"
     return replace(event, verified=good, detail=detail)
+
+
+def _broken_off(event: SaveEvent, error: Exception) -> SaveEvent:
+    """What was published stays: whoever comes next can read it back."""
+    state: SaveState = "Committed" if event.state == "Committed" else "Failed"
+    return replace(event, state=state, detail=str(error) or type(error).__name__)
 
 
 def _attempt(action: Callable[[], Any], wanted: bool) -> tuple[Any, str | None]:

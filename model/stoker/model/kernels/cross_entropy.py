@@ -5,6 +5,7 @@ T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,10 @@ def chunked_cross_entropy(
     group: ProcessGroup | None,
     chunk_bytes: ChunkBytes = ChunkBytes(),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it."""
+    """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it.
+
+    A target with a weight that is no token of the whole table makes its logprob, and so the loss, NaN: saying it in an error would have to wait for the device.
+    """
     weights_T = weights_T.to(hidden_TD.device, torch.float32)
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
     counted = weights_T.nonzero().squeeze(1)  # most tokens of a chat have no loss: skip their logits
@@ -145,13 +149,14 @@ class ChunkSoftmax:
         if group is not None:
             dist.all_reduce(biggest, dist.ReduceOp.MAX, group=group)
         shifted = logits_nV.sub_(biggest)
-        target_logit = shifted.gather(1, self.targets_n1) * self.here_n1
+        target_logit = torch.where(self.here_n1, shifted.gather(1, self.targets_n1), -math.inf)
         self.exponentials = shifted.exp_()
         self.sums_n1 = row_sum(self.exponentials)
         if group is not None:
             dist.all_reduce(self.sums_n1, group=group)
-            dist.all_reduce(target_logit, group=group)
-        self.logprobs_n = (target_logit - self.sums_n1.log()).squeeze(1)
+            dist.all_reduce(target_logit, dist.ReduceOp.MAX, group=group)  # over tp: -inf on all ranks but one
+        nobodys_n1 = target_logit.isneginf()
+        self.logprobs_n = (target_logit - self.sums_n1.log()).masked_fill_(nobodys_n1, math.nan).squeeze(1)
 
     def gradient(self, weights_n: Tensor) -> Tensor:
         """Gradient of sum(weight * -logprob) with respect to the logits."""

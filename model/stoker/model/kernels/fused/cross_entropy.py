@@ -6,6 +6,7 @@ T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T.
 
-    Tokens of weight 0 are left out. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
+    Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
     """
     device = hidden_TD.device
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
@@ -153,12 +154,12 @@ def softmax_in_place(
     softmax_kernel[(logits_nV.shape[0],)](
         *arguments, READS=True, WRITES=False, WHOLE=False, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
     )
-    biggest_n, total_n, target_n = statistics_3n
+    biggest_n, target_n, total_n = statistics_3n
     own_n = biggest_n.clone()
-    dist.all_reduce(biggest_n, dist.ReduceOp.MAX, group=group)  # over tp
+    dist.all_reduce(statistics_3n[:2], dist.ReduceOp.MAX, group=group)  # over tp: target is -inf on all ranks but one
     total_n.mul_(torch.exp(own_n - biggest_n))
-    dist.all_reduce(statistics_3n[1:], group=group)  # over tp: the target's logit is 0 on all ranks but one
-    logprobs_n.copy_(target_n - (biggest_n + total_n.log()))
+    dist.all_reduce(total_n, group=group)  # over tp
+    logprobs_n.copy_((target_n - (biggest_n + total_n.log())).masked_fill_(target_n.isneginf(), math.nan))
     if wants_grad:
         softmax_kernel[(logits_nV.shape[0],)](
             *arguments, READS=False, WRITES=True, WHOLE=False, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8
@@ -187,20 +188,22 @@ def softmax_kernel(
     """One row: READS its maximum, sum and target logit (WHOLE: they are final), then WRITES the gradient from them."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    target = (tl.load(targets + row) - first_token).to(tl.int32)
+    target = tl.load(targets + row) - first_token
     is_here = (target >= 0) & (target < columns)
+    target = tl.where(is_here, target, -1).to(tl.int32)  # only now: a narrower number could fall onto a column
     if READS:
         biggest, total = row_statistics(start, columns, BLOCK)
-        target_logit = tl.load(start + tl.where(is_here, target, 0)).to(tl.float32)
+        target_logit = tl.load(start + target, mask=is_here, other=float("-inf")).to(tl.float32)
         if WHOLE:
-            tl.store(logprobs + row, target_logit - (biggest + tl.log(total)))  # as log_softmax adds, to the bit
+            logprob = target_logit - (biggest + tl.log(total))  # as log_softmax adds, to the bit
+            tl.store(logprobs + row, tl.where(target_logit == float("-inf"), float("nan"), logprob))
         else:
             tl.store(statistics + row, biggest)
-            tl.store(statistics + num_rows + row, total)
-            tl.store(statistics + 2 * num_rows + row, tl.where(is_here, target_logit, 0.0))
+            tl.store(statistics + num_rows + row, target_logit)
+            tl.store(statistics + 2 * num_rows + row, total)
     else:
         biggest = tl.load(statistics + row)
-        total = tl.load(statistics + num_rows + row)
+        total = tl.load(statistics + 2 * num_rows + row)
     if WRITES:
         weight = tl.load(weights + row)
         factor = weight / total

@@ -100,22 +100,18 @@ class Block(nn.Module):
         aux: Aux | None = None,  # noqa: ARG002  router losses will leave through aux
     ) -> tuple[Tensor, Tensor]:
         """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds them; the first block has no update."""
-        normed_TD, x_TD = self.attention_norm.of_sum(x_TD, update_TD)
-        q_TNH, k_TKH, v_TKH = self.project_qkv(normed_TD)
+        qkv_TE, x_TD = self.qkv_proj.of_norm(self.attention_norm, x_TD, update_TD)
+        q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
         attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
-        normed_TD, x_TD = self.mlp_norm.of_sum(x_TD, attended_TD)
-        return x_TD, self.mlp(normed_TD)
+        activated_TF, x_TD = self.gate_up_proj.swiglu_of_norm(self.mlp_norm, x_TD, attended_TD)
+        return x_TD, self.down_proj(activated_TF)
 
-    def project_qkv(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_heads(self, qkv_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of one product: q_TNH, k_TKH, v_TKH."""
         num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
-        qkv = self.qkv_proj(x_TD).view(x_TD.shape[0], num_heads + 2 * num_kv_heads, self.head_dim)
-        q_TNH, k_TKH, v_TKH = qkv.split((num_heads, num_kv_heads, num_kv_heads), 1)
+        qkv = qkv_TE.view(qkv_TE.shape[0], num_heads + 2 * num_kv_heads, self.head_dim)
+        q_TNH, k_TKH, v_TKH = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], 1)
         return q_TNH, k_TKH, v_TKH
-
-    def mlp(self, x_TD: Tensor) -> Tensor:
-        out_TD: Tensor = self.down_proj(self.ops.swiglu(self.gate_up_proj(x_TD)))
-        return out_TD
 
     def parts(self, prefix: str) -> Iterator[Part]:
         for name, module in self.named_children():

@@ -42,6 +42,20 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.ops.linear(copy_to_group(x_TD, self.group), self.weight, self.bias)
 
+    def of_norm(self, norm: Norm, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(self(norm(x + update)), x + update)"""
+        if self.group is None:
+            return self.ops.norm_linear(x_TD, update_TD, norm.weight, norm.eps, self.weight, self.bias)
+        normed_TD, x_TD = norm.of_sum(x_TD, update_TD)
+        return self(normed_TD), x_TD
+
+    def swiglu_of_norm(self, norm: Norm, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(swiglu(self(norm(x + update))), x + update), where the sections are gate and up."""
+        if self.group is None:
+            return self.ops.norm_linear_swiglu(x_TD, update_TD, norm.weight, norm.eps, self.weight)
+        normed_TD, x_TD = norm.of_sum(x_TD, update_TD)
+        return self.ops.swiglu(self(normed_TD)), x_TD
+
     def pack(self) -> None:
         self.weight = nn.Parameter(self.ops.pack(self.weight), requires_grad=False)
 
@@ -188,9 +202,7 @@ class Norm(nn.Module):
 
     def of_sum(self, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
         """(norm(x + update), x + update)"""
-        if update_TD is None:
-            return self(x_TD), x_TD
-        return self.ops.add_rms_norm(update_TD, x_TD, self.weight, self.eps)
+        return self.ops.norm_of_sum(x_TD, update_TD, self.weight, self.eps)
 
     def parts(self, prefix: str) -> Iterator[Part]:
         rows = self.weight.shape[0]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import reference
+from stoker.model.kernels import composed, reference
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
 
@@ -29,6 +29,8 @@ LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
 embedding = reference.embedding
+norm_linear = composed.norm_linear
+norm_linear_swiglu = composed.norm_linear_swiglu
 sample = reference.sample
 line_squares = reference.line_squares
 sum_of_squares = reference.sum_of_squares

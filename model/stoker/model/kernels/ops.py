@@ -56,7 +56,7 @@ class CrossEntropy(NamedTuple):
 
 
 class Kernels(Protocol):
-    """What an implementation provides; the methods of `Ops` say what each does."""
+    """What an implementation provides; the methods of `Ops` say what each does. None: there is no kernel for the whole, so `Ops` calls the single operations."""
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor: ...
@@ -67,6 +67,18 @@ class Kernels(Protocol):
         self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]: ...
     def swiglu(self, gate_up_TF: Tensor) -> Tensor: ...
+    def norm_linear(
+        self,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        norm_D: Tensor,
+        eps: float,
+        weight_ED: Tensor,
+        bias_E: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None: ...
+    def norm_linear_swiglu(
+        self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
+    ) -> tuple[Tensor, Tensor] | None: ...
     def rotate(
         self,
         q_TNH: Tensor,
@@ -211,6 +223,42 @@ class Ops:
         if gate_up_TF.shape[-1] % 2:
             raise ValueError(f"swiglu: the last dim of {tuple(gate_up_TF.shape)} must hold gate and up")
         return self.impl.swiglu(gate_up_TF)
+
+    def norm_of_sum(self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(norm(x + update), x + update); without an update x is the sum."""
+        if update_TD is None:
+            return self.rms_norm(x_TD, norm_D, eps), x_TD
+        return self.add_rms_norm(update_TD, x_TD, norm_D, eps)
+
+    def norm_linear(
+        self,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        norm_D: Tensor,
+        eps: float,
+        weight_ED: Tensor,
+        bias_E: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(linear(norm(x + update)), x + update): `norm_of_sum` and `linear`, in one kernel where that is faster."""
+        check_norm_linear(x_TD, update_TD, norm_D, weight_ED)
+        fused = self.impl.norm_linear(x_TD, update_TD, norm_D, eps, weight_ED, bias_E)
+        if fused is not None:
+            return fused
+        normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
+        return self.linear(normed_TD, weight_ED, bias_E), total_TD
+
+    def norm_linear_swiglu(
+        self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(swiglu(linear(norm(x + update))), x + update), where the weight holds the rows of gate, then those of up."""
+        check_norm_linear(x_TD, update_TD, norm_D, gate_up_FD)
+        if gate_up_FD.shape[0] % 2:
+            raise ValueError(f"swiglu: the rows of {tuple(gate_up_FD.shape)} must hold gate and up")
+        fused = self.impl.norm_linear_swiglu(x_TD, update_TD, norm_D, eps, gate_up_FD)
+        if fused is not None:
+            return fused
+        normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
+        return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
 
     def rotate(
         self,
@@ -417,6 +465,14 @@ def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
 def has_flash() -> bool:
     """flash-attn-4 and the compiler it needs."""
     return all(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn.cute", "cutlass"))
+
+
+def check_norm_linear(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ED: Tensor) -> None:
+    does_update_fit = update_TD is None or update_TD.shape == x_TD.shape
+    if not does_update_fit or not x_TD.shape[-1:] == norm_D.shape == weight_ED.shape[-1:]:
+        raise ValueError(
+            f"norm_linear: x {tuple(x_TD.shape)}, update {None if update_TD is None else tuple(update_TD.shape)}, norm {tuple(norm_D.shape)} and weight {tuple(weight_ED.shape)} do not fit"
+        )
 
 
 def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:

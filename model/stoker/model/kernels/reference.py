@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import cpu_product, draw
+from stoker.model.kernels import composed, cpu_product, draw
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PackedGroup, PackedSequences, PagedSequences
@@ -19,6 +19,8 @@ MAX_PRODUCT_KEYS = 1024
 """Longest sequence whose scores are made as a whole."""
 
 linear = cpu_product.linear
+norm_linear = composed.norm_linear
+norm_linear_swiglu = composed.norm_linear_swiglu
 pack = cpu_product.pack
 sample = draw.sample
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from stoker.model.kernels.composed import norm_linear, norm_linear_swiglu
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention_deterministic as paged_attention
@@ -31,6 +32,8 @@ __all__ = [
     "linear",
     "log_softmax",
     "logits",
+    "norm_linear",
+    "norm_linear_swiglu",
     "pack",
     "packed_attention",
     "paged_attention",

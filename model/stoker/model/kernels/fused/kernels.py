@@ -14,6 +14,7 @@ from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
 from stoker.model.kernels.fused.logits import logits
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
+from stoker.model.kernels.fused.norm_linear import norm_linear, norm_linear_swiglu
 from stoker.model.kernels.fused.rotation import rotate, rotate_and_write
 from stoker.model.kernels.fused.sampler import sample
 from stoker.model.kernels.fused.squares import line_squares, sum_of_squares
@@ -28,6 +29,8 @@ __all__ = [
     "linear",
     "log_softmax",
     "logits",
+    "norm_linear",
+    "norm_linear_swiglu",
     "pack",
     "packed_attention",
     "paged_attention",

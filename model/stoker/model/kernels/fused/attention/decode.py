@@ -17,6 +17,7 @@ from torch import Tensor
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
 from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits, split_keys
 from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step, tile_blocks
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ def attend_decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         enable_fp_fusion=True,
+        **overlap(),
     )
     return out_TNH
 
@@ -135,8 +137,10 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (kv head, split, sequence)."""
+    wait_for_last(OVERLAPS)  # also programs without keys: what comes next relies on all of them
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     splits = tl.num_programs(1)

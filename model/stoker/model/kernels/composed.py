@@ -1,0 +1,17 @@
+"""Operations that are several others in a row, for kernels that have no shorter way: `Ops` then calls the others."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def norm_linear(
+    _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weight_ED: Tensor, _bias_E: Tensor | None
+) -> None:
+    return None
+
+
+def norm_linear_swiglu(
+    _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weight_FD: Tensor
+) -> None:
+    return None

@@ -262,6 +262,7 @@ def measure(
     }
     if name in options.profile:
         yield {"run": name, "gpus": communicator.size, "profile": profile(run, options)}
+    run.zero.wait_parameters()  # torch keeps what a collective reads until somebody waits for it
     run.zero.close()
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.trainer.beacon import Beacon
+from stoker.trainer.communicator import nccl_options
 from stoker.trainer.data.error import DataError
 from stoker.trainer.materials import check_agreement
 from stoker.trainer.process_group import RankPlace, collective_timeout, process_group
@@ -55,9 +56,17 @@ def test_every_group_of_a_run_has_the_time_that_its_deadlines_leave() -> None:
     assert run_ranks(waits_in_vain, 2, timeout_s=60.0) == [["entered", "entered"], []]
 
 
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="torch was built without NCCL")
+def test_nccl_takes_the_share_of_a_gpu_and_the_time_that_it_is_given() -> None:
+    default, tried = nccl_options(16, None, None), nccl_options(8, 2, timedelta(minutes=3))
+    assert (default.config.max_ctas, tried.config.max_ctas) == (16, 8)
+    assert tried.config.cga_cluster_size == 2 != default.config.cga_cluster_size
+    assert tried._timeout == timedelta(minutes=3)
+
+
 @pytest.mark.parametrize("phase", ["load_s", "first_step_s", "step_s", "save_s", "validation_s"])
 def test_a_collective_never_gives_up_before_the_agent(phase: str) -> None:
-    assert collective_timeout(tiny_config(**{f"deadlines__{phase}": 7200})) > timedelta(hours=2)
+    assert collective_timeout(tiny_config("unused", **{f"deadlines__{phase}": 7200})) > timedelta(hours=2)
 
 
 def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:

@@ -44,7 +44,8 @@ def make_twin(architecture: str) -> transformers.PreTrainedModel:
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }[architecture]
-    return model_class(config_class(**SHAPE)).eval()
+    twin: transformers.PreTrainedModel = model_class(config_class(**SHAPE)).eval()
+    return twin
 
 
 @pytest.fixture(scope="session")

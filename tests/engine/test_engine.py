@@ -65,10 +65,11 @@ def expected(twins: dict[str, transformers.PreTrainedModel]) -> dict[str, list[l
 @torch.inference_mode()
 def generate(twin: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     inputs = torch.tensor([prompt])
-    output = twin.generate(
+    complete: Any = twin.generate
+    output = complete(
         inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=OUTPUT, pad_token_id=0
     )
-    return output[0, len(prompt) :].tolist()
+    return list(output[0, len(prompt) :].tolist())
 
 
 def assert_same(twin: transformers.PreTrainedModel, prompt: list[int], ours: list[int], theirs: list[int]) -> None:

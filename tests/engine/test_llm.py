@@ -13,7 +13,7 @@ import torch
 
 from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
 from stoker.engine.errors import RequestRefused
-from stoker.engine.llm import LLM, Generated
+from stoker.engine.llm import LLM, Generated, Prompt
 from stoker.engine.sampling import SamplingParams
 
 
@@ -111,8 +111,9 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
 
 
 def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    prompts: list[Prompt] = ["short", [5] * 400]
     with pytest.raises(RequestRefused, match="the prompt has 400 tokens"):
-        llm.generate(["short", [5] * 400], GREEDY, progress=False)
+        llm.generate(prompts, GREEDY, progress=False)
     assert not llm.engine.has_unfinished
     assert llm.engine.stats().owned_blocks == 0
 

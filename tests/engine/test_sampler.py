@@ -158,7 +158,7 @@ def split(rows: Rows, size: int) -> list[Rows]:
     for begin in range(0, len(rows.seats), size):
         part = Rows(rows.values, rows.seats[begin : begin + size], rows.positions[begin : begin + size], CPU)
         keys = tuple(key[begin : begin + size] for key in (seeds, choices, positions))
-        part.keys = lambda keys=keys: keys  # type: ignore[method-assign,misc,assignment]
+        part.keys = lambda keys=keys: keys  # type: ignore[method-assign,misc]
         parts.append(part)
     return parts
 

@@ -255,8 +255,14 @@ def test_ending_twice_is_harmless() -> None:
     ),
 )
 def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
-    num_blocks, budget, seats, chunk, prefix_cache, overlap, requests
-) -> None:  # type: ignore[no-untyped-def]
+    num_blocks: int,
+    budget: int,
+    seats: int,
+    chunk: int | None,
+    prefix_cache: bool,
+    overlap: bool,
+    requests: list[tuple[list[int], int, int, int]],
+) -> None:
     world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap)
     for prompt, max_tokens, n, priority in requests:
         world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority)

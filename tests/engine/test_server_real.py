@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -63,7 +64,8 @@ class Served:
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """What transformers says, the end token left out."""
         with torch.no_grad():
-            out = self.twin.generate(
+            complete: Any = self.twin.generate
+            out = complete(
                 torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count, do_sample=False,
                 pad_token_id=0, eos_token_id=2, temperature=1.0,
             )[0]  # fmt: skip

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def config_for(tmp_path: Path, **fields: Any) -> TrainerConfig:
     )
 
 
-Act = Callable[[Agent], Awaitable[None]]
+Act = Callable[[Agent], Coroutine[Any, Any, None]]
 
 
 def agent_for(
@@ -184,7 +184,7 @@ def run(agent: Agent, act: Act | None = None) -> LastWord:
     """The run's last word; `act` goes on beside it. Afterwards no rank is left."""
 
     async def both() -> LastWord:
-        acting = asyncio.create_task(act(agent)) if act is not None else None  # type: ignore[arg-type]
+        acting = asyncio.create_task(act(agent)) if act is not None else None
         word = await agent.run()
         if acting is not None:
             await acting
@@ -216,7 +216,13 @@ def alive(pid: int) -> bool:
 def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> None:
     agent = agent_for(tmp_path, "train")
     folder = "step-00000005.0a1b2c3d"
-    figures = {"tokens": 320, "loss": 1.0, "validation_loss": 0.5, "learning_rate": 1e-3, "elapsed_s": 5.0}
+    figures: dict[str, Any] = {
+        "tokens": 320,
+        "loss": 1.0,
+        "validation_loss": 0.5,
+        "learning_rate": 1e-3,
+        "elapsed_s": 5.0,
+    }
     figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
     save = SaveRecord(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
     assert run(agent) == LastWord(cause=Cause.COMPLETED, step=5, saves=(save,))

@@ -12,7 +12,7 @@ from stoker.trainer.data.source import PIECE_BYTES, Conversation, Document, Text
 
 
 def read(path: Path | str, **fields: str) -> list[Document]:
-    source = DataSourceConfig(name="books", path=str(path), **fields)  # type: ignore[arg-type]
+    source = DataSourceConfig(name="books", path=str(path), **fields)
     return list(read_documents(source, list_files(source)))
 
 

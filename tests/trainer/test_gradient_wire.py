@@ -108,7 +108,7 @@ def test_a_gradient_written_in_its_place_is_adopted_without_a_copy(dtype: torch.
 
     weight.gradient_place = place  # type: ignore[attr-defined]
     seen = []
-    weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.data_ptr()))  # type: ignore[union-attr]
+    weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.data_ptr()))
     x = torch.randn(5, 6, dtype=dtype)
     PlacedProduct.apply(x, weight).sum().backward()
     assert seen == places

@@ -239,6 +239,7 @@ def test_own_retention_tells_what_it_could_not_delete_and_gives_up_what_it_resum
     read, resumed = [found for found in root.committed() if found.step in (2, 6)][::-1]
     with being_read(read.path):
         train(tiny_config(tmp_path, training__total_steps=8, job__writer="0a1b2c3e", **policy), team)
+    assert isinstance(team.beacon, RecordingBeacon)
     told = [(len(event.deleted), event.problems) for event in team.beacon.all(RetentionEvent)]
     problem = f"{read.folder_name}: {read.path} is being read"
     assert told == [(2, [problem]), (1, [problem])], "step 4 and the resumed one, then step 7"
@@ -271,9 +272,8 @@ def test_without_an_operator_a_damaged_checkpoint_is_passed_over(tmp_path: Path)
     ):  # a name is published once, even when what has it is damaged
         train(config, team)
     assert losses(team) == whole[2:]
-    (phase,) = [
-        event for event in team.beacon.events if isinstance(event, PhaseEvent) and "CheckpointCorrupt" in event.message
-    ]
+    assert isinstance(team.beacon, RecordingBeacon)
+    (phase,) = [event for event in team.beacon.all(PhaseEvent) if "CheckpointCorrupt" in event.message]
     assert "step 4" in phase.message
 
 

@@ -21,7 +21,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.weights.source import open_weights
 from stoker.pod.exit_code import Cause
 from stoker.trainer.beacon import StepEvent, StopCommand
@@ -195,8 +195,9 @@ def test_every_rank_writes_its_own_pieces_and_one_loads_them(tmp_path: Path, ran
 def assert_loads(folder: Path, digest: str, device: str) -> None:
     """What several ranks wrote loads into one decoder, as an engine loads it."""
     source = open_weights(folder, digest)
-    kernels, attention = ("fused", "stoker") if device == "cuda" else ("reference", "sdpa")
-    decoder = Decoder(source.config, Ops(kernels), dtype=torch.bfloat16, device=device)
+    attention = "stoker" if device == "cuda" else "sdpa"
+    ops = Ops(resolve_kernels("auto", device))
+    decoder = Decoder(source.config, ops, dtype=torch.bfloat16, device=device)
     source.load_into(decoder)
     tokens = torch.arange(24, device=device)
     attend = PackedAttend(decoder.ops, attention, torch.tensor([0, 24], dtype=torch.int32), 24, torch.device(device))

@@ -51,6 +51,7 @@ def check_products(device: str, shape: Shape, dtype: torch.dtype) -> None:
     wide = weight.double()
     poison(device)
     close(few_rows(x, weight), x.double() @ wide.t())
+    close(few_rows(x, weight, out_dtype=F32), x.double() @ wide.t())
     close(few_rows(x, weight, is_gated=True), swiglu(x.double() @ wide.t()))
     for added in (None, update):
         total = x if added is None else x + added

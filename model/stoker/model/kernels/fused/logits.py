@@ -8,12 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
 from stoker.model.kernels.fused.linear import linear
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-    """cuBLAS sums in float32 and rounds at the end; here it does not round. With gradient: as every other product."""
+    """Products are summed in float32 and rounded at the end; here they are not rounded. With gradient: as every other product."""
     differentiable = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
     if differentiable or hidden_TD.dtype is torch.float32 or not hidden_TD.is_cuda:
         return linear(hidden_TD, weight_VD, None)
+    if suits_rows(hidden_TD, weight_VD):
+        return few_rows(hidden_TD, weight_VD, out_dtype=torch.float32)
     return torch.mm(hidden_TD, weight_VD.t(), out_dtype=torch.float32)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
-from stoker.model.kernels.fused.attention.splits import DecodeScratch, num_splits, split_keys
+from stoker.model.kernels.fused.attention.splits import DecodeScratch, is_small, num_splits, split_keys
 from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step, tile_blocks
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
@@ -32,9 +32,11 @@ class DecodeConfig:
     """Rows (one per part and head) that are put together at once."""
 
 
-def decode_config(dtype: torch.dtype, head_dim: int) -> DecodeConfig:
+def decode_config(dtype: torch.dtype, head_dim: int, num_rows: int, num_kv_heads: int) -> DecodeConfig:
     if dtype is torch.float32 or head_dim > 128:
         return DecodeConfig(keys=32, num_warps=4, num_stages=2)
+    if is_small(num_rows, num_kv_heads):
+        return DecodeConfig(keys=32, num_warps=2, num_stages=2)
     return DecodeConfig(keys=64, num_warps=4, num_stages=3)
 
 
@@ -60,7 +62,7 @@ def attend_decode(
         return out_TNH
     num_heads, head_dim = q_TNH.shape[1:]
     num_kv_heads, group = k.shape[2], num_heads // k.shape[2]
-    config = decode_config(q_TNH.dtype, head_dim) if config is None else config
+    config = decode_config(q_TNH.dtype, head_dim, num_sequences, num_kv_heads) if config is None else config
     splits = num_splits(num_sequences, num_kv_heads)
     attention_decode_kernel[(num_kv_heads, splits, num_sequences)](
         q_TNH,

@@ -8,6 +8,8 @@ MAX_SPLITS = 32
 MIN_SPLITS = 4
 """Also where there are programs enough: the longest sequences must not be the last to finish."""
 WANTED_PROGRAMS = 4096
+SMALL_PROGRAMS = 16
+"""Sequences times kv heads of what is a small launch."""
 
 
 def num_splits(num_rows: int, num_kv_heads: int) -> int:
@@ -16,8 +18,15 @@ def num_splits(num_rows: int, num_kv_heads: int) -> int:
     return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
 
 
+def is_small(num_rows: int, num_kv_heads: int) -> bool:
+    """So few programs that small tiles, each in a split of its own, are fastest."""
+    return num_rows * num_kv_heads <= SMALL_PROGRAMS
+
+
 def split_keys(num_rows: int, num_kv_heads: int) -> int:
     """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way through memory."""
+    if is_small(num_rows, num_kv_heads):
+        return 32
     programs = num_rows * num_kv_heads
     return 128 if programs <= 64 else 256 if programs <= 512 else 1024
 

@@ -51,7 +51,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.fixture(params=list(CONFIGS.values()), ids=list(CONFIGS))
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     """Each of the shapes that the two families allow."""
     value: ModelConfig = request.param

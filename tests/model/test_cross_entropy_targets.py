@@ -7,7 +7,7 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels.ops import Ops
 from tests.model import interpreted
@@ -54,7 +54,7 @@ def check_alone(kernels: str, device: str) -> None:
 
 
 def one_of_two(rank: int, folder: str, kernels: str, device: str) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     ops, group = Ops(kernels), dist.group.WORLD  # type: ignore[arg-type]
     plain = loss_of(ops, rank, group, 5, 1.0, device)
     whole = loss_of(ops, 0, None, 5, 1.0, device)
@@ -68,7 +68,7 @@ def one_of_two(rank: int, folder: str, kernels: str, device: str) -> None:
 def check_two_ranks(kernels: str, device: str) -> None:
     """Each has half of the table: a target of the other rank is right, one of neither is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(one_of_two, (folder, kernels, device), nprocs=2)
+        spawn(one_of_two, (folder, kernels, device), nprocs=2)
 
 
 def test_reference() -> None:

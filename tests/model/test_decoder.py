@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
 def twin(decoder: Decoder) -> torch.nn.Module:
     """The same weights in transformers."""
     config = AutoConfig.for_model(**decoder.config.to_hugging_face())
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     missing = model.load_state_dict(
         {part.hf_name: part.local().clone() for part in decoder.named_parts()}, strict=False
     )
@@ -57,7 +58,7 @@ def test_logits_and_gradients_equal_those_of_transformers(
         assert part.parameter.grad is not None
         ours = part.parameter.grad[part.row_start : part.row_end]
         torch.testing.assert_close(
-            ours, theirs[part.hf_name].grad, rtol=0, atol=1e-5, msg=lambda text, name=part.hf_name: f"{name}: {text}"
+            ours, theirs[part.hf_name].grad, rtol=0, atol=1e-5, msg=partial("{}: {}".format, part.hf_name)
         )
 
 

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
 
 def attend_plainly(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None) -> Tensor:
@@ -65,7 +65,8 @@ def check_packed(case: Case, device: str, attention: str = "stoker") -> None:
     torch.manual_seed(sum(case.lengths))
     leaves = [x.detach().clone().requires_grad_() for x in random_qkv(case, device)]
     sequences = pack_sequences(torch.tensor([0, *itertools.accumulate(case.lengths)]), device=device)
-    out = packed_attention(*leaves, sequences, case.scale, case.window, attention)
+    q, k, v = leaves
+    out = packed_attention(q, k, v, sequences, case.scale, case.window, attention)
     grad = torch.randn_like(out)
     grads = torch.autograd.grad(out, leaves, grad)
     plain = [x.detach().double().requires_grad_() for x in leaves]
@@ -296,7 +297,8 @@ def test_gradients_repeat_bitwise(case: Case) -> None:
 
     leaves = [x.detach().clone().requires_grad_() for x in random_qkv(case, "cuda")]
     sequences = pack_sequences(torch.tensor([0, *itertools.accumulate(case.lengths)]), device="cuda")
-    out = packed_attention(*leaves, sequences, case.scale, case.window, "stoker")
+    q, k, v = leaves
+    out = packed_attention(q, k, v, sequences, case.scale, case.window, "stoker")
     grad = torch.randn_like(out)
     first = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     for _ in range(3):
@@ -327,8 +329,10 @@ def test_deterministic_attention_has_the_same_bits_packed_and_paged_in_any_chunk
     cu_seqlens = torch.tensor([0, 77, 577, 580])
     with torch.no_grad():
         packed = packed_attention(q, k, v, pack_sequences(cu_seqlens, device="cuda"), case.scale, window, "stoker")
-    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    trained = packed_attention(*leaves, pack_sequences(cu_seqlens, device="cuda"), case.scale, window, "stoker")
+    grown = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    trained = packed_attention(
+        grown[0], grown[1], grown[2], pack_sequences(cu_seqlens, device="cuda"), case.scale, window, "stoker"
+    )
     assert torch.equal(packed, trained)
     rows = slice(77, 577)
     q, k, v = q[rows], k[rows], v[rows]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels import reference
 from tests.model import interpreted
@@ -19,7 +20,8 @@ SMALL_PRODUCTS: list[Shape] = [(0, 4, 16), (3, 5, 40), (66, 7, 32)]
 
 
 def fresh(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    return (torch.randn(shape, dtype=F32) / shape[-1] ** 0.25).to(dtype).to(device)
+    drawn: Tensor = torch.randn(shape, dtype=F32) / shape[-1] ** 0.25
+    return drawn.to(dtype).to(device)
 
 
 def exact(x: Tensor, weight: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ def check_gradient_places(device: str) -> None:
         weight.gradient_place = place.detach  # type: ignore[attr-defined]
     hidden = kernels.linear(x, weights[0], None)
     targets, ones = torch.arange(6, device=device), torch.ones(6, device=device)
-    kernels.cross_entropy(hidden, weights[1], targets, ones, 0, None)[0].backward()  # type: ignore[no-untyped-call]
+    kernels.cross_entropy(hidden, weights[1], targets, ones, 0, None)[0].backward()
     twins = [weight.detach().double().requires_grad_() for weight in weights]
     F.cross_entropy(x.double() @ twins[0].t() @ twins[1].t(), targets, reduction="sum").backward()
     for weight, place, twin in zip(weights, places, twins, strict=True):
@@ -83,7 +85,7 @@ def check_cross_entropy(
     device: str, shape: Shape, dtype: torch.dtype, deterministic: bool, rows_each: int, on_host: bool
 ) -> None:
     """`shape`: tokens, vocabulary, hidden size. Every third token has weight 0 and a target that is none."""
-    from stoker.model.kernels.fused import cross_entropy, kernels, tiled_linear
+    from stoker.model.kernels.fused import cross_entropy, linear, tiled_linear
 
     tokens, vocab_size, depth = shape
     leaves = [fresh(tokens, depth, dtype=dtype, device=device), fresh(vocab_size, depth, dtype=dtype, device=device)]
@@ -95,11 +97,11 @@ def check_cross_entropy(
     wanted = torch.autograd.grad(expected / 7, wide)
     if not on_host:
         targets, weights = targets.to(device), weights.to(device)
-    product = tiled_linear.product if deterministic else kernels.plain_product
+    product = tiled_linear.product if deterministic else linear.plain_product
     leaves = [leaf.requires_grad_() for leaf in leaves]
     chunk_bytes = rows_each * dtype.itemsize * vocab_size
     loss, count, logprobs = cross_entropy.chunked_cross_entropy(
-        product, *leaves, targets, weights, 0, None, chunk_bytes
+        product, leaves[0], leaves[1], targets, weights, 0, None, chunk_bytes
     )
     found = torch.autograd.grad(loss / 7, leaves, retain_graph=True)
     assert count.item() == weights.sum().item()
@@ -110,7 +112,9 @@ def check_cross_entropy(
     with pytest.raises(RuntimeError, match="backward ran before"):
         torch.autograd.grad(loss, leaves)
     with torch.no_grad():
-        again = cross_entropy.chunked_cross_entropy(product, *leaves, targets, weights, 0, None, chunk_bytes)
+        again = cross_entropy.chunked_cross_entropy(
+            product, leaves[0], leaves[1], targets, weights, 0, None, chunk_bytes
+        )
     assert torch.equal(again[2], logprobs)
 
 
@@ -131,16 +135,15 @@ def check_parity(device: str, tokens: int, vocab_size: int, depth: int, dtype: t
 
 def half_of_the_vocabulary(rank: int, folder: str, tokens: int, vocab_size: int, depth: int, device: str) -> None:
     """One of two ranks: its loss, logprobs and gradients go to a file."""
-    from stoker.model.kernels.fused import cross_entropy, kernels
+    from stoker.model.kernels.fused import cross_entropy, linear
 
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     half = vocab_size // 2
     hidden, table, targets, weights = torch.load(f"{folder}/inputs.pt")
     leaves = [hidden.to(device), table[rank * half : (rank + 1) * half].to(device)]
     leaves = [leaf.requires_grad_() for leaf in leaves]
     loss, _, logprobs = cross_entropy.chunked_cross_entropy(
-        kernels.plain_product, *leaves, targets, weights, rank * half, torch.distributed.group.WORLD
+        linear.plain_product, leaves[0], leaves[1], targets, weights, rank * half, torch.distributed.group.WORLD
     )
     gradients = torch.autograd.grad(loss, leaves)
     torch.save([x.cpu() for x in (loss.detach(), logprobs, *gradients)], f"{folder}/{rank}.pt")
@@ -157,7 +160,7 @@ def check_group(device: str, tokens: int, vocab_size: int, depth: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.save([hidden, table, targets, weights], f"{folder}/inputs.pt")
         arguments = (folder, tokens, vocab_size, depth, device)
-        torch.multiprocessing.spawn(half_of_the_vocabulary, arguments, nprocs=2)
+        spawn(half_of_the_vocabulary, arguments, nprocs=2)
         both = [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
     for loss, logprobs, grad_hidden, _ in both:
         close(loss, (each * weights).sum(), F32)

@@ -36,8 +36,8 @@ def check_adam(device: str, size: int, decay_end: int, decoupled: bool, scale: f
     for step in (1, 2, 3):
         grad = torch.randn(size, device=device) * 3
         kept = grad.clone()
-        adam.adam_(state[0], grad, *state[1:], cast, rule(step, decay_end, decoupled), factor)
-        reference.adam_(twin[0], grad, *twin[1:], None, rule(step, decay_end, decoupled), factor)
+        adam.adam_(state[0], grad, state[1], state[2], cast, rule(step, decay_end, decoupled), factor)
+        reference.adam_(twin[0], grad, twin[1], twin[2], None, rule(step, decay_end, decoupled), factor)
         assert torch.equal(grad, kept)
     for one, other in zip(state, twin, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6)
@@ -53,7 +53,7 @@ def check_no_step(device: str, scale: float) -> None:
     cast = torch.zeros(3000, dtype=BF16, device=device)
     kept = [tensor.clone() for tensor in (*state, cast)]
     grad = torch.randn(3000, device=device)
-    adam.adam_(state[0], grad, *state[1:], cast, rule(1, 100, True), torch.tensor(scale, device=device))
+    adam.adam_(state[0], grad, state[1], state[2], cast, rule(1, 100, True), torch.tensor(scale, device=device))
     assert all(torch.equal(one, other) for one, other in zip((*state, cast), kept, strict=True))
 
 

@@ -61,7 +61,7 @@ def check_rms_norm(device: str, rows: tuple[int, int], dtype: torch.dtype) -> No
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
     outer = fresh(*rows, dtype=dtype, device=device)
-    result, expected = norm.rms_norm(*leaves, 1e-5), reference.rms_norm(*exact, 1e-5)
+    result, expected = norm.rms_norm(leaves[0], leaves[1], 1e-5), reference.rms_norm(exact[0], exact[1], 1e-5)
     found, wanted = gradients((result,), leaves, [outer]), gradients((expected,), exact, [outer.float()])
     for one, other in zip(found, wanted, strict=True):
         close(one, other, dtype)
@@ -75,7 +75,7 @@ def check_add_rms_norm(device: str, rows: tuple[int, int], dtype: torch.dtype) -
     expected = reference.rms_norm(total.float(), leaves[2].float(), 1e-6)
     poison(device)
     with torch.no_grad():
-        normed, summed = norm.add_rms_norm(*leaves, 1e-6)
+        normed, summed = norm.add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-6)
     assert torch.equal(summed, total)
     close(normed, expected, dtype)
     outer = [fresh(*rows, dtype=dtype, device=device) for _ in range(2)]
@@ -83,10 +83,11 @@ def check_add_rms_norm(device: str, rows: tuple[int, int], dtype: torch.dtype) -
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
         poison(device)
-        results, wanted = norm.add_rms_norm(*leaves, 1e-6), reference.add_rms_norm(*exact, 1e-6)
+        results = norm.add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-6)
+        wanted = reference.add_rms_norm(exact[0], exact[1], exact[2], 1e-6)
         both = 2 if used == slice(1, 2) else 3  # the weight has no gradient from the sum
-        found = gradients(results[used], leaves[:both], outer[used])
-        others = gradients(wanted[used], exact[:both], [grad.float() for grad in outer[used]])
+        found = gradients(tuple(results[used]), leaves[:both], outer[used])
+        others = gradients(tuple(wanted[used]), exact[:both], [grad.float() for grad in outer[used]])
         for one, other in zip(found, others, strict=True):
             close(one, other, dtype, 2)
 

@@ -207,7 +207,7 @@ def test_what_cannot_be_computed_is_refused_by_name(
 def test_settings_that_change_nothing_are_taken(
     llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
 ) -> None:
-    harmless = {
+    harmless: dict[str, Any] = {
         "rope.dimension_count": 16,
         "rope.scaling.factor": 1.0,
         "attention.sliding_window": 0,

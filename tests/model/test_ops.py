@@ -118,8 +118,9 @@ def test_packed_attention_and_its_gradients_follow_the_formula(
 ) -> None:
     leaves = [seeded(bounds[-1], heads, 10, dtype=dtype).requires_grad_() for heads in (6, 2, 2)]
     exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    expected = naive_attention(*exact, bounds, 0.3, window)
-    result = ops.packed_attention(*leaves, pack_sequences(torch.tensor(bounds)), 0.3, window)
+    expected = naive_attention(exact[0], exact[1], exact[2], bounds, 0.3, window)
+    q, k, v = leaves
+    result = ops.packed_attention(q, k, v, pack_sequences(torch.tensor(bounds)), 0.3, window)
     grad = seeded(*result.shape)
     result.backward(grad.to(dtype))
     expected.backward(grad.to(dtype).float())
@@ -131,9 +132,9 @@ def test_packed_attention_and_its_gradients_follow_the_formula(
 
 
 def test_sequences_too_long_for_products_take_the_other_way() -> None:
-    leaves = [seeded(1100, heads, 16, dtype=torch.bfloat16) for heads in (2, 1, 1)]
-    result = Ops().packed_attention(*leaves, pack_sequences(torch.tensor([0, 1100])), 0.3)
-    expected = naive_attention(*(leaf.float() for leaf in leaves), [0, 1100], 0.3, None)
+    q, k, v = (seeded(1100, heads, 16, dtype=torch.bfloat16) for heads in (2, 1, 1))
+    result = Ops().packed_attention(q, k, v, pack_sequences(torch.tensor([0, 1100])), 0.3)
+    expected = naive_attention(q.float(), k.float(), v.float(), [0, 1100], 0.3, None)
     torch.testing.assert_close(result.float(), expected, rtol=0, atol=0.03)
 
 
@@ -187,8 +188,10 @@ def test_cross_entropy_equals_torch_whatever_the_chunk(chunk_bytes: ChunkBytes, 
     targets, weights = torch.arange(70) % 33, (torch.arange(70) % 3).float()
     expected = F.cross_entropy(exact[0] @ exact[1].t(), targets, reduction="none")
     (expected * weights).sum().div(10).backward()
+    hidden, table = leaves
+    known = targets.masked_fill(weights == 0, -100)
     loss_sum, num_targets, logprobs = chunked_cross_entropy(
-        F.linear, reference.sum_rows, *leaves, targets.masked_fill(weights == 0, -100), weights, 0, None, chunk_bytes
+        F.linear, reference.sum_rows, hidden, table, known, weights, 0, None, chunk_bytes
     )
     loss_sum.div(10).backward()
     tolerance = 1e-5 if dtype is torch.float32 else 0.06
@@ -208,7 +211,7 @@ def test_a_small_scale_reaches_bfloat16_gradients_unrounded() -> None:
         seeded(40, 12, dtype=torch.bfloat16).requires_grad_(),
         seeded(33, 12, dtype=torch.bfloat16).requires_grad_(),
     ]
-    result = Ops().cross_entropy(*leaves, torch.arange(40) % 33, torch.ones(40))
+    result = Ops().cross_entropy(leaves[0], leaves[1], torch.arange(40) % 33, torch.ones(40))
     plain = torch.autograd.grad(result.loss_sum, leaves[0], retain_graph=True)[0].float()
     (result.loss_sum / 1234.5).backward()
     assert leaves[0].grad is not None
@@ -218,7 +221,7 @@ def test_a_small_scale_reaches_bfloat16_gradients_unrounded() -> None:
 
 def test_cross_entropy_of_no_target_is_zero_with_gradients_of_zero() -> None:
     leaves = [seeded(4, 6).requires_grad_(), seeded(9, 6).requires_grad_()]
-    result = Ops().cross_entropy(*leaves, torch.zeros(4, dtype=torch.int64), torch.zeros(4))
+    result = Ops().cross_entropy(leaves[0], leaves[1], torch.zeros(4, dtype=torch.int64), torch.zeros(4))
     result.loss_sum.backward()
     assert (result.loss_sum.item(), result.num_targets.item()) == (0.0, 0.0)
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves)

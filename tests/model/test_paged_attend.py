@@ -87,7 +87,7 @@ def batch(begin: int, end: int, table: list[int], block_size: int) -> PagedBatch
     """One sequence's tokens begin..end."""
     slots = [table[p // block_size] * block_size + p % block_size for p in range(begin, end)]
     numbers = {"query_start": [0, end - begin], "seq_lens": [end], "slot_mapping": slots}
-    fields = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    fields: dict[str, Any] = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
     return PagedBatch(**fields, block_tables=torch.tensor([table], dtype=torch.int32), num_tokens=end - begin)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
@@ -45,7 +46,7 @@ def serve(decoder: Decoder) -> torch.Tensor:
     cache = KVCache(decoder.config, num_blocks=4, block_size=8, dtype=torch.float32, group=decoder.group)
     attend = PagedAttend(decoder.ops, "auto", cache, PagedSize(max_tokens=32, max_sequences=1, max_blocks=4))
     numbers = {"query_start": [0, 14], "seq_lens": [14], "slot_mapping": list(range(14))}
-    fields = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    fields: dict[str, Any] = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
     with torch.inference_mode():
         attend.prepare(PagedBatch(**fields, block_tables=torch.tensor([[0, 1]], dtype=torch.int32), num_tokens=14))
         return decoder.logits(decoder(TOKENS[:14], POSITIONS[:14], attend))
@@ -68,7 +69,7 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
     one = Decoder(config, Ops())
     one.init_weights(5)
     expected = run_pass(one)
-    mp.spawn(work, (str(tmp_path), config), nprocs=2)
+    spawn(work, (str(tmp_path), config), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for result in ranks:
         torch.testing.assert_close(result["logits"], expected["logits"], rtol=0, atol=1e-5)
@@ -80,7 +81,7 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
         for result in ranks:
             start, local_size, local = result["gradients"][hf_name]
             joined[tuple(slice(a, a + n) for a, n in zip(start, local_size, strict=True))] = local
-        torch.testing.assert_close(joined, whole, rtol=0, atol=2e-5, msg=lambda text, name=hf_name: f"{name}: {text}")
+        torch.testing.assert_close(joined, whole, rtol=0, atol=2e-5, msg=partial("{}: {}".format, hf_name))
 
 
 def refuse(rank: int, folder: str, config: ModelConfig) -> None:
@@ -95,4 +96,4 @@ def test_a_cut_that_is_not_even_is_refused_with_the_arithmetic(
 ) -> None:
     from dataclasses import replace
 
-    mp.spawn(refuse, (str(tmp_path), replace(llama, num_kv_heads=1)), nprocs=2)
+    spawn(refuse, (str(tmp_path), replace(llama, num_kv_heads=1)), nprocs=2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ def test_a_folder_that_transformers_wrote_loads(
     assert_same(decoder, again)
 
 
+def cast_one(name: str, dtype: torch.dtype, tensors: dict[str, torch.Tensor]) -> None:
+    tensors[name] = tensors[name].to(dtype)
+
+
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], decoder: Decoder) -> None:
     tensors = {name: tensor.clone() for name, tensor in weights_of(decoder).items()}
     change(tensors)
@@ -154,9 +159,7 @@ def test_weights_of_a_type_that_needs_scales_are_refused(
     decoder = make_decoder(llama)
     save_hugging_face(tmp_path / "out", decoder)
     for dtype, stored in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
-        change_weights(
-            tmp_path / "out", lambda tensors, dtype=dtype: tensors.update({name: tensors[name].to(dtype)}), decoder
-        )
+        change_weights(tmp_path / "out", partial(cast_one, name, dtype), decoder)
         with pytest.raises(WeightsError, match=f"not supported yet: {name} of dtype {stored}"):
             open_weights(tmp_path / "out")
 

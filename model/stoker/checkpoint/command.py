@@ -84,7 +84,7 @@ def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
         _print_json(facts | {"meta": dict(manifest.meta)} | ({"tensor_list": listed} if with_tensors else {}))
         return 0
     for key, value in facts.items():
-        click.echo(f"{key:<8} {_size(value) if key == 'bytes' else _plain(value)}")
+        click.echo(f"{key:<13} {_size(value) if key == 'bytes' else _plain(value)}")
     if with_tensors:
         for item in listed:
             click.echo(f"  {item['dtype']:<10} {item['shape']!s:<20} {item['name']}")

@@ -344,3 +344,29 @@ def test_a_shard_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     tokens.write_bytes(tokens.read_bytes()[:-2])
     with pytest.raises(DataError, match="is cut short; delete the folder"):
         loader_for(tmp_path, data)
+
+
+def test_a_token_outside_the_vocabulary_is_refused_with_its_document(tmp_path: Path) -> None:
+    """As a damaged disk leaves it: the shard's sizes are right."""
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}')
+    data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]}
+    sizes = {"global_batch_size": 1, "micro_batch_size": 1, "sequence_length": 8}
+    loader_for(tmp_path, data, **sizes)
+    (file,) = (tmp_path / "work" / "tokens").glob("*/tokens.bin")
+    tokens = np.fromfile(file, dtype=np.uint16)
+    tokens[5] = 259  # "e", of the second document: a target first
+    tokens.tofile(file)
+    loader = loader_for(tmp_path, data, **sizes)
+    with pytest.raises(DataError) as refused:
+        list(loader.micro_batches(0, 0, 1))
+    assert str(refused.value) == (
+        f"data source a: document 1 of the tokenised shard {file.parent} holds token 259; "
+        "the tokenizer's vocabulary has 259, from 0 on; delete the folder to tokenise again"
+    )
+
+
+def test_a_pad_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    config = config_for(tmp_path, {"sources": [text_source(tmp_path)]})
+    loader = Loader(open_corpus(config, Bytes(pad_id=259)), config)
+    with pytest.raises(DataError, match=r"the token that pads is 259; the tokenizer's vocabulary has 259, from 0 on"):
+        [batch for step in range(10) for batch in loader.micro_batches(step, 0, 1)]

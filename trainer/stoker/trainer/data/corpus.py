@@ -48,6 +48,8 @@ class Corpus:
     weights: tuple[float, ...]
     validation: tuple[PackedSource, ...]
     """The validation source, or what each source holds out; empty without validation."""
+    vocab_size: int
+    """The tokenizer's, at most the model's: every token is below."""
     pad_id: int
     fingerprint: str
     """Of everything that decides which tokens a sample holds: contents, tokenizer, sequence length, packing, weights, held-out share."""
@@ -82,6 +84,7 @@ def open_corpus(
         sources=tuple(sources),
         weights=tuple(source.weight for source in data.sources),
         validation=_validation(config, encoder, cache, report) or tuple(held),
+        vocab_size=encoder.vocab_size,
         pad_id=encoder.pad_id,
         fingerprint=_fingerprint(config, keys),
     )

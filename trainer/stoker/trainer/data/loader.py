@@ -7,7 +7,7 @@ ones. They form `global_batch_size / micro_batch_size` micro-batches, of which e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -129,7 +129,24 @@ class Loader:
                 for span in source.packing.sequence(places[row].sequence):
                     page.write(source, span)
             page.pad_to((row + 1) * self.sequence_length)
+        if max(page.tokens_T.max(), page.targets_T.max()) >= self.corpus.vocab_size:
+            self._refuse(sources, places)
         return page.micro_batch()
+
+    def _refuse(self, sources: Sequence[PackedSource], places: Sequence[Place]) -> NoReturn:
+        """On the device such a token would read and train a row of nowhere."""
+        allowed = f"the tokenizer's vocabulary has {self.corpus.vocab_size}, from 0 on"
+        for place in places:
+            source = sources[place.source]
+            for span in source.packing.sequence(place.sequence):
+                begin = int(source.shard.offsets[span.document]) + span.start
+                largest = int(source.shard.tokens[begin : begin + span.length + 1].max())
+                if largest >= self.corpus.vocab_size:
+                    raise DataError(
+                        f"data source {source.name}: document {span.document} of the tokenised shard {source.shard.folder} holds token {largest}; "
+                        f"{allowed}; delete the folder to tokenise again"
+                    )
+        raise DataError(f"the token that pads is {self.corpus.pad_id}; {allowed}")
 
 
 class _Page:

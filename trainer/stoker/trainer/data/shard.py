@@ -55,6 +55,7 @@ class Encoder(Protocol):
 class Shard:
     """The tokens of all documents of a source, end to end."""
 
+    folder: Path
     tokens: Array
     """uint16 or uint32 [tokens]"""
     learned: NDArray[np.uint8] | None
@@ -109,7 +110,7 @@ def open_shard(folder: Path) -> Shard:
         index = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "whole", "hashes")}
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"tokenised shard {folder}: {error}; delete the folder and start again") from error
-    shard = Shard(tokens=tokens, learned=learned, **index)
+    shard = Shard(folder=folder, tokens=tokens, learned=learned, **index)
     if len(tokens) != shard.offsets[-1] or (learned is not None and len(learned) != len(tokens)):
         raise DataError(f"tokenised shard {folder} is cut short; delete the folder and start again")
     return shard

@@ -91,6 +91,6 @@ def test_a_step_waits_for_the_device_only_for_its_result(kernels: str, make_engi
             torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
     places = {f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}" for warning in waits}
-    ours = ("runner", "sampler", "staging", "seats", "decode_graphs")
+    ours = ("runner", "sampler", "staging", "seats", "step_", "pass_inputs")
     looked_at = places if kernels == "fused" else {place for place in places if place.startswith(ours)}
     assert looked_at == set(), places

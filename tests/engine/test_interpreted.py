@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.model import interpreted
@@ -12,61 +13,77 @@ from tests.model import interpreted
 TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size": 16}
 
 
-def check_decode_inputs(num_rows: int) -> None:
-    """Padding, sequences that ended, tables longer than one turn of the copy."""
-    from stoker.engine.step_kernels import COLUMNS, NEVER, decode_inputs
+def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) -> None:
+    """Padding, sequences that ended, tables longer than one turn of the copy; `prompts`: start and length of each chunk."""
+    from stoker.engine.pass_inputs import fill_run, split
+    from stoker.engine.step_kernels import COLUMNS, NEVER, TILE, fill_pass
+    from stoker.engine.step_kinds import Kind
+    from stoker.engine.step_rows import StepRows
+    from stoker.model.paged_attend import PagedSize
+    from stoker.model.paged_buffers import PagedBuffers
 
-    torch.manual_seed(num_rows)
-    num_seats, block_size, columns = num_rows + 2, 2, COLUMNS + 9
+    torch.manual_seed(num_decodes)
+    num_tokens = num_decodes + sum(length for _, length in prompts)
+    if prompts:
+        kind = Kind(tokens=num_tokens + TILE + 5, decodes=num_decodes + 2, prompts=len(prompts) + 2)
+    else:
+        kind = Kind(tokens=num_decodes + 2, decodes=num_decodes + 2, prompts=0)
+    num_seats, block_size, columns = kind.sequences, 2, COLUMNS + 9
     tokens_SL = torch.randint(1, 99, (num_seats, columns * block_size), dtype=torch.int32)
     tables_SC = torch.randint(1, 999, (num_seats, columns), dtype=torch.int32)
     ended_S = torch.full((num_seats,), NEVER, dtype=torch.int32)
-    seats_B = torch.randperm(num_seats)[:num_rows].int()
-    positions_B = torch.randint(0, columns * block_size - 1, (num_rows,), dtype=torch.int32)
-    positions_B[0] = columns * block_size - 2
-    blocks_B = torch.randint(1000, 2000, (num_rows,), dtype=torch.int32)
-    if num_rows > 2:
-        seats_B[-1] = -1
-        ended_S[seats_B[1].long()] = positions_B[1]
-    out = {
-        name: torch.full((num_rows,), -77, dtype=torch.int32)
-        for name in ("tokens", "positions", "next", "slots", "seq_lens")
-    }
-    tables_BC = torch.full((num_rows, columns), -77, dtype=torch.int32)
-    known_SC = tables_SC.clone()
-    decode_inputs(
-        torch.stack((seats_B, positions_B, blocks_B)),
-        tokens_SL,
-        tables_SC,
-        ended_S,
-        tokens_B=out["tokens"],
-        positions_B=out["positions"],
-        next_B=out["next"],
-        slots_B=out["slots"],
-        seq_lens_B=out["seq_lens"],
-        block_tables_BC=tables_BC,
-        block_size=block_size,
+    seats = np.random.default_rng(num_decodes).permutation(num_seats)[: num_decodes + len(prompts)]
+    starts = np.random.default_rng(1).integers(0, columns * block_size - 1, num_decodes)
+    starts[:1] = columns * block_size - 2
+    if num_decodes > 1:
+        ended_S[seats[1]] = int(starts[1])
+    own = np.arange(num_decodes)
+    rows = StepRows(
+        seats=seats,
+        starts=np.array([*starts, *(start for start, _ in prompts)], dtype=np.int64),
+        lengths=np.array([*([1] * num_decodes), *(length for _, length in prompts)], dtype=np.int64),
+        num_decodes=num_decodes,
+        places=np.arange(len(seats)),
+        sample_chunks=own,
+        sample_seats=seats[:num_decodes],
     )
-    for row, (seat, position, block) in enumerate(
-        zip(seats_B.tolist(), positions_B.tolist(), blocks_B.tolist(), strict=True)
-    ):
-        found = {name: int(values[row]) for name, values in out.items()}
-        column = position // block_size
-        if seat < 0:
-            assert found == {"tokens": 0, "positions": 0, "next": 0, "slots": -1, "seq_lens": 0}
-            continue
-        assert int(tables_SC[seat, column]) == block
-        lives = int(ended_S[seat]) > position
-        assert found == {
-            "tokens": int(tokens_SL[seat, position]),
-            "positions": position,
-            "next": position + 1,
-            "slots": block * block_size + position % block_size if lives else -1,
-            "seq_lens": position + 1 if lives else 0,
-        }
-        if lives:
-            assert tables_BC[row, : column + 1].tolist() == [*known_SC[seat, :column].tolist(), block]
-            assert (tables_BC[row, column + 1 :] == -77).all()
+    blocks = np.arange(1000, 1000 + num_decodes)
+    size = PagedSize(max_tokens=kind.tokens, max_sequences=kind.sequences, max_blocks=columns)
+    buffers = PagedBuffers(torch.zeros(1, 1, 2, block_size, 1, 16), 1, size)
+    for buffer in (buffers.slots, buffers.query_start, buffers.seq_lens, buffers.block_tables):
+        buffer.fill_(-77)
+    tokens_T, positions_T = torch.full((2, kind.tokens), -77, dtype=torch.int32)
+    known_SC = tables_SC.clone()
+    inputs = split(torch.from_numpy(fill_run(kind, rows, blocks)), kind)
+    fill_pass(
+        inputs, tokens_SL, tables_SC, ended_S,
+        tokens_T=tokens_T, positions_T=positions_T, buffers=buffers, block_size=block_size,
+    )  # fmt: skip
+    expected = torch.zeros(3, kind.tokens, dtype=torch.int32)
+    expected[2] = -1
+    seq_lens = torch.zeros(kind.sequences, dtype=torch.int32)
+    for chunk, (seat, start, length) in enumerate(zip(seats, rows.starts, rows.lengths, strict=True)):
+        is_decode = chunk < num_decodes
+        sequence = chunk if is_decode else kind.decodes + chunk - num_decodes
+        table = known_SC[seat].clone()
+        if is_decode:
+            table[start // block_size] = int(blocks[chunk])
+            assert torch.equal(tables_SC[seat], table)
+        lives = int(ended_S[seat]) > start
+        for position in range(start, start + length):
+            slot = int(table[position // block_size]) * block_size + position % block_size
+            row = int(rows.begins[chunk]) + position - start
+            expected[:, row] = torch.tensor([tokens_SL[seat, position], position, slot if lives else -1])
+        seq_lens[sequence] = int(start + length) if lives else 0
+        used = -(-int(seq_lens[sequence]) // block_size)
+        assert torch.equal(buffers.block_tables[sequence, :used], table[:used])
+        assert (buffers.block_tables[sequence, used:] == -77).all()
+    assert torch.equal(torch.stack((tokens_T, positions_T, buffers.slots)), expected)
+    assert torch.equal(buffers.seq_lens, seq_lens)
+    if prompts:
+        decodes = [min(row, num_decodes) for row in range(kind.decodes)]
+        ends = [num_tokens] * (kind.prompts + 1 - len(prompts))
+        assert buffers.query_start.tolist() == [*decodes, *rows.begins[num_decodes:-1].tolist(), *ends]
 
 
 def check_finish_rows() -> None:
@@ -124,13 +141,22 @@ def check_engine(architecture: str) -> None:
         assert all(delta.error is None for delta in deltas), [delta.error for delta in deltas]
         answers.append(tokens_of(deltas))
         if kernels == "fused":
-            assert runner.decode is not None
-            assert len(runner.decode.graphs) >= 2
+            assert runner.graphs is not None
+            assert {bool(kind.prompts) for kind in runner.graphs.graphs} == {True, False}
     assert answers[0] == answers[1]
 
 
-def test_decode_inputs_follow_the_seats_and_the_stop_test_marks_where_a_sequence_ended() -> None:
-    interpreted.run([*((check_decode_inputs, (num_rows,)) for num_rows in (1, 3, 8)), (check_finish_rows, ())])
+PASSES: list[tuple[int, tuple[tuple[int, int], ...]]] = [
+    (1, ()),
+    (8, ()),
+    (0, ((0, 70),)),
+    (3, ((0, 5), (529, 1), (7, 90))),
+    (2, ((4, 1),)),
+]
+
+
+def test_inputs_of_a_pass_follow_the_seats_and_the_stop_test_marks_where_a_sequence_ended() -> None:
+    interpreted.run([*((check_pass_inputs, case) for case in PASSES), (check_finish_rows, ())])
 
 
 def test_the_fused_engine_answers_as_the_reference() -> None:

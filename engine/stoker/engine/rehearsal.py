@@ -61,7 +61,7 @@ def rehearse(
             play(engine)
     while engine.has_unfinished:
         play(engine)
-    runner.rehearse_decode()
+    runner.rehearse_sizes()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -3,55 +3,35 @@
 The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations; the
 tokens themselves stay on the device: what a step samples is written into the seat's row, where the next step reads it.
 `launch` starts a step and returns at once on a device that works by itself; its result waits for the device once. With
-fused kernels a step in which every sequence decodes runs as one graph on buffers of a fixed size (`decode_graphs`).
-Shape legend: T tokens of the step, S chunks, B samples, D hidden, V vocabulary, L longest sequence.
+fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is busy
+for longer than its launches take.
+Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary, L longest sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs, Kind, decode_sizes
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.messages import TokenLogprobs
+from stoker.engine.pass_inputs import sample_places
 from stoker.engine.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.seats import DeviceSeatTables, SeatTables
 from stoker.engine.staging import Fetched, Staging
+from stoker.engine.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.step_input import StepInput, StepOutput
+from stoker.engine.step_kinds import Kind, most_tokens, step_kinds
+from stoker.engine.step_rows import StepRows, step_rows
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
 _SCORED_ROWS = 256
 """Prompt positions whose logits are held at once."""
-FIRST_SIZES = 4
-"""Decode sizes whose graphs are there before the first request; the others come in idle time."""
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """One step's numbers. Views into buffers that the next step overwrites."""
-
-    tokens: Tensor
-    """[T]"""
-    positions: Tensor
-    """[T]"""
-    query_start: np.ndarray
-    """[S + 1]"""
-    last_rows: Tensor
-    """[B] row of hidden states that gives each sample."""
-    targets: Tensor
-    """[B] where each sampled token goes in the flat token table."""
-    sample_seats: Tensor
-    sample_places: Tensor
-    """[B] position of each sampled token."""
-    sample_positions: np.ndarray
-    """[B], the same."""
 
 
 class Launched:
@@ -85,21 +65,24 @@ class Runner:
         attention: str,
         graphs: bool | Capture = True,
     ) -> None:
-        """`graphs`: whether decode steps are captured, with fused kernels on one rank; or who captures them."""
+        """`graphs`: whether steps are captured, with fused kernels on one rank; or who captures them."""
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
         self.staging = Staging(self.device)
         max_blocks = -(-max_model_len // cache.block_size)
-        size = PagedSize(max_tokens=max_batch_tokens, max_sequences=num_seats, max_blocks=max_blocks)
+        kinds = step_kinds(num_seats, most_tokens(model.config, max_batch_tokens))
+        size = PagedSize(
+            max_tokens=max(max_batch_tokens, kinds.largest.tokens),
+            max_sequences=kinds.largest.sequences,
+            max_blocks=max_blocks,
+        )
         self.attend = PagedAttend(model.ops, attention, cache, size)
-        self.decode: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
-            capture = self._capture(graphs)
-            sizes = decode_sizes(num_seats)
-            self.decode = DecodeGraphs(model, cache, self.attend, seats, self.staging, sizes, capture)
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, kinds, self._capture(graphs))
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
@@ -119,36 +102,33 @@ class Runner:
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Launched:
         """Start one step; on the host it is done when this returns. Raises as `run`."""
-        kind = self._decode_kind(step)
-        self._apply(step, tables_follow=kind is not None)
+        rows = step_rows(step)
+        size = None if self.graphs is None else self.graphs.kind_for(rows)
+        self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
         try:
-            if self.decode is not None and kind is not None:
-                return self._launch_decode(self.decode, kind, step)
-            inputs = self._prepare(step)
-            hidden_TD = self.model(inputs.tokens, inputs.positions, self.attend)
-            scores = self._score(step, inputs, hidden_TD)
-            sampled = self._sample(step, inputs, hidden_TD)
-            return self._fetch(step, sampled, scores)
+            if self.graphs is None or size is None:
+                return self._finish(step, rows, self._compute(rows))
+            kind = self._sampling_kind(size, step, rows)
+            result = self.graphs.run(kind, rows)
+            return self._sampled(step, rows, kind, result) if kind.samples else self._finish(step, rows, result)
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
     def warm(self, *, first: bool = False) -> bool:
-        """Capture one more decode size. False: all are there. `first`: only those that should not be waited for."""
-        if self.decode is None:
+        """Capture one more size. False: all are there. `first`: only those that should not be waited for."""
+        if self.graphs is None:
             return False
-        sizes = self.decode.sizes
-        order = sizes[:FIRST_SIZES] if first else (*sizes[:FIRST_SIZES], *reversed(sizes))
-        return self.decode.warm([Kind(size, samples=True, filtered=False) for size in order])
+        return self.graphs.warm(self.graphs.kinds.first if first else self.graphs.kinds.idle)
 
     @torch.inference_mode()
-    def rehearse_decode(self) -> None:
-        """Steps of nothing but padding at every size, with and without the sampler's filters: kernels are compiled then."""
-        if self.decode is None:
+    def rehearse_sizes(self) -> None:
+        """Steps of nothing but padding at every size, of decodes with and without the sampler's filters: kernels are compiled then."""
+        if self.graphs is None:
             return
-        for size in self.decode.sizes:
-            for filtered in (False, True):
-                self.decode.rehearse(Kind(size, samples=True, filtered=filtered))
+        kinds = self.graphs.kinds
+        for kind in (*kinds.decodes, *(kind._replace(filtered=True) for kind in kinds.decodes), *kinds.mixed):
+            self.graphs.rehearse(kind)
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
         """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
@@ -167,95 +147,74 @@ class Runner:
         except Exception as error:
             raise ExecutorLost(f"step {step.number} cannot be set up: {error}") from error
 
-    # Decode steps of a fixed size.
+    # Steps padded to a fixed size.
 
-    def _decode_kind(self, step: StepInput) -> Kind | None:
-        """None: not a step of one token per sequence in which each samples for itself."""
-        if self.decode is None or step.openings or step.sample_seats != step.seats or set(step.lengths) != {1}:
-            return None
-        size = self.decode.size_for(len(step.seats))
-        if size is None or any(step.scored):
-            return None
-        seats, values = list(step.seats), self.values
-        next_positions = np.array(step.starts, dtype=np.int64) + 1
-        plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= next_positions).all()
-        return Kind(size, samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
+    def _sampling_kind(self, size: Kind, step: StepInput, rows: StepRows) -> Kind:
+        """The variant for what the step's samples ask for."""
+        seats, values = rows.sample_seats, self.values
+        if not len(seats) or any(step.scored):
+            return size._replace(samples=False)
+        plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
+        return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
 
-    def _launch_decode(self, decode: DecodeGraphs, kind: Kind, step: StepInput) -> Launched:
-        seats_B, positions_B = np.array(step.seats), np.array(step.starts)
-        blocks_B = self.seats.tables[seats_B, positions_B // self.cache.block_size]
-        result = decode.run(kind, seats_B, positions_B, blocks_B)
-        count = len(seats_B)
-        if not kind.samples:
-            sent = self.staging.send(seats_B.astype(np.int32), (positions_B + 1).astype(np.int32))
-            sampled = self._draw(self.model.logits(result[:count]), seats_B, positions_B + 1, *sent)
-            return self._fetch(step, sampled, [[]] * count)
+    def _sampled(self, step: StepInput, rows: StepRows, kind: Kind, out_2B: Tensor) -> Launched:
+        places, num_chunks = sample_places(kind, rows), len(step.seats)
 
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
-            tokens, valid = arrays[0][:, :count].tolist()
-            return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), (None,) * count, ((),) * count)
+            tokens, valid = arrays[0][:, places].tolist()
+            nothing = (None,) * len(tokens), ((),) * num_chunks
+            return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), *nothing)
 
-        return Launched(step.number, self.staging.fetch([result]), unpack)
+        return Launched(step.number, self.staging.fetch([out_2B]), unpack)
 
     # Any other step.
 
-    def _prepare(self, step: StepInput) -> _Inputs:
-        """Positions, slots and tables of all tokens at once."""
-        seats, starts, lengths = (np.array(x, dtype=np.int64) for x in (step.seats, step.starts, step.lengths))
-        query_start = np.concatenate(([0], lengths.cumsum()))
-        num_tokens = int(query_start[-1])
-        chunk_T = np.repeat(np.arange(len(seats)), lengths)
-        positions_T = np.arange(num_tokens) + (starts - query_start[:-1])[chunk_T]
-        self._prepare_attention(seats, starts + lengths, query_start, chunk_T, positions_T)
-        chunks_B, seats_B = np.array(step.sample_chunks, dtype=np.int64), np.array(step.sample_seats, dtype=np.int64)
-        sample_positions = (starts + lengths)[chunks_B]
-        row_length = self.tokens_SL.shape[1]
-        token_places_T, positions, last_rows_B, target_B, seats_on_device, places_B = self.staging.send(
-            seats[chunk_T] * row_length + positions_T,
-            positions_T,
-            query_start[chunks_B + 1] - 1,
-            seats_B * row_length + sample_positions,
-            seats_B.astype(np.int32),
-            sample_positions.astype(np.int32),
-        )
-        tokens_T = self.tokens_SL.view(-1).index_select(0, token_places_T)
-        return _Inputs(
-            tokens_T, positions, query_start, last_rows_B, target_B, seats_on_device, places_B, sample_positions
-        )
+    def _compute(self, rows: StepRows) -> Tensor:
+        """Hidden states of all tokens."""
+        chunk_T = np.repeat(np.arange(len(rows.seats)), rows.lengths)
+        positions_T = np.arange(rows.num_tokens) + (rows.starts - rows.begins[:-1])[chunk_T]
+        self._prepare_attention(rows, chunk_T, positions_T)
+        places_T = rows.seats[chunk_T] * self.tokens_SL.shape[1] + positions_T
+        places, positions = self.staging.send(places_T, positions_T)
+        hidden_TD: Tensor = self.model(self.tokens_SL.view(-1).index_select(0, places), positions, self.attend)
+        return hidden_TD
 
-    def _prepare_attention(
-        self,
-        seats: np.ndarray,
-        seq_lens: np.ndarray,
-        query_start: np.ndarray,
-        chunk_T: np.ndarray,
-        positions_T: np.ndarray,
-    ) -> None:
-        block_size, num_tokens = self.cache.block_size, len(positions_T)
-        tables = self.seats.tables[seats, : -(-int(seq_lens.max()) // block_size)]
+    def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
+        """Slots and tables of all tokens at once."""
+        block_size = self.cache.block_size
+        tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
         slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
         batch = PagedBatch(
-            query_start=torch.from_numpy(query_start.astype(np.int32)),
-            seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
+            query_start=torch.from_numpy(rows.begins.astype(np.int32)),
+            seq_lens=torch.from_numpy(rows.ends.astype(np.int32)),
             block_tables=torch.from_numpy(tables),
             slot_mapping=torch.from_numpy(slots.astype(np.int32)),
-            num_tokens=num_tokens,
+            num_tokens=rows.num_tokens,
         )
         self.attend.prepare(batch)
 
-    def _sample(self, step: StepInput, inputs: _Inputs, hidden_TD: Tensor) -> Sampled | None:
+    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> Launched:
+        """What is wanted of the hidden states, which may have padding at their end."""
+        scores = self._score(step, rows, hidden_TD)
+        return self._fetch(step, self._sample(rows, hidden_TD), scores)
+
+    def _sample(self, rows: StepRows, hidden_TD: Tensor) -> Sampled | None:
         """Next tokens, written to their seats."""
-        if not step.sample_seats:
+        seats_B, positions_B = rows.sample_seats, rows.sample_positions
+        if not len(seats_B):
             return None
-        if len(hidden_TD) > len(step.seats) or step.sample_chunks != tuple(range(len(step.seats))):
-            hidden_TD = hidden_TD.index_select(0, inputs.last_rows)
-        logits_BV = self.model.logits(hidden_TD)
-        if self.decode is not None:
-            seats_B = np.array(step.sample_seats)
-            return self._draw(logits_BV, seats_B, inputs.sample_positions, inputs.sample_seats, inputs.sample_places)
-        rows = Rows(self.values, step.sample_seats, inputs.sample_positions, self.device)
-        sampled = sample(logits_BV, rows, self.tokens_SL, self.model.ops)
-        self.tokens_SL.view(-1).index_copy_(0, inputs.targets, sampled.tokens.to(self.tokens_SL.dtype))
+        target_B = seats_B * self.tokens_SL.shape[1] + positions_B
+        rows_B, targets, seats, positions = self.staging.send(
+            rows.sample_rows, target_B, seats_B.astype(np.int32), positions_B.astype(np.int32)
+        )
+        is_front = np.array_equal(rows.sample_rows, np.arange(len(seats_B)))
+        logits_BV = self.model.logits(hidden_TD[: len(seats_B)] if is_front else hidden_TD.index_select(0, rows_B))
+        if self.graphs is not None:
+            return self._draw(logits_BV, seats_B, positions_B, seats, positions)
+        sampled = sample(
+            logits_BV, Rows(self.values, seats_B, positions_B, self.device), self.tokens_SL, self.model.ops
+        )
+        self.tokens_SL.view(-1).index_copy_(0, targets, sampled.tokens.to(self.tokens_SL.dtype))
         return sampled
 
     def _draw(
@@ -290,20 +249,20 @@ class Runner:
 
     # Results.
 
-    def _score(self, step: StepInput, inputs: _Inputs, hidden_TD: Tensor) -> list[list[Logprobs]]:
+    def _score(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> list[list[Logprobs]]:
         """Per chunk: log-probabilities of prompt tokens, a bounded number of rows of logits at a time."""
         return [
             [
-                self._score_rows(step, inputs, hidden_TD, chunk, first, min(first + _SCORED_ROWS, scored))
+                self._score_rows(step, rows, hidden_TD, chunk, first, min(first + _SCORED_ROWS, scored))
                 for first in range(0, scored, _SCORED_ROWS)
             ]
             for chunk, scored in enumerate(step.scored)
         ]
 
     def _score_rows(
-        self, step: StepInput, inputs: _Inputs, hidden_TD: Tensor, chunk: int, first: int, end: int
+        self, step: StepInput, rows: StepRows, hidden_TD: Tensor, chunk: int, first: int, end: int
     ) -> Logprobs:
-        row, start, seat = int(inputs.query_start[chunk]), step.starts[chunk], step.seats[chunk]
+        row, start, seat = int(rows.begins[rows.places[chunk]]), step.starts[chunk], step.seats[chunk]
         logprobs_TV = self.model.ops.log_softmax(self.model.logits(hidden_TD[row + first : row + end]))
         followers_T = self.tokens_SL[seat, start + first + 1 : start + end + 1]
         return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)

@@ -56,7 +56,7 @@ class Staging:
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """Begin to bring tensors to the host."""
         if self.is_host:
-            return Fetched(list(tensors), None)
+            return Fetched([tensor.clone() for tensor in tensors], None)  # the next step may overwrite them
         copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))

@@ -3,10 +3,13 @@
     python bench/engine_gpu.py P1 P2 P4 P5 P6            # some rows
     python bench/engine_gpu.py P1:profile --out DIR      # kernel table, host gaps
     python bench/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
+    python bench/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
 
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
 temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
-per token. P6: one prompt of 8192 tokens: milliseconds to the first token. One warm-up of the same kind comes before each.
+per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256 tokens in and 256 out
+arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and the time to its first one.
+One warm-up of the same kind comes before each.
 Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
@@ -99,6 +102,8 @@ class Options:
     kernels: str = "fused"
     deterministic: bool = False
     no_graphs: bool = False
+    decode_graphs: bool = False
+    """Graphs of decode steps only."""
     no_overlap: bool = False
     profile: bool = False
     rounds: int = 1
@@ -194,18 +199,23 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
     engine = LLMEngine(
         OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
     )
+    assert runner.graphs is not None or options.kernels != "fused"
+    if options.decode_graphs and runner.graphs is not None:
+        runner.graphs.kinds = replace(runner.graphs.kinds, mixed=())
     torch.cuda.synchronize()
-    opened = time.perf_counter()
+    opened, free_bytes = time.perf_counter(), torch.cuda.mem_get_info()[0]
     graphs = 0
     while runner.warm():
         graphs += 1
     torch.cuda.synchronize()
+    graph_bytes = free_bytes - torch.cuda.mem_get_info()[0]
     about = {
         "parameters": shape.num_parameters,
         "num_blocks": num_blocks,
         "block_size": options.block_size,
         "max_batch_tokens": budget,
         "graphs": graphs,
+        "graph_mib": graph_bytes >> 20,
         "capture_s": round(time.perf_counter() - opened, 3),
         "make_s": round(opened - begin, 3),
         "memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
@@ -264,7 +274,8 @@ def one_stream(engine: LLMEngine) -> dict[str, float]:
     engine.add_request("0", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
     stamps = []
     while engine.has_unfinished:
-        stamps += [time.perf_counter()] * len(engine.step())
+        deltas = engine.step()
+        stamps += [time.perf_counter()] * len(deltas)
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
     return {
         "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
@@ -273,6 +284,44 @@ def one_stream(engine: LLMEngine) -> dict[str, float]:
         "p50_ms": round(1000 * gaps[len(gaps) // 2], 4),
         "p99_ms": round(1000 * gaps[len(gaps) * 99 // 100], 4),
     }
+
+
+def paced(engine: LLMEngine, pace_s: float) -> dict[str, float]:
+    """One request each `pace_s`, whatever the engine is doing; it is slept through where nothing runs."""
+    rng = random.Random(0)
+    prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(64, 256))] for _ in range(192)]
+    params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=256, seed=0)
+    stamps: dict[str, list[float]] = defaultdict(list)
+    begin, arrived = time.perf_counter(), 0
+    while arrived < len(prompts) or engine.has_unfinished:
+        now = time.perf_counter() - begin
+        while arrived < len(prompts) and arrived * pace_s <= now:
+            engine.add_request(str(arrived), prompts[arrived], params)
+            arrived += 1
+        if not engine.has_unfinished:
+            time.sleep(max(arrived * pace_s - now, 0))
+        deltas = engine.step()
+        now = time.perf_counter() - begin
+        for _, delta in deltas:
+            stamps[delta.request_id].append(now)
+    gaps = sorted(later - earlier for one in stamps.values() for earlier, later in itertools.pairwise(one))
+    firsts = sorted(one[0] - int(number) * pace_s for number, one in stamps.items())
+    last = max(one[-1] for one in stamps.values())
+    return {
+        "output_tokens_per_s": round(256 * len(prompts) / last, 1),
+        "gap_p50_ms": round(1000 * gaps[len(gaps) // 2], 3),
+        "gap_p99_ms": round(1000 * gaps[len(gaps) * 99 // 100], 3),
+        "first_p50_ms": round(1000 * firsts[len(firsts) // 2], 2),
+        "first_p99_ms": round(1000 * firsts[len(firsts) * 99 // 100], 2),
+    }
+
+
+def paced_small(engine: LLMEngine) -> dict[str, float]:
+    return paced(engine, 0.010)
+
+
+def paced_large(engine: LLMEngine) -> dict[str, float]:
+    return paced(engine, 0.025)
 
 
 def first_token(engine: LLMEngine) -> dict[str, float]:
@@ -304,6 +353,8 @@ ROWS = {
     "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
     "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
     "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
+    "A1": Row(QWEN3_06B, paced_small, 4096, 8192, 256, "first token <= 10 ms"),
+    "A2": Row(LLAMA31_8B, paced_large, 4096, 8192, 256, "first token <= 20 ms"),
 }
 
 
@@ -386,7 +437,8 @@ def profile(engine: LLMEngine, row: Row, file: Path) -> None:
 
 def start_workload(engine: LLMEngine, row: Row, max_requests: int = 256, max_tokens: int = 512) -> None:
     rng = random.Random(1)
-    count, length = {throughput: (256, 500), one_stream: (1, 128), first_token: (1, 8192)}[row.run]
+    workloads = {throughput: (256, 500), one_stream: (1, 128), first_token: (1, 8192)}
+    count, length = workloads.get(row.run, (64, 160))
     for index in range(min(count, max_requests)):
         prompt = [rng.randint(0, 10000) for _ in range(length)]
         params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=max_tokens, seed=0)

@@ -71,8 +71,8 @@ class KVCache:
 class PagedAttend:
     """Built once per captured size on fixed buffers; `prepare` takes one step over, then the model may be called once per step.
 
-    With fused kernels (`buffers` is there) nothing waits for the device, and after `prepare` of a decode step the model's call can be captured in a graph: its launches depend on the number of rows
-    and on the size, so the same graph serves every later decode step that was prepared here.
+    With fused kernels (`buffers` is there) nothing waits for the device, and the model's call can be captured in a graph: its launches depend on the numbers of rows, sequences and decodes and on the
+    size, so the same graph serves every later step with these numbers, padding included.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PagedAttend:
         self.rotary.forget()
 
     def adopt(self, *, num_tokens: int, num_sequences: int, num_decodes: int) -> None:
-        """Instead of `prepare`: the caller's own kernel has filled `buffers`, up to their ends in a decode step (length 0, slot -1)."""
+        """Instead of `prepare`: the caller's own kernel has filled `buffers`, padding included (sequences of length 0, slots of -1)."""
         assert self.buffers is not None, "only fused kernels read buffers"
         self.sequences = self.buffers.adopt(num_tokens, num_sequences, num_decodes)
         self.rotary.forget()

@@ -112,7 +112,7 @@ class DeviceSequences:
     num_tokens: int
     num_sequences: int
     num_decodes: int
-    """The first so many sequences have one new token each, which are the first rows."""
+    """The first so many sequences have one new token each, which are the first rows; or, at their end, none (padding), and then prompts' rows begin earlier."""
     query_start: Tensor
     """int32 [S + 1]"""
     seq_lens: Tensor

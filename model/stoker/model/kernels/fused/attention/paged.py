@@ -13,7 +13,10 @@ from stoker.model.kernels.sequences import DeviceSequences
 def paged_attention(
     q_TNH: Tensor, cache: Tensor, layer: int, sequences: DeviceSequences, scale: float, window: int | None
 ) -> Tensor:
-    """A decode step is one launch over all rows of q, padding included; a mixed step is one over the sequences of one token, which come first, and one over the others."""
+    """A decode step is one launch over all rows of q, padding included; a mixed step is one over the sequences of one token, which come first, and one over the others.
+
+    The first gives zeros for padding, whose rows may be prompts': the second must come after it.
+    """
     k, v = cache[:, layer, 0], cache[:, layer, 1]
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     num_decodes = q_TNH.shape[0] if sequences.is_decode else sequences.num_decodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,16 @@ def test_every_kind_holds_its_own_numbers_and_fits_the_largest(num_seats: int, m
         assert run_length(kind) <= run_length(kinds.largest)
     assert kinds.decodes[-1].decodes == num_seats
     assert max(kind.tokens for kind in kinds.mixed) == max_tokens
+
+
+def test_idle_time_begins_with_what_the_first_requests_need() -> None:
+    first, largest, alone, *_ = [*MANY.first, *MANY.idle[len(MANY.first) :]][3:]
+    assert first == Kind(8, 8, 0)
+    assert largest == MANY.mixed[-1] == MANY.largest
+    assert alone == Kind(MOST_TOKENS, 0, 64)
+    decodes_alone = replace(MANY, mixed=())
+    assert decodes_alone.idle == (*MANY.first, *reversed(MANY.decodes))
+    assert decodes_alone.choose(128, 0, 1) is None
 
 
 def test_padding_is_at_most_half_of_the_rows() -> None:

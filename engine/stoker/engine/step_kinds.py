@@ -67,10 +67,10 @@ class StepKinds:
     @property
     def idle(self) -> tuple[Kind, ...]:
         """The largest first, so that all share its memory; then in the order of their use: prompts alone, decodes, both."""
-        largest, *rest = reversed(self.mixed)
+        rest = self.mixed[-2::-1]
         alone = [kind for kind in rest if not kind.decodes]
         both = [kind for kind in rest if kind.decodes]
-        return (*self.first, largest, *alone, *reversed(self.decodes), *both)
+        return (*self.first, *self.mixed[-1:], *alone, *reversed(self.decodes), *both)
 
     @property
     def largest(self) -> Kind:

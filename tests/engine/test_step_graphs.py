@@ -189,6 +189,50 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
     assert variants == {(True, False), (True, True), (False, False)}
 
 
+class Failing(Poisoned):
+    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is old."""
+
+    def __init__(self, captures: set[int], replays: set[int]) -> None:
+        super().__init__()
+        self.bad_captures, self.bad_replays = captures, replays
+        self.captures, self.failed = 0, 0
+
+    def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
+        self.fail(self.captures in self.bad_captures)
+        replay = super().__call__(body)
+
+        def replay_or_fail() -> None:
+            if self.replays + 1 in self.bad_replays:
+                self.replays += 1
+                self.fail(True)
+            replay()
+
+        return replay_or_fail
+
+    def fail(self, now: bool) -> None:
+        self.failed += now
+        if now:
+            raise RuntimeError("a graph fails")
+
+
+def check_failing_steps() -> None:
+    """Steps with prompts and steps of decodes are computed again, with the one behind them already under way."""
+    twin = make_twin()
+    setting: dict[str, Any] = {"num_blocks": 40, "chunk": 5, "deterministic": False}
+    capture = Failing(captures={2, 3}, replays={2, 4})
+    engine = engine_of(twin, kernels="fused", graphs=capture, **setting)
+    capture.runner = engine.executor.runner
+    requests = [(9, 8, 0), (7, 1, 1), (6, 0, 1)]
+    found = answers(engine, requests)
+    assert capture.failed == 4
+    assert found == answers(engine_of(twin, kernels="reference", graphs=False, **setting), requests)
+
+
+def test_steps_that_fail_are_computed_again() -> None:
+    interpreted.run([(check_failing_steps, ())])
+
+
 def check_no_memory() -> None:
     """The first graph fits, the second does not."""
     made: list[Callable[[], None]] = []

@@ -7,6 +7,7 @@ none is left in the cache; `limit` is the larger of bytes / 4.4 TB/s and operati
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -190,7 +191,7 @@ def product_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
 
 
 def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
-    """Logits in float32, as the output layer gives them on a GPU."""
+    """Logits in float32, as the output layer gives them on a GPU. With limits for both kinds of logits."""
     numbers = {
         "greedy": (0.0, 1, 0, 0, 0, 0, 1),
         "temperature": (0.6, 1, 0, 0, 0, 0, 1),
@@ -199,10 +200,12 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
         "top-k 50, top-p 0.9": (1.0, 0.9, 50, 0, 0, 0, 1),
     }
     num_bytes = 4 * rows * shape.vocab
-    for name, values in numbers.items():
+    for (name, values), peaked in itertools.product(numbers.items(), (False, True)):
+        if peaked and "top" not in name:
+            continue
 
-        def make(name: str = name, values: tuple[float, ...] = values) -> Callable[[], object]:
-            logits = random(rows, shape.vocab, dtype=torch.float32) * 3
+        def make(name: str = name, values: tuple[float, ...] = values, peaked: bool = peaked) -> Callable[[], object]:
+            logits = peaked_logits(rows, shape.vocab) if peaked else random(rows, shape.vocab, dtype=torch.float32) * 3
             table = SamplingTable(
                 torch.tensor([values] * rows, device="cuda", dtype=torch.float32),
                 torch.ones(rows, 2, dtype=torch.int64, device="cuda"),
@@ -211,7 +214,15 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
             seats = SampleRows(places, places, "top" in name)
             return lambda: ops.sample(logits, seats, table)
 
-        yield Work(f"sample {name}", f"{shape.name} B={rows}", num_bytes, 0, make, turns_for(num_bytes))
+        kind = "" if "top" not in name else ", peaked" if peaked else ", flat"
+        yield Work(f"sample {name}{kind}", f"{shape.name} B={rows}", num_bytes, 0, make, turns_for(num_bytes))
+
+
+def peaked_logits(rows: int, vocab: int) -> Tensor:
+    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places. The others are nearly flat."""
+    order = torch.rand(rows, vocab, device="cuda").argsort(1)
+    ranks = torch.arange(1, vocab + 1, device="cuda", dtype=torch.float32)
+    return (-1.5 * ranks.log()).expand(rows, -1).gather(1, order)
 
 
 def backward(forward: Callable[[], tuple[Tensor, list[Tensor]]]) -> Callable[[], object]:

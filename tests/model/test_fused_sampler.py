@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -216,6 +217,71 @@ def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) ->
         same_tokens(found, draw.sample(logits, rows, table, None, None), case.rows)
 
 
+def peaked(rows: int, vocab_size: int) -> Tensor:
+    """As a language model's: probabilities fall with the power 1.5 of the rank, entropy 3.2 nats."""
+    return torch.arange(1, vocab_size + 1).log().mul(-1.5).expand(rows, -1).gather(1, shuffled(rows, vocab_size))
+
+
+def shuffled(rows: int, vocab_size: int) -> Tensor:
+    return torch.rand(rows, vocab_size).argsort(1)
+
+
+SHAPES: dict[str, Callable[[int, int], Tensor]] = {
+    "flat": lambda rows, vocab_size: torch.randn(rows, vocab_size) * 3 + 20,
+    "peaked": peaked,
+    "close": lambda rows, vocab_size: torch.randn(rows, vocab_size) * 1e-4 - 5,
+    "crowded": lambda rows, vocab_size: torch.randn(rows, vocab_size) - 12 * (torch.arange(vocab_size) > 3000),
+    "few levels": lambda rows, vocab_size: torch.randn(rows, vocab_size).round(),
+    "below -0": lambda rows, vocab_size: torch.randn(rows, vocab_size).mul(-3).abs().neg().index_fill(1, torch.tensor([3]), -0.0),
+    "an outlier": lambda rows, vocab_size: torch.randn(rows, vocab_size).index_fill(1, torch.tensor([vocab_size // 2]), 9.0),
+    "mostly banned": lambda rows, vocab_size: torch.randn(rows, vocab_size).masked_fill(torch.arange(vocab_size) % 9 > 0, -float("inf")),
+}  # fmt: skip
+"""Distributions of logits: they take different ways to their limit."""
+LIMITS: dict[str, tuple[float, ...]] = {
+    "temperature": (1.0, 0.7, 1.5, 1.0, 0.3),
+    "top_k": (0, 0, 0, 7, 50, 1000, 5000, 3000, 20, 0),
+    "top_p": (0.9, 0.5, 0.999, 1.0, 0.95, 1.0, 1.0, 0.8, 0.1, 1.0, 0.9),
+    "min_p": (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0, 0.2),
+}
+
+
+BOTH_LIMITS: dict[str, tuple[float, ...]] = {
+    "temperature": (0.002, 0.01, 0.05),
+    "top_k": (270.0, 280.0),
+    "top_p": (0.02, 0.9, 0.5),
+}
+"""Top-k leaves too many for the row's own program, and each of them counts for top-p."""
+
+
+def check_limits(
+    device: str, shape: str, rows: int, vocab_size: int, limits: dict[str, tuple[float, ...]] = LIMITS
+) -> None:
+    """The limit itself, not only the token that is drawn: as many tokens are left as by sorting, each split's sum is theirs, and no bit depends on how many rows there are."""
+    from stoker.model.kernels.fused.sampling.limits import apply_limits
+    from stoker.model.kernels.fused.sampling.scan import SPLIT, make_scan, sum_splits
+
+    logits = SHAPES[shape](rows, vocab_size).float().to(device)
+    table = table_for(device, rows, limits)
+    places = torch.arange(rows, dtype=torch.int32, device=device)
+    scan, alone = (make_scan(logits[:count], SampleRows(places[:count], places[:count]), table) for count in (rows, 7))
+    for one in (scan, alone):
+        sum_splits(one)
+        apply_limits(one)
+    assert torch.equal(alone.thresholds, scan.thresholds[:7])
+    assert torch.equal(alone.totals, scan.totals[:7])
+    sharpness_B1 = 1 / table.numbers[:, :1]
+    scaled_BV = (logits - logits.amax(1, keepdim=True)) * sharpness_B1
+    wanted = (scaled_BV >= draw.threshold(scaled_BV, table.numbers)).sum(1)
+    kept_BV = logits >= scan.thresholds.unsqueeze(1)
+    found = kept_BV.sum(1)
+    wrong = (found - wanted).abs() > wanted // 1000  # sums are rounded in another way
+    assert not wrong.any(), f"{shape}: {found[wrong]} instead of {wanted[wrong]} in rows {wrong.nonzero().flatten()}"
+    weights_BV = (scaled_BV.double().exp() * kept_BV)[scan.thresholds > -float("inf")]
+    padded = torch.nn.functional.pad(weights_BV, (0, scan.splits * SPLIT - vocab_size))
+    sums = scan.totals[scan.thresholds > -float("inf")]
+    torch.testing.assert_close(sums, padded.unflatten(1, (scan.splits, SPLIT)).sum(-1), rtol=1e-4, atol=1e-9)
+
+
 EDGES = (20257, 58721, 147288, 192044, 250224, 278351, 340781)
 """Positions whose random number lies where sums that are rounded in different ways choose different tokens."""
 CASES = [
@@ -240,6 +306,13 @@ SMALL_TIES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_agree(case: Case) -> None:
     check_sample("cuda", case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [5000, 40000, 128256, 151936])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_limits_agree(shape: str, vocab_size: int) -> None:
+    check_limits("cuda", shape, 110, vocab_size)
 
 
 @pytest.mark.gpu
@@ -286,7 +359,8 @@ def test_padding_and_broken_rows_stay_alone() -> None:
 def test_a_captured_step_reads_new_values() -> None:
     ops = Ops("fused")
     table = table_for("cuda", 8, SETTINGS["all"])
-    rows = SampleRows(*(torch.arange(8, dtype=torch.int32, device="cuda") for _ in range(2)))
+    seats, positions = (torch.arange(8, dtype=torch.int32, device="cuda") for _ in range(2))
+    rows = SampleRows(seats, positions)
     logits = torch.randn(8, 128256, device="cuda", dtype=BF16)
     ops.sample(logits, rows, table)
     torch.cuda.synchronize()
@@ -303,7 +377,7 @@ def test_a_captured_step_reads_new_values() -> None:
 
 def test_sampling_agrees_when_interpreted() -> None:
     cases = [(check_sample, ("cpu", case)) for case in (*SMALL, *SMALL_TIES)]
-    others = [
+    others: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
         (check_padding_and_broken_rows, ("cpu",)),
         (check_one_row_alone, ("cpu", 300)),
         (check_few_finite_logits, ("cpu", 100, F32)),
@@ -312,6 +386,12 @@ def test_sampling_agrees_when_interpreted() -> None:
         (check_rows_without_adjustments, ("cpu", 3, 50)),
     ]
     interpreted.run([*cases, *others, (check_adjustments, ("cpu", 9, 60, F32))])
+
+
+def test_limits_agree_when_interpreted() -> None:
+    interpreted.run(
+        [(check_limits, ("cpu", shape, 12, 36000)) for shape in ("flat", "peaked", "crowded", "few levels")]
+    )
 
 
 def test_the_twin_repeats_and_differs_between_choices() -> None:

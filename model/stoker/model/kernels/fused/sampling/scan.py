@@ -16,7 +16,7 @@ from stoker.model.kernels.sampling import SampleRows, SamplingTable
 SPLIT = 4096
 """Logits of one split."""
 PART = 128
-"""Logits whose maximum is kept for `limits.bound_kernel`."""
+"""Logits whose maximum is kept for `bracket.bound_kernel`."""
 
 
 class Scan(NamedTuple):
@@ -30,7 +30,7 @@ class Scan(NamedTuple):
     best_tokens: Tensor
     """int32 [B, N]: where it stands."""
     totals: Tensor
-    """float64 [B, N]: the split's sum of weights, against its largest logit; against the row's where the row has a threshold, from the second scan on."""
+    """float64 [B, N]: the split's sum of weights, against its largest logit; after `apply_limits` against the row's, and only of what the limit leaves, where the row has one."""
     thresholds: Tensor
     """float32 [B]; -inf: none."""
     row_biggest: Tensor
@@ -63,15 +63,20 @@ def make_scan(logits: Tensor, rows: SampleRows, table: SamplingTable) -> Scan:
     )
 
 
-def sum_splits(scan: Scan, filtered: bool) -> None:
-    """Maxima and sums of all splits; with `filtered` the sums of what lies above the rows' thresholds."""
+def sum_splits(scan: Scan) -> None:
+    """Maxima and sums of all splits."""
     scan_kernel[(scan.logits.shape[0], scan.splits)](
-        *scan[:9],
+        scan.logits,
+        scan.seats,
+        scan.numbers,
+        scan.biggest,
+        scan.best_tokens,
+        scan.totals,
+        scan.part_maxima,
         scan.logits.stride(0),
         scan.logits.shape[1],
         scan.splits,
-        FILTERED=filtered,
-        KEEPS_PARTS=scan.filtered and not filtered,
+        KEEPS_PARTS=scan.filtered,
         SPLIT=SPLIT,
         PART=PART,
         enable_fp_fusion=True,
@@ -89,28 +94,20 @@ def largest(values, tokens):
 
 @triton.jit
 def scan_kernel(
-    logits, seats, numbers, biggest, best_tokens, totals, thresholds, row_biggest, part_maxima, stride, vocab_size, splits,
-    FILTERED: tl.constexpr, KEEPS_PARTS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    logits, seats, numbers, biggest, best_tokens, totals, part_maxima, stride, vocab_size, splits,
+    KEEPS_PARTS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature). FILTERED: the sum of what lies above the row's threshold, if it has one, against its largest."""
+    """One split: its largest logit and token, and the sum of exp((logit - largest) / temperature)."""
     wait_for_last(OVERLAPS)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if FILTERED:  # noqa: SIM102  the compiler decides this one
-        if tl.load(thresholds + row) == float("-inf"):
-            return
     token = split * SPLIT + tl.arange(0, SPLIT)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     values = tl.where(values != values, float("inf"), values)  # a nan makes the row as invalid as an infinity does
     sharpness = row_sharpness(numbers, tl.load(seats + row))
-    if FILTERED:
-        base = tl.load(row_biggest + row)
-        inside = inside & (values >= tl.load(thresholds + row))
-    else:
-        base, best_token = largest(values, token)
-        tl.store(biggest + row * splits + split, base)
-        tl.store(best_tokens + row * splits + split, best_token)
+    base, best_token = largest(values, token)
+    tl.store(biggest + row * splits + split, base)
+    tl.store(best_tokens + row * splits + split, best_token)
     if KEEPS_PARTS:
         parts: tl.constexpr = SPLIT // PART
         place = (row * splits + split) * parts + tl.arange(0, parts)

@@ -355,7 +355,7 @@ class Ops:
         first_token: int = 0,
         group: ProcessGroup | None = None,
     ) -> CrossEntropy:
-        """Output layer and loss in chunks of tokens, so that the logits never exist as a whole. Tokens of weight 0 cost nothing; their target may be any number.
+        """Output layer and loss in chunks of tokens, so that the logits never exist as a whole. Tokens of weight 0 cost nothing; their target may be any number. A token with a weight whose target is not in the whole table makes the loss NaN.
 
         With a group, `weight_VD` is this rank's rows of the table, from `first_token` on.
         """

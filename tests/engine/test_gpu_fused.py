@@ -22,7 +22,7 @@ from stoker.engine.scheduler import Scheduler
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.ops import KernelsName, Ops
 from stoker.model.paged_attend import KVCache
 from tests.engine.test_engine import drive, tokens_of
 
@@ -50,7 +50,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
-def twin(request: pytest.FixtureRequest) -> transformers.PreTrainedModel:
+def twin(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(5)
     config, model = MODELS[request.param]
     return model(config(**SHAPE)).eval()
@@ -67,7 +67,7 @@ def decoder_of(twin: Any, ops: Ops, dtype: torch.dtype) -> Decoder:
 def engine_of(
     twin: Any,
     *,
-    kernels: str = "fused",
+    kernels: KernelsName = "fused",
     dtype: torch.dtype = torch.bfloat16,
     deterministic: bool = False,
     graphs: bool = True,

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 
 
-ON_DEVICE = {
+ON_DEVICE: dict[str, dict[str, Any]] = {
     "reference": {"device": "cuda"},
     "fused": {"device": "cuda", "kernels": "fused", "overlap": True, "execute": OnDevice},
 }

@@ -44,11 +44,11 @@ def make_twin() -> Any:
     return twin.eval()
 
 
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Launches(TorchDispatchMode):
     """What is launched, as far as torch sees it: operations, shapes and numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

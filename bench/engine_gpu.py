@@ -437,6 +437,7 @@ def profile(engine: LLMEngine, row: Row, file: Path) -> None:
 
 def start_workload(engine: LLMEngine, row: Row, max_requests: int = 256, max_tokens: int = 512) -> None:
     rng = random.Random(1)
+    workloads: dict[Callable[[LLMEngine], dict[str, float]], tuple[int, int]]
     workloads = {throughput: (256, 500), one_stream: (1, 128), first_token: (1, 8192)}
     count, length = workloads.get(row.run, (64, 160))
     for index in range(min(count, max_requests)):

@@ -91,7 +91,7 @@ class EngineConfig(Config):
     deterministic: bool = False
     """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
     graphs: bool = True
-    """With fused kernels, decode steps run as CUDA graphs. The tokens are the same."""
+    """With fused kernels, steps run as CUDA graphs, except those with many tokens of prompts. The tokens are the same."""
     threads: int | None = Field(default=None, ge=1)
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig

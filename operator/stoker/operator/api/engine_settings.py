@@ -57,7 +57,7 @@ class EngineSettings(Runtime):
     deterministic: bool = False
     """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
     graphs: bool = True
-    """With fused kernels, decode steps run as CUDA graphs. The tokens are the same."""
+    """With fused kernels, steps run as CUDA graphs, except those with many tokens of prompts. The tokens are the same."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
     cache: Cache = Cache()

@@ -229,10 +229,6 @@ def check_failing_steps() -> None:
     assert found == answers(engine_of(twin, kernels="reference", graphs=False, **setting), requests)
 
 
-def test_steps_that_fail_are_computed_again() -> None:
-    interpreted.run([(check_failing_steps, ())])
-
-
 def check_no_memory() -> None:
     """The first graph fits, the second does not."""
     made: list[Callable[[], None]] = []
@@ -253,13 +249,7 @@ def check_no_memory() -> None:
     assert not engine.executor.warm()
 
 
-def test_without_memory_for_more_graphs_steps_go_on() -> None:
-    interpreted.run([(check_no_memory, ())])
-
-
-def test_replayed_steps_answer_as_the_reference_over_random_mixes() -> None:
-    interpreted.run([(check_mixes, (False, 2))])
-
-
-def test_deterministic_steps_have_the_same_bits_padded_and_not() -> None:
-    interpreted.run([(check_mixes, (True, 0))])
+def test_steps_as_graphs_when_interpreted() -> None:
+    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that fail; no memory for a second graph."""
+    mixes = [(check_mixes, (False, 2)), (check_mixes, (True, 0))]
+    interpreted.run([*mixes, (check_no_memory, ()), (check_failing_steps, ())])

@@ -1,4 +1,4 @@
-"""Runs checks of Triton kernels in a child process that interprets them on CPU tensors: Triton decides at import whether to interpret.
+"""Runs checks of Triton kernels in child processes that interpret them on CPU tensors: Triton decides at import whether to interpret.
 
 A check is a function at the top of its file that raises where a kernel is wrong; its arguments can be pickled.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,24 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
+CHILDREN = 2
+"""At a time; each computes with one thread."""
+
+
 def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:
-    """Make every call `(check, arguments)` in one child. Raises AssertionError with the traces of those that failed."""
+    """Make every call `(check, arguments)` in one of some children. Raises AssertionError with the traces of those that failed."""
     named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
+    shares = [named[first::CHILDREN] for first in range(min(CHILDREN, len(named)))]
+    with ThreadPoolExecutor(CHILDREN) as pool:
+        children = list(pool.map(lambda share: run_child(share, timeout_s), shares))
+    failed = [child for child in children if child.returncode]
+    assert not failed, "".join(child.stdout.decode()[-8000:] + child.stderr.decode()[-8000:] for child in failed)
+
+
+def run_child(named: list[tuple[str, str, tuple[Any, ...]]], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
-    child = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__))],
         input=pickle.dumps(named),
         capture_output=True,
@@ -34,7 +47,6 @@ def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s:
         cwd=ROOT,
         check=False,
     )
-    assert child.returncode == 0, child.stdout.decode()[-8000:] + child.stderr.decode()[-8000:]
 
 
 def load(path: str) -> ModuleType:

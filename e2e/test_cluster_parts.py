@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from e2e.cluster.processes import Program, started_at
 from e2e.cluster.settings import reserved
 from e2e.cluster.spec import NodeSpec, parse_nodes
 from e2e.cluster.waiting import wait_until
+from e2e.images.built import chain_ids
 
 GIB = 1 << 30
 
@@ -109,6 +111,65 @@ def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         binaries.find([tools.ETCD, tools.HELM])
 
 
+GO = """#!/bin/sh
+mkdir -p "$GOCACHE" "$GOMODCACHE" && touch "$GOCACHE/object" "$GOMODCACHE/module"
+while [ "$1" != -o ]; do shift; done
+mkdir -p "$(dirname "$2")" && printf "#!/bin/sh\\n" >"$2" && chmod 755 "$2"
+"""
+"""Builds a program that does nothing and, as the real one, fills its caches."""
+
+
+def with_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a machine whose Go is the script above."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "go").write_text(GO)
+    (folder / "bin" / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv(binaries.CACHE_VARIABLE, str(folder / "cache"))
+    for name in (binaries.BIN_VARIABLE, "GOCACHE", "GOMODCACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return binaries.cache()
+
+
+def test_what_go_keeps_besides_is_gone_after_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = with_go(tmp_path, monkeypatch)
+    (cache / "go" / "build").mkdir(parents=True)
+    (cache / "go" / "build" / "left-by-an-interrupted-build").touch()
+
+    folder = binaries.build([tools.ETCD])
+
+    assert binaries.missing_programs(tools.ETCD, folder) == []
+    assert not (cache / "go").exists()
+
+
+def test_caches_of_go_that_the_environment_names_are_used_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = with_go(tmp_path, monkeypatch)
+    monkeypatch.setenv("GOCACHE", str(tmp_path / "build"))
+    monkeypatch.setenv("GOMODCACHE", str(tmp_path / "modules"))
+
+    binaries.build([tools.ETCD])
+
+    assert (tmp_path / "build" / "object").exists()
+    assert (tmp_path / "modules" / "module").exists()
+    assert not (cache / "go").exists()
+
+
+def test_a_build_that_ends_first_leaves_the_caches_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = with_go(tmp_path, monkeypatch)
+    cache.mkdir(parents=True)
+    with (cache / "go.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        binaries.build([tools.ETCD])
+        assert (cache / "go" / "build" / "object").exists()
+
+    binaries.build([tools.HELM])
+    assert not (cache / "go").exists()
+
+
 def test_keys_are_private_and_an_authority_is_found_again(tmp_path: Path) -> None:
     pair = Authority(tmp_path).client("system:node:a", ("system:nodes",))
     again = Authority(tmp_path)
@@ -166,3 +227,14 @@ def kubectl(plane: ControlPlane, *arguments: str, config: Path | None = None) ->
         [str(program), f"--kubeconfig={config or plane.kubeconfig}", *arguments], capture_output=True, text=True
     )
     return done.stdout + done.stderr
+
+
+def test_a_layer_is_named_by_what_lies_below_it() -> None:
+    """By hand: printf 'sha256:AA.. sha256:BB..' | sha256sum."""
+    first, second = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+    assert chain_ids([]) == []
+    assert chain_ids([first]) == [first]
+    assert chain_ids([first, second]) == [
+        first,
+        "sha256:ccd722928bd92476ba1745586fed6e45a102504185ad88cd89e01ff116fd146c",
+    ]

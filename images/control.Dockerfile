@@ -26,14 +26,10 @@ RUN /tools/bin/uv build --quiet --offline --no-cache --wheel --no-build-isolatio
 # Changes only with the base and the lock files.
 FROM ${PYTHON_BASE} AS dependencies
 ARG UV_OPTIONS="--no-cache"
-COPY lock/setup.txt lock/control.txt /opt/stoker/lock/
-RUN python3 -m venv /tools \
-    && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /opt/stoker/lock/setup.txt \
-    && python3 -m venv --without-pip /opt/stoker \
-    && PYC_INVALIDATION_MODE=UNCHECKED_HASH /tools/bin/uv pip install --quiet --system-certs ${UV_OPTIONS} --link-mode copy \
-        --compile-bytecode --require-hashes --python /opt/stoker/bin/python -r /opt/stoker/lock/control.txt \
-    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth" \
-    && rm -rf /tools
+COPY images/install-locked.sh lock/setup.txt lock/control.txt /opt/stoker/lock/
+RUN python3 -m venv --without-pip /opt/stoker \
+    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth"
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/control.txt '.'
 
 FROM dependencies AS control
 RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group

@@ -28,14 +28,15 @@ RUN if [ -n "${SYSTEM_PACKAGES}" ]; then \
         apt-get update -q && apt-get install -q -y --no-install-recommends ${SYSTEM_PACKAGES} && rm -rf /var/lib/apt/lists/*; \
     fi
 ARG UV_OPTIONS="--no-cache"
-COPY lock/setup.txt lock/runtime.txt /opt/stoker/lock/
-RUN python3 -m venv /tools \
-    && /tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /opt/stoker/lock/setup.txt \
-    && python3 -m venv --without-pip /opt/stoker \
-    && PYC_INVALIDATION_MODE=UNCHECKED_HASH /tools/bin/uv pip install --quiet --system-certs ${UV_OPTIONS} --link-mode copy \
-        --compile-bytecode --require-hashes --python /opt/stoker/bin/python -r /opt/stoker/lock/runtime.txt \
-    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth" \
-    && rm -rf /tools
+COPY images/install-locked.sh lock/setup.txt lock/runtime.txt /opt/stoker/lock/
+RUN python3 -m venv --without-pip /opt/stoker \
+    && echo /opt/stoker/app > "$(/opt/stoker/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth"
+# A layer for each group of large packages: builders and nodes hold the layer they move two or three times.
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '^nvidia-cu(blas|dnn)'
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '^(nvidia|cuda)-'
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '^torch='
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '^triton='
+RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '.'
 
 FROM dependencies AS runtime
 RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group

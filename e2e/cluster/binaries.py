@@ -5,6 +5,8 @@
 
 Each tool is built into a folder of its own, named by a digest of its `go.mod`, `go.sum` and build flags, and published by a rename: a change of one pinned version
 builds that tool and no other, and a build that was interrupted leaves nothing that looks finished. One lock per tool keeps two processes from building it twice.
+
+Go's own caches (9 GB for all tools) are kept only while something is built, unless `GOCACHE` and `GOMODCACHE` name folders.
 """
 
 import fcntl
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from e2e.cluster import tools
@@ -74,24 +76,39 @@ def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
     if os.environ.get(BIN_VARIABLE):
         return find(wanted)
     folder = bin_folder()
-    for tool in wanted:
-        if missing_programs(tool, folder):
-            _publish(tool, _built(tool), folder)
+    if missing := [tool for tool in wanted if missing_programs(tool, folder)]:
+        with _go_caches(cache() / "go") as caches:
+            for tool in missing:
+                _publish(tool, _built(tool, caches), folder)
     return folder
 
 
-def _built(tool: Tool) -> Path:
+@contextmanager
+def _go_caches(folder: Path) -> Iterator[dict[str, str]]:
+    """Variables that point Go's caches below `folder`, which the last build to end removes: with it, what an interrupted one left."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            yield {"GOCACHE": str(folder / "build"), "GOMODCACHE": str(folder / "modules")}
+        finally:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _built(tool: Tool, caches: dict[str, str]) -> Path:
     """The cache folder of one tool, built if it is not there."""
     target = cache() / "tools" / tool.key
     if target.is_dir():
         return target
     with _locked(cache() / "tools" / f"{tool.key}.lock"):
         if not target.is_dir():
-            _compile(tool, target)
+            _compile(tool, target, caches)
     return target
 
 
-def _compile(tool: Tool, target: Path) -> None:
+def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
     """Runs the ordinary `go build`, one package after the other, then renames the result to `target`."""
     go = shutil.which("go")
     if go is None:
@@ -116,13 +133,14 @@ def _compile(tool: Tool, target: Path) -> None:
             str(draft / name),
             package,
         ]
-        _go(tool, command)
+        _go(tool, command, caches)
     draft.rename(target)
     print(f"built {tool.name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def _go(tool: Tool, command: list[str]) -> None:
-    environment = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+def _go(tool: Tool, command: list[str], caches: dict[str, str]) -> None:
+    flags = "-mod=readonly -modcacherw -buildvcs=false"
+    environment = {**caches, **os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": flags}
     done = subprocess.run(command, cwd=tool.module, env=environment, capture_output=True, text=True)
     if done.returncode:
         last = " | ".join(done.stderr.strip().splitlines()[-5:])

@@ -6,19 +6,28 @@ Buildah keeps every layer: the one with the dependencies is made again only when
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
+from e2e.images.built import BuiltImage
 from e2e.images.recipe import BASE_PACKAGES, DEBIAN, REPOSITORY, Recipe, base_name
 
 CACHE_IN_BUILD = "/var/cache/uv"
 MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
 """How this machine reaches the package index. Mounted while a layer is built, never part of it."""
+
+
+DRIVER = "overlay"
+DRIVER_OPTION = "overlay.skip_mount_home=true"
+"""Layers lie on the file system of the store, not on a mount of their own: files there can be linked from elsewhere."""
 
 
 class BuildError(RuntimeError):
@@ -39,11 +48,46 @@ class Builder:
 
     def reference(self, name: str) -> str:
         """An image of the store as skopeo names it."""
-        return f"containers-storage:[overlay@{self.folder / 'layers'}+{self.folder / 'run'}]{name}"
+        place = f"{DRIVER}@{self.folder / 'layers'}+{self.folder / 'run'}:{DRIVER_OPTION}"
+        return f"containers-storage:[{place}]{name}"
 
     def id(self, name: str) -> str:
         """Changes with anything in the image."""
         return self._buildah("inspect", "--type=image", "--format={{.FromImageID}}", name, what=name)
+
+    def image(self, name: str) -> BuiltImage:
+        """Raises:
+        BuildError: it is not built.
+        """
+        documents = [
+            run_bytes(["skopeo", "inspect", "--raw", *config, self.reference(name)], what=name)
+            for config in ([], ["--config"])
+        ]
+        return BuiltImage(name, *documents)
+
+    def files(self, diff_id: str) -> Path:
+        """A layer's files, with overlay's own marks for what is deleted."""
+        return self.folder / "layers" / DRIVER / self._layer(diff_id) / "diff"
+
+    @contextmanager
+    def archive(self, diff_id: str) -> Iterator[IO[bytes]]:
+        """A layer's archive, not compressed, as it is made; who reads it compares the digest."""
+        program = ["containers-storage", *self._place("--graph", "--run"), "diff", "--uncompressed"]
+        with subprocess.Popen([*program, self._layer(diff_id)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            yield process.stdout
+
+    def _layer(self, diff_id: str) -> str:
+        layers = json.loads((self.folder / "layers" / f"{DRIVER}-layers" / "layers.json").read_text())
+        found = [layer["id"] for layer in layers if layer.get("diff-digest") == diff_id]
+        if not found:
+            raise BuildError(f"{self.folder} holds no layer {diff_id}")
+        return str(found[0])
+
+    def _place(self, root: str, runroot: str) -> list[str]:
+        """Options of a program that works on this store."""
+        places = [f"{root}={self.folder / 'layers'}", f"{runroot}={self.folder / 'run'}"]
+        return [*places, f"--storage-driver={DRIVER}", f"--storage-opt={DRIVER_OPTION}"]
 
     def build(self, recipe: Recipe) -> str:
         """Builds an image; all of its layers may come from the store. Returns its name.
@@ -77,7 +121,10 @@ class Builder:
         return name
 
     def clear(self) -> None:
-        """Drops what interrupted builds left behind; to be called while no other build runs."""
+        """Drops what interrupted builds left behind, and a mount that hides the layers; to be called while no other build runs."""
+        layers = self.folder / "layers" / DRIVER
+        if layers.is_mount():
+            run(["umount", str(layers)], what="the mount of another builder on the layers")
         self._buildah("rm", "--all", what="containers of interrupted builds")
 
     def prune(self, recipes: Sequence[Recipe]) -> None:
@@ -92,8 +139,8 @@ class Builder:
         known.write_text(key)
 
     def _buildah(self, verb: str, *arguments: str, what: str, check: bool = True) -> str:
-        places = [f"--root={self.folder / 'layers'}", f"--runroot={self.folder / 'run'}", "--storage-driver=overlay"]
-        return run(["buildah", *places, verb, *arguments], what=what, check=check)
+        command = ["buildah", *self._place("--root", "--runroot"), verb, *arguments]
+        return run(command, what=what, check=check)
 
 
 def _bud_options(recipe: Recipe, base: str, wheels: Path) -> list[str]:
@@ -115,17 +162,34 @@ def _bud_options(recipe: Recipe, base: str, wheels: Path) -> list[str]:
     ]
 
 
-def run(command: Sequence[str], *, what: str, check: bool = True) -> str:
+def run(command: Sequence[str], *, what: str, check: bool = True, **standard_input: Any) -> str:
     """The program's standard output without its last newline.
+
+    Args:
+        command: the program and its arguments.
+        what: is being made; begins the message of an error.
+        check: whether a failure is an error.
+        standard_input: `stdin` (a file) or `data` (bytes).
 
     Raises:
         BuildError: it failed and `check` is set.
     """
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C.UTF-8"}, check=False)
+    return run_bytes(command, what=what, check=check, **standard_input).decode().strip()
+
+
+def run_bytes(
+    command: Sequence[str], *, what: str, check: bool = True, stdin: IO[bytes] | None = None, data: bytes = b""
+) -> bytes:
+    """As `run`, byte for byte."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    with subprocess.Popen(
+        command, stdin=stdin or subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as done:
+        output, errors = done.communicate(None if stdin else data)
     if check and done.returncode:
-        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        last = "\n".join((output + errors).decode(errors="replace").strip().splitlines()[-15:])
         raise BuildError(f"{what}: {command[0]} ended with {done.returncode}:\n{last}")
-    return done.stdout.strip()
+    return output
 
 
 def say(line: str) -> None:

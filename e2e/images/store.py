@@ -11,37 +11,16 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.images.builder import Builder, BuildError, run, say
-from e2e.images.layout import Layout, blob_path
+from e2e.images.builder import Builder, run, say
+from e2e.images.seed import OVERLAYFS, SNAPSHOTS, Seed
 
-NAMESPACE = "k8s.io"
-CONTENT = "io.containerd.content.v1.content"
-OVERLAYFS = "io.containerd.snapshotter.v1.overlayfs"
-SNAPSHOTS = f"{OVERLAYFS}/snapshots"
 LARGE_FILES = 2000
 """A layer with more files is shared by a symbolic link. Such layers (base, packages) leave the seed only when their lock file changes."""
-START_S = 20.0
-CONFIG = """\
-version = 3
-root = "{root}"
-state = "{state}/state"
-disabled_plugins = [
-  "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri",
-  "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs",
-  "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
-]
-[grpc]
-  address = "{state}/c.sock"
-[ttrpc]
-  address = "{state}/t.sock"
-"""
 
 
 class ImageStore:
@@ -83,12 +62,13 @@ class ImageStore:
             wanted = {name: builder.id(name) for name in images}
             stale = [name for name in images if loaded.get(name) != wanted[name]]
             if stale:
-                with self._containerd(bin_folder) as address:
+                with Seed.running(self.root, bin_folder) as seed:
                     for name in stale:
-                        self._import(name, builder, bin_folder, address)
+                        start = time.monotonic()
+                        new_bytes = seed.take(builder.image(name), builder)
+                        say(f"{name} imported in {time.monotonic() - start:.0f} s, {new_bytes / 1e6:.0f} MB of it new")
                         self._remember({**self._loaded(), name: wanted[name]})
-                    _collect_garbage(bin_folder, address)
-                Layout(self.folder / "layout").prune()
+                    seed.collect_garbage()
             return stale
 
     def clone_to(self, root: Path) -> None:
@@ -121,66 +101,6 @@ class ImageStore:
             copy.unlink(missing_ok=True)
             shutil.copy2(database, copy)
 
-    def _import(self, name: str, builder: Builder, bin_folder: Path, address: str) -> None:
-        start = time.monotonic()
-        layout = Layout(self.folder / "layout")
-        ref = name.rpartition("/")[2].replace(":", "-")
-        # Layers stay uncompressed: packing and unpacking them took most of the time, and only so are they recognised in the layout.
-        run(
-            [
-                "skopeo",
-                "copy",
-                "--quiet",
-                "--dest-oci-accept-uncompressed-layers",
-                builder.reference(name),
-                f"oci:{layout.folder}:{ref}",
-            ],
-            what=name,
-        )
-        descriptor = layout.manifest(ref)
-        digests = layout.digests(descriptor)
-        missing = [digest for digest in digests if not blob_path(self.root / CONTENT, digest).exists()]
-        command = [str(bin_folder / "ctr"), "--address", address, "--namespace", NAMESPACE, "images", "import", "-"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            layout.write(process.stdin, name, descriptor, missing)
-            process.stdin.close()
-            output = process.stdout.read().decode()
-        if process.returncode:
-            raise BuildError(f"{name}: ctr images import ended with {process.returncode}:\n{output[-2000:]}")
-        self._share(layout, digests)
-        size = sum(layout.blob(digest).stat().st_size for digest in missing)
-        say(f"{name} imported in {time.monotonic() - start:.0f} s, {size / 1e6:.0f} MB of it new")
-
-    def _share(self, layout: Layout, digests: Sequence[str]) -> None:
-        """The layout keeps its blobs, which tell the next push what is there, as links to the content store's: one copy on disk."""
-        for digest in digests:
-            kept, blob = blob_path(self.root / CONTENT, digest), layout.blob(digest)
-            if kept.exists() and not kept.samefile(blob):
-                blob.unlink()
-                os.link(kept, blob)
-
-    @contextmanager
-    def _containerd(self, bin_folder: Path) -> Iterator[str]:
-        """A containerd on the seed for as long as images are imported; gives its address."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="stoker-images-") as state:
-            config = Path(state) / "config.toml"
-            config.write_text(CONFIG.format(root=self.root, state=state))
-            with (Path(state) / "log").open("wb") as log:
-                process = subprocess.Popen(
-                    [str(bin_folder / "containerd"), "--config", str(config)], stdout=log, stderr=log
-                )
-            try:
-                _wait_for(Path(state) / "c.sock", process, Path(state) / "log")
-                yield f"{state}/c.sock"
-            finally:
-                process.terminate()
-                process.wait()
-
     def _loaded(self) -> dict[str, str]:
         """Name of an image in the seed -> its id in buildah's store when it was imported."""
         index = self.folder / "images.json"
@@ -199,21 +119,6 @@ class ImageStore:
             yield
 
 
-def _collect_garbage(bin_folder: Path, address: str) -> None:
-    """Layers of images that were replaced go now: deleting a lease is how containerd is told to."""
-    ctr = [str(bin_folder / "ctr"), "--address", address, "--namespace", NAMESPACE, "leases"]
-    lease = run([*ctr, "create"], what="a lease of the image store")
-    run([*ctr, "delete", "--sync", lease], what="garbage of the image store")
-
-
 def _is_large(layer: Path) -> bool:
     files = (name for _, _, names in os.walk(layer) for name in names)
     return next(itertools.islice(files, LARGE_FILES, None), None) is not None
-
-
-def _wait_for(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not socket.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise BuildError(f"containerd did not start on the image store:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster import binaries, tools
 from e2e.images.build import build_images, uv_cache
-from e2e.images.builder import Builder, run
-from e2e.images.layout import Layout, blob_path
+from e2e.images.builder import Builder, BuildError, run
 from e2e.images.recipe import ALL, CONTROL, CONTROL_NEXT, RUNTIME, Recipe
-from e2e.images.store import CONTENT, ImageStore
+from e2e.images.seed import SNAPSHOTS
+from e2e.images.store import ImageStore
 
+CONTENT = "io.containerd.content.v1.content"
 CONTROL_LIMIT_BYTES = 200_000_000
 
 
@@ -34,14 +35,12 @@ def folder(store: ImageStore) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def configuration(store: ImageStore, name: str) -> dict[str, object]:
-    layout = Layout(store.folder / "layout")
-    manifest = json.loads(layout.blob(layout.manifest(name.rpartition("/")[2].replace(":", "-"))["digest"]).read_text())
-    return dict(json.loads(layout.blob(manifest["config"]["digest"]).read_text())["config"])
+def builder_of(store: ImageStore) -> Builder:
+    return Builder(store.folder, uv_cache())
 
 
 def test_the_control_image_is_small_enough_to_pull_in_seconds(store: ImageStore, folder: Path) -> None:
-    source = Builder(store.folder, uv_cache()).reference(CONTROL.name)
+    source = builder_of(store).reference(CONTROL.name)
     run(["skopeo", "copy", "--quiet", source, f"oci:{folder}:compressed"], what=CONTROL.name)
     size = sum(path.stat().st_size for path in (folder / "blobs").rglob("*") if path.is_file())
     assert size <= CONTROL_LIMIT_BYTES
@@ -49,15 +48,13 @@ def test_the_control_image_is_small_enough_to_pull_in_seconds(store: ImageStore,
 
 @pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_programs_run_as_a_user_without_rights(store: ImageStore, recipe: Recipe) -> None:
-    assert configuration(store, recipe.name)["User"] == "65532:65532"
+    assert builder_of(store).image(recipe.name).settings()["User"] == "65532:65532"
 
 
 def test_the_next_edition_has_the_same_layers_and_is_another_image(store: ImageStore) -> None:
-    layout = Layout(store.folder / "layout")
-    first, second = (layout.manifest(f"control-{tag}") for tag in ("e2e", "e2e-next"))
-    layers = [json.loads(layout.blob(found["digest"]).read_text())["layers"] for found in (first, second)]
-    assert layers[0] == layers[1]
-    assert first["digest"] != second["digest"]
+    first, second = (builder_of(store).image(recipe.name) for recipe in (CONTROL, CONTROL_NEXT))
+    assert first.layers == second.layers
+    assert first.digest != second.digest
 
 
 def test_a_second_build_brings_nothing_new(store: ImageStore) -> None:
@@ -68,14 +65,30 @@ def test_a_second_build_brings_nothing_new(store: ImageStore) -> None:
     assert set(store.names()) == {CONTROL.name, CONTROL_NEXT.name, RUNTIME.name}
 
 
+def test_unpacked_layers_are_taken_without_a_copy(store: ImageStore, folder: Path) -> None:
+    other, builder = ImageStore(folder), builder_of(store)
+
+    assert other.load([CONTROL.name], builder, binaries.build([tools.CONTAINERD])) == [CONTROL.name]
+
+    program = Path("opt/stoker/app/bin/stoker")
+    found = [path / "fs" / program for path in (other.root / SNAPSHOTS).iterdir()]
+    (unpacked,) = [path for path in found if path.exists()]
+    built = [builder.files(diff_id) / program for diff_id in builder.image(CONTROL.name).diff_ids]
+    assert [path.samefile(unpacked) for path in built if path.exists()] == [True]
+
+
+def test_a_layer_that_was_never_built_is_named(store: ImageStore) -> None:
+    with pytest.raises(BuildError, match=r"holds no layer sha256:0$"):
+        builder_of(store).files("sha256:0")
+
+
 def test_a_node_gets_every_layer_without_a_copy_and_its_own_databases(store: ImageStore, folder: Path) -> None:
     root = folder / "containerd"
     store.clone_to(root)
 
     seeds = list((store.root / CONTENT / "blobs" / "sha256").iterdir())
     assert len(seeds) >= 8
-    for seed in seeds:
-        assert blob_path(root / CONTENT, f"sha256:{seed.name}").samefile(seed)
+    assert all((root / seed.relative_to(store.root)).samefile(seed) for seed in seeds)
     databases = [path.relative_to(store.root) for path in store.root.glob("*/*.db")]
     assert len(databases) >= 2
     assert not any((root / database).samefile(store.root / database) for database in databases)

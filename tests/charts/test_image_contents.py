@@ -27,8 +27,15 @@ def test_an_image_sees_and_takes_its_own_source_roots_only(image: str) -> None:
 @pytest.mark.parametrize("image", CONTENTS)
 def test_an_image_is_installed_by_hash_and_runs_as_nobody_in_particular(image: str) -> None:
     text = (ROOT / "images" / f"{image}.Dockerfile").read_text()
-    assert text.count("--require-hashes") == 3
+    assert text.count("pip install") == text.count("--require-hashes") == 1
+    assert text.count(f"install-locked.sh /opt/stoker/lock/{image}.txt '.'") == 1, "everything of the lock file"
     assert "ARG PYTHON_BASE=" in text
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert "/etc/ssl" not in text
     assert "pip.conf" not in text
+
+
+def test_parts_of_a_lock_file_are_installed_by_hash_and_without_what_they_ask_for() -> None:
+    text = (ROOT / "images" / "install-locked.sh").read_text()
+    assert text.count("pip install") == text.count("--require-hashes") == 2
+    assert text.count("--no-deps") == 1

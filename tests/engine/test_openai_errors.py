@@ -160,7 +160,27 @@ def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_pat
             )
             messages = [{"role": "user", "content": "x" * 300}]
             error = (await s.post("/v1/chat/completions", messages=messages)).json()["error"]
-            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"max_tokens": 300}, "max_tokens"),
+        ({"max_completion_tokens": 300}, "max_completion_tokens"),
+        ({"max_completion_tokens": 300, "max_tokens": 1}, "max_completion_tokens"),
+        ({"max_completion_tokens": 1, "max_tokens": 300}, None),
+    ],
+)
+def test_the_limit_that_does_not_fit_is_named_as_it_was_given(
+    tmp_path: Path, limits: dict[str, int], named: str | None
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = await s.post("/v1/chat/completions", **CHAT, **limits)
+            assert answer.json().get("error", {}).get("param") == named
 
     run(scenario)
 

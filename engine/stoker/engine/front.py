@@ -141,7 +141,7 @@ class Front:
         jobs = []
         for number, prompt in enumerate(prompts):
             params = completion_params(body, self._defaults, facts.max_model_len - len(prompt))
-            self._check(facts, prompt, params)
+            self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{request_id}-{number}"
             jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
@@ -161,14 +161,16 @@ class Front:
             _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
         )
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
-        self._check(facts, prompt, params)
+        self._check(facts, body, prompt, params)
         generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
         envelope = self._envelope("chatcmpl", name, facts)
         return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body))
 
-    def _check(self, facts: ModelFacts, prompt: tuple[int, ...], params: SamplingParams) -> None:
+    def _check(
+        self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
+    ) -> None:
         assert params.max_tokens is not None
-        check_length(facts.max_model_len, len(prompt), params.max_tokens)
+        check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
         _check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
         self.metrics.started(params, params.max_tokens)
 

@@ -54,13 +54,13 @@ def not_supported(field: str) -> ApiError:
     return bad_request(f"not supported yet: {field}", field.split("=")[0], "unsupported_parameter")
 
 
-def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int) -> ApiError:
+def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int, field: str) -> ApiError:
     """In the words that clients look for."""
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, you requested "
         f"{prompt_tokens + output_tokens} tokens ({prompt_tokens} in the prompt, {output_tokens} in the completion). "
         "Please reduce the length of the prompt or completion.",
-        "prompt" if output_tokens <= 1 else "max_tokens",
+        field,
         "context_length_exceeded",
     )
 

@@ -64,12 +64,13 @@ def chat_params(body: ChatBody, defaults: GenerationDefaults, room: int) -> Samp
     return _params(body, defaults, limit, body.num_logprobs, prompt_logprobs=None)
 
 
-def check_length(max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:
-    """Refuse what does not fit into the context, with the numbers."""
+def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:
+    """Refuse what does not fit into the context, with the numbers and the field that has to change."""
     if prompt_tokens == 0:
-        raise bad_request("prompt: at least one token is needed", "prompt", "invalid_value")
+        raise bad_request(f"{body.prompt_field}: at least one token is needed", body.prompt_field, "invalid_value")
     if prompt_tokens + output_tokens > max_model_len:
-        raise too_long(max_model_len, prompt_tokens, output_tokens)
+        fits = prompt_tokens < max_model_len
+        raise too_long(max_model_len, prompt_tokens, output_tokens, body.limit_field if fits else body.prompt_field)
 
 
 def _params(

@@ -141,6 +141,8 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     suffix: str | None = None
 
+    prompt_field: ClassVar[str] = "prompt"
+    limit_field: ClassVar[str] = "max_tokens"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
         "suffix": (None, ""),
@@ -226,6 +228,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
+    prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
         "tools": (None, []),
@@ -248,6 +251,11 @@ class ChatBody(GenerationBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only allowed with logprobs=true")
         return self
+
+    @property
+    def limit_field(self) -> str:
+        """The name under which `output_limit` was given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def output_limit(self) -> int | None:

@@ -11,7 +11,7 @@ import sys
 
 from e2e.cluster import binaries
 from e2e.images.build import build_images
-from e2e.images.builder import BuildError
+from e2e.images.commands import BuildError
 from e2e.images.preflight import missing
 from e2e.images.store import ImageStore
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster import binaries, tools
-from e2e.images.builder import Builder, BuildError
+from e2e.images.builder import Builder
+from e2e.images.commands import BuildError
 from e2e.images.preflight import missing
 from e2e.images.recipe import ALL, Recipe
 from e2e.images.store import ImageStore
@@ -26,6 +28,7 @@ def build_images(recipes: Sequence[Recipe] = ALL) -> ImageStore:
         raise BuildError("\n".join(lines))
     builder = Builder(store.folder, uv_cache())
     with _one_at_a_time(store.folder / "build.lock"):
+        shutil.rmtree(store.folder / "layout", ignore_errors=True)  # where stores of an earlier edition kept archives
         builder.clear()
         names = [builder.build(recipe) for recipe in recipes]
         builder.prune(ALL)

@@ -1,37 +1,30 @@
 """Images from the repository's Dockerfiles, by buildah, on a base image made from Debian packages: no Docker, no registry.
 
-Buildah keeps every layer: the one with the dependencies is made again only when the base or a lock file changes, and a change of code costs seconds.
+Buildah keeps every layer: those with the dependencies are made again only when the base or a lock file changes, and a change of code costs seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from e2e.images.built import BuiltImage
+from e2e.images.commands import BuildError, run, run_bytes, say
 from e2e.images.recipe import BASE_PACKAGES, DEBIAN, REPOSITORY, Recipe, base_name
 
 CACHE_IN_BUILD = "/var/cache/uv"
 MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
 """How this machine reaches the package index. Mounted while a layer is built, never part of it."""
-
-
 DRIVER = "overlay"
 DRIVER_OPTION = "overlay.skip_mount_home=true"
 """Layers lie on the file system of the store, not on a mount of their own: files there can be linked from elsewhere."""
-
-
-class BuildError(RuntimeError):
-    """A build failed; the message ends with the last lines of its output."""
 
 
 class Builder:
@@ -128,14 +121,13 @@ class Builder:
         self._buildah("rm", "--all", what="containers of interrupted builds")
 
     def prune(self, recipes: Sequence[Recipe]) -> None:
-        """Drops layers that belong to no image any more, once a lock file or the base has changed: a large layer is not kept for nothing."""
-        locks = sorted({recipe.lock for recipe in recipes})
-        key = "\n".join(
-            [base_name(), *(hashlib.sha256((REPOSITORY / lock).read_bytes()).hexdigest() for lock in locks)]
-        )
+        """Drops layers that belong to no image any more, once what they followed from has changed: a large layer is not kept for nothing."""
+        files = sorted({file for recipe in recipes for file in recipe.large_layers})
+        hashes = [hashlib.sha256((REPOSITORY / file).read_bytes()).hexdigest() for file in files]
+        key = "\n".join([base_name(), *hashes])
         known = self.folder / "layers.key"
         if known.exists() and known.read_text() != key:
-            self._buildah("rmi", "--prune", what="layers of an earlier lock file")
+            self._buildah("rmi", "--prune", what="layers of earlier images")
         known.write_text(key)
 
     def _buildah(self, verb: str, *arguments: str, what: str, check: bool = True) -> str:
@@ -160,38 +152,3 @@ def _bud_options(recipe: Recipe, base: str, wheels: Path) -> list[str]:
         f"--file={REPOSITORY / recipe.dockerfile}",
         f"--tag={recipe.name}",
     ]
-
-
-def run(command: Sequence[str], *, what: str, check: bool = True, **standard_input: Any) -> str:
-    """The program's standard output without its last newline.
-
-    Args:
-        command: the program and its arguments.
-        what: is being made; begins the message of an error.
-        check: whether a failure is an error.
-        standard_input: `stdin` (a file) or `data` (bytes).
-
-    Raises:
-        BuildError: it failed and `check` is set.
-    """
-    return run_bytes(command, what=what, check=check, **standard_input).decode().strip()
-
-
-def run_bytes(
-    command: Sequence[str], *, what: str, check: bool = True, stdin: IO[bytes] | None = None, data: bytes = b""
-) -> bytes:
-    """As `run`, byte for byte."""
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    with subprocess.Popen(
-        command, stdin=stdin or subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    ) as done:
-        output, errors = done.communicate(None if stdin else data)
-    if check and done.returncode:
-        last = "\n".join((output + errors).decode(errors="replace").strip().splitlines()[-15:])
-        raise BuildError(f"{what}: {command[0]} ended with {done.returncode}:\n{last}")
-    return output
-
-
-def say(line: str) -> None:
-    """Progress: a first build takes minutes."""
-    print(f"images: {line}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 REGISTRY = "localhost/stoker"
 DEBIAN = "bookworm"
+INSTALLER = "images/install-locked.sh"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
 
 
@@ -22,9 +23,14 @@ class Recipe:
     dockerfile: str
     """Relative to the repository."""
     lock: str
-    """What its large layer is keyed by; relative to the repository."""
+    """What its large layers hold; relative to the repository."""
     labels: dict[str, str] = field(default_factory=dict)
     """Beyond the Dockerfile's; a label makes another image of the same layers."""
+
+    @property
+    def large_layers(self) -> tuple[str, ...]:
+        """The files that its large layers follow from, relative to the repository."""
+        return (self.dockerfile, INSTALLER, self.lock)
 
     @property
     def ignore_file(self) -> str:

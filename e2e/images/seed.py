@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.images.builder import Builder, BuildError, run
+from e2e.images.builder import Builder
 from e2e.images.built import BuiltImage, chain_ids, digest_of
+from e2e.images.commands import BuildError, run
 
 NAMESPACE = "k8s.io"
 OVERLAYFS = "io.containerd.snapshotter.v1.overlayfs"

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.images.builder import Builder, run, say
+from e2e.images.builder import Builder
+from e2e.images.commands import run, say
 from e2e.images.seed import OVERLAYFS, SNAPSHOTS, Seed
 
 LARGE_FILES = 2000
@@ -64,12 +65,15 @@ class ImageStore:
             if stale:
                 with Seed.running(self.root, bin_folder) as seed:
                     for name in stale:
-                        start = time.monotonic()
-                        new_bytes = seed.take(builder.image(name), builder)
-                        say(f"{name} imported in {time.monotonic() - start:.0f} s, {new_bytes / 1e6:.0f} MB of it new")
+                        self._import(name, builder, seed)
                         self._remember({**self._loaded(), name: wanted[name]})
                     seed.collect_garbage()
             return stale
+
+    def _import(self, name: str, builder: Builder, seed: Seed) -> None:
+        start = time.monotonic()
+        new_bytes = seed.take(builder.image(name), builder)
+        say(f"{name} imported in {time.monotonic() - start:.0f} s, {new_bytes / 1e6:.0f} MB of it new")
 
     def clone_to(self, root: Path) -> None:
         """Makes a node's containerd root with every image of the seed. Must be on the seed's file system.

@@ -10,7 +10,8 @@ import pytest
 
 from e2e.cluster import binaries, tools
 from e2e.images.build import build_images, uv_cache
-from e2e.images.builder import Builder, BuildError, run
+from e2e.images.builder import Builder
+from e2e.images.commands import BuildError, run
 from e2e.images.recipe import ALL, CONTROL, CONTROL_NEXT, RUNTIME, Recipe
 from e2e.images.seed import SNAPSHOTS
 from e2e.images.store import ImageStore

@@ -1,4 +1,4 @@
-# The data plane: model, checkpoint, trainer and engine on one layer with PyTorch. One file for CPU and CUDA: the locked
+# The data plane: model, checkpoint, trainer and engine on layers with PyTorch. One file for CPU and CUDA: the locked
 # PyTorch runs on both, the driver comes from the node.
 #
 #   docker build -f images/runtime.Dockerfile -t runtime .

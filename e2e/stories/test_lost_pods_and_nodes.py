@@ -35,7 +35,7 @@ def test_a_killed_pod_and_a_killed_node_cost_steps_since_the_newest_verified_che
     story.cluster.kill_node(lost)
 
     second_end = ended_attempt(story, 1)
-    assert second_end["failure"]["node"] == lost
+    assert second_end["failure"]["node"] == lost, second_end
     assert second_end["failure"]["action"] == "RetryFree"
     assert "NodeLost" in second_end["failure"]["detail"]
     waiting = story.wait("TrainingJob", "hit", lambda found: "lack" in str(found["status"].get("message")), "waiting")

@@ -63,6 +63,11 @@ def test_lost_pods_that_are_to_go_or_hang_in_their_deletion_go_by_force() -> Non
     assert plan.delete == (ref_of(other),)
 
 
+def test_a_pod_of_another_owner_stays_until_that_one_has_seen_its_loss() -> None:
+    seen = mark_lost(observed(pod("theirs", "n", deleting=True, owner="uid-other")), LOST)
+    assert removed_by_force(Plan(), seen).force == ()
+
+
 def test_without_silent_nodes_nothing_changes() -> None:
     before = observed(pod("a", "n"))
     seen = mark_lost(before, Verdict())

@@ -404,6 +404,30 @@ def test_a_lost_peer_without_a_lost_node_ends_a_job_that_has_no_budget_left() ->
     assert run.status["message"] == "PeerLost: connection reset by peer"
 
 
+@pytest.mark.parametrize(
+    ("finished_at", "cause"), [("2026-01-01T00:00:00Z", "RankKilled"), ("2026-01-01T00:01:00Z", "PeerLost")]
+)
+def test_a_killed_rank_is_named_also_where_its_peer_was_heard_of_first_unless_it_was_killed_for_not_going(
+    finished_at: str, cause: str
+) -> None:
+    run = Run(workers={"replicas": 2}, run={"backoffLimit": 2})
+    run.start()
+    survivor, killed = run.gang
+    run.cluster.end(survivor, Cause.PEER_LOST, detail="connection reset by peer")
+    run.cluster.reconcile(JOB)
+    assert run.status["attempt"]["endedAt"] == "2026-01-01T00:00:00Z"
+
+    terminated = {"exitCode": 137, "finishedAt": finished_at}
+    main = {"name": "main", "state": {"terminated": terminated}}
+    killed["status"] = {"phase": "Failed", "containerStatuses": [main]}
+    run.cluster.reconcile(JOB)
+
+    failure = run.status["lastFailure"]
+    assert (failure["cause"], failure["action"], run.status["failuresWithoutProgress"]) == (cause, "Retry", 1)
+    assert run.status["attempt"]["failure"] == failure
+    assert not run.cluster.plan(JOB).events, "said once"
+
+
 def test_a_pod_that_was_only_told_to_go_is_not_blamed_for_what_its_peer_did() -> None:
     run = Run(workers={"replicas": 2}, run={"backoffLimit": 2})
     run.start()

@@ -48,9 +48,13 @@ def mark_lost(seen: Observed, verdict: Verdict) -> Seen:
 
 
 def removed_by_force(plan: Plan, seen: Seen) -> Plan:
-    """`plan` with the lost pods that it deletes, or that are being deleted already, among those removed by force."""
+    """`plan` with the lost pods that it deletes, or that are its resource's and are being deleted already, among those removed by force.
+
+    A pod that another resource only looks at stays until its owner has seen how it was lost.
+    """
     deleted = set(plan.delete)
-    being = {pod["metadata"]["uid"] for pod in seen.observed.of_kind("Pod") if pod["metadata"].get("deletionTimestamp")}
+    own = [pod for pod in seen.observed.of_kind("Pod") if _owns(seen.observed.resource, pod)]
+    being = {pod["metadata"]["uid"] for pod in own if pod["metadata"].get("deletionTimestamp")}
     force = tuple(ref for ref in seen.lost if ref in deleted or ref.uid in being)
     waits = [seconds for seconds in (plan.requeue_after_s, seen.look_again_s) if seconds is not None]
     return replace(

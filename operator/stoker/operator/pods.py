@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,8 @@ from stoker.pod.last_word import LastWord, parse_last_word
 
 MAIN = "main"
 """Name of the container that does the work."""
+GRACE_S = 30.0
+"""Kubernetes' default from the request to go until the kill."""
 
 
 class PodState(StrEnum):
@@ -86,6 +88,13 @@ def ended_at(pod: Object) -> datetime | None:
     """When its main container ended, by the clock of its node; when the pod was made, where nothing else is known."""
     at = _terminated(pod.get("status", {})).get("finishedAt") or pod["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(at) if at else None
+
+
+def ended_by_itself(pod: Object, told_at: datetime) -> bool:
+    """Whether its main container ended without being killed for not going: half of the grace it had lies between, whatever the clocks' difference."""
+    at = _terminated(pod.get("status", {})).get("finishedAt")
+    grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", GRACE_S))
+    return at is not None and datetime.fromisoformat(at) < told_at + timedelta(seconds=grace_s / 2)
 
 
 def waiting_reason(pod: Object) -> str | None:

@@ -7,13 +7,14 @@ from typing import Any
 from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.conditions import Health, summary
 from stoker.operator.plan import Event, Plan
-from stoker.operator.pods import label
+from stoker.operator.pods import ended_by_itself, label
 from stoker.operator.reconcile.saves import new_checkpoints
 from stoker.operator.reconcile.training_end import finish
 from stoker.operator.reconcile.training_status import (
     checkpoint_figures,
     completed,
     gang_size,
+    moment,
     progress_figures,
     reported_step,
     undeleted,
@@ -30,7 +31,7 @@ def recover(view: TrainingView) -> Plan | None:
     if attempt is None:
         return None
     if attempt.ended_at is not None:
-        return _blame_lost_node(view, attempt)
+        return _explain(view, attempt)
     if completed(view):
         return finish(view, "Completed", Health.READY, "Completed", "")
     ending = first_failure(view.gang) or _lost(view, attempt)
@@ -82,23 +83,42 @@ def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
     return action
 
 
-def _blame_lost_node(view: TrainingView, attempt: Attempt) -> Plan | None:
-    """A node is known to be lost only after a while, and its peers have failed of that by then. While the attempt's pods go, the cause
-    replaces the consequence, and the job's budget has its retry back."""
-    ending = disruption(view.gang)
+def _explain(view: TrainingView, attempt: Attempt) -> Plan | None:
+    """A node is known to be lost only after a while, and kubelets tell of ends in any order: peers may have failed of it by then. While the
+    attempt's pods go, the cause replaces the consequence; where it was a lost node, the job's budget has its retry back."""
     failure = attempt.failure
-    if failure is None or failure.action != Action.RETRY or ending is None or ending.action is not Action.RETRY_FREE:
+    if failure is None or failure.action != Action.RETRY:
         return None
-    blamed = _failure(view, ending, Action.RETRY_FREE)
+    ending = _disruption(view) or _origin(view, attempt, failure)
+    if ending is None:
+        return None
+    explained = _failure(view, ending, ending.action)
     message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
+    failures = view.job.status.failures_without_progress - (ending.action is Action.RETRY_FREE)
     changes = {
-        "attempt": attempt.model_copy(update={"failure": blamed}),
-        "last_failure": blamed,
-        "failures_without_progress": max(0, view.job.status.failures_without_progress - 1),
+        "attempt": attempt.model_copy(update={"failure": explained}),
+        "last_failure": explained,
+        "failures_without_progress": max(0, failures),
         "message": message,
     }
-    event = Event("Warning", ending.cause.value, f"what ended attempt {attempt.number}: {message}; {blamed.action}")
+    event = Event("Warning", ending.cause.value, f"what ended attempt {attempt.number}: {message}; {explained.action}")
     return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), Plan(events=(event,)))
+
+
+def _disruption(view: TrainingView) -> Ending | None:
+    ending = disruption(view.gang)
+    return ending if ending is not None and ending.action is Action.RETRY_FREE else None
+
+
+def _origin(view: TrainingView, attempt: Attempt, failure: Failure) -> Ending | None:
+    """Why a peer was lost: the failure of a pod that nobody had told to go."""
+    if failure.cause != Cause.PEER_LOST or attempt.ended_at is None:
+        return None
+    told_at = moment(attempt.ended_at)
+    ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, told_at))
+    return (
+        ending if ending is not None and ending.cause is not Cause.PEER_LOST and ending.action is Action.RETRY else None
+    )
 
 
 def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:

@@ -116,9 +116,9 @@ def _origin(view: TrainingView, attempt: Attempt, failure: Failure) -> Ending | 
         return None
     told_at = moment(attempt.ended_at)
     ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, told_at))
-    return (
-        ending if ending is not None and ending.cause is not Cause.PEER_LOST and ending.action is Action.RETRY else None
-    )
+    if ending is None or ending.cause is Cause.PEER_LOST:
+        return None
+    return ending if ending.action is Action.RETRY else None
 
 
 def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:

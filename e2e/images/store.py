@@ -1,6 +1,6 @@
 """The seed store: one containerd root that holds every image, imported and unpacked once, and is cloned into each node by hard links.
 
-The runtime image takes 9 GB on a node. Cloned, a second node costs a second and no disk, and all nodes share the page cache of PyTorch's libraries. That is
+The images take 13 GB on a node. Cloned, a second node costs a second and no disk, and all nodes share the page cache of PyTorch's libraries. That is
 safe because containerd never writes into an unpacked layer or a blob; its databases, which it does write, are copied. Removing a node's files leaves the seed whole.
 """
 

@@ -28,13 +28,13 @@ from trainer_gpu import ROWS, Run, add_site, spawn, tell, trainer_config
 
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.beacon import Beacon, Event, SaveEvent
-from stoker.trainer.communicator import make_communicator
-from stoker.trainer.process_group import choose_device, find_rank_place, process_group
-from stoker.trainer.save_group import make_save_group
-from stoker.trainer.saver import SavePlan, Saver
-from stoker.trainer.snapshot import Snapshots, state_tensors
-from stoker.trainer.wishes import Wishes
+from stoker.trainer.protocol.channel import Beacon, Event, SaveEvent
+from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.rank.communicator import make_communicator
+from stoker.trainer.rank.process_group import choose_device, find_rank_place, process_group
+from stoker.trainer.rank.save_group import make_save_group
+from stoker.trainer.rank.saver import SavePlan, Saver
+from stoker.trainer.rank.snapshot import Snapshots, state_tensors
 
 
 class TimedBeacon(Beacon):

@@ -32,12 +32,12 @@ from typing import Any
 import torch
 
 from bench.row_limit import tried
-from stoker.engine.blocks import BlockManager
-from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import OnDevice
-from stoker.engine.runner import Runner
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import OnDevice
+from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Scheduler
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels

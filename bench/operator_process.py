@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from stoker.operator.cluster import seam
+from stoker.operator.cluster import interface as seam
 from stoker.operator.cluster.kinds import OURS
-from stoker.operator.kept import kept
-from stoker.operator.operator import Operator
-from stoker.operator.plan import Call, Key, Object, Ref
-from stoker.operator.reconcilers import RECONCILERS
-from stoker.operator.settings import Settings
-from stoker.operator.store import key_of
+from stoker.operator.domain.plan import Call, Key, Object, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.operator import Operator
+from stoker.operator.loop.store import key_of
+from stoker.operator.service.reconcilers import RECONCILERS
 
 MAX_LINE = 1 << 28
 PAGE = 100

@@ -35,10 +35,10 @@ from typing import Any
 
 from stoker.operator.admission.admission import Admission
 from stoker.operator.api.crd import KIND_INFOS, definition
-from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.cluster.local.objects import ObjectStore, Record
-from stoker.operator.cluster.seam import ClusterError
-from stoker.operator.plan import Key, Object, Ref
+from stoker.operator.domain.clock import SystemClock
+from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.render.names import writer_of
 
 CHILD = Path(__file__).with_name("operator_process.py")

@@ -41,15 +41,15 @@ from torch import Tensor
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.pod.config_file import parse
-from stoker.trainer.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.data.batch import MicroBatch
-from stoker.trainer.ordered_sum import sum_in_order
-from stoker.trainer.process_group import choose_device, find_rank_place, process_group, set_threads
-from stoker.trainer.run import make_ops, make_zero
-from stoker.trainer.start import Start
-from stoker.trainer.train_step import ForwardPass, TrainStep
-from stoker.trainer.wishes import Wishes
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.rank.build import make_ops, make_zero
+from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.initial_weights import Start
+from stoker.trainer.rank.ordered_sum import sum_in_order
+from stoker.trainer.rank.process_group import choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.rank.train_step import ForwardPass, TrainStep
 
 LLAMA_8B = {
     "hidden_size": 4096,

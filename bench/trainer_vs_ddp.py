@@ -41,12 +41,12 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
-from stoker.trainer.communicator import make_communicator
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.data.batch import MicroBatch
-from stoker.trainer.run import make_zero
-from stoker.trainer.train_step import ForwardPass, TrainStep
-from stoker.trainer.wishes import Wishes
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.rank.build import make_zero
+from stoker.trainer.rank.communicator import make_communicator
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.train_step import ForwardPass, TrainStep
 
 RANKS = 2
 MODELS = {

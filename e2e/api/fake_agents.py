@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 from stoker.operator.render.names import writer_of
 
 Report = dict[str, Any]

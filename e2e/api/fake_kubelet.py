@@ -12,7 +12,7 @@ import aiohttp
 from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.fake_agents import FakeAgents
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord, SaveRecord
+from stoker.pod.termination_message import SaveReport, TerminationMessage
 
 NODE = "node-1"
 
@@ -59,10 +59,12 @@ class FakeKubelet:
     async def end(self, name: str, cause: Cause, **word: Any) -> None:
         """The pod's program ends with a last word."""
         saves = tuple(
-            SaveRecord(**{key: save[key] for key in ("id", "folder", "step", "digest", "verified")})
+            SaveReport(**{key: save[key] for key in ("id", "folder", "step", "digest", "verified")})
             for save in word.pop("saves", ())
         )
-        await self._terminate(name, EXIT_CODES[cause], LastWord(cause=cause, saves=saves, **word).encode().decode())
+        await self._terminate(
+            name, EXIT_CODES[cause], TerminationMessage(cause=cause, saves=saves, **word).encode().decode()
+        )
 
     async def kill(self, name: str) -> None:
         """The pod's container dies without a word."""
@@ -117,7 +119,7 @@ class FakeKubelet:
         if pod["metadata"]["labels"].get("stoker.dev/role") == "task":
             result = self.tasks(pod)
             cause = Cause.COMPLETED if result["ok"] else Cause.TASK_FAILED
-            word = LastWord(cause=cause, result=result)
+            word = TerminationMessage(cause=cause, result=result)
             await self._terminate(name, EXIT_CODES[cause], word.encode().decode())
             return
         status = {

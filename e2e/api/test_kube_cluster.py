@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from e2e.api.plane import Plane
-from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.interface import Cluster, Invalid, NamespaceTerminating, NotFound, PodUnreachable
 from stoker.operator.cluster.kube.connection import Connection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.cluster.seam import Cluster, Invalid, NamespaceTerminating, NotFound, PodUnreachable
-from stoker.operator.plan import Object, Ref
+from stoker.operator.domain.clock import SystemClock
+from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
 from tests.operator.cluster_contract import NAMESPACE, ClusterContract, config_map, eventually, gated_pod, ref_of, take
 

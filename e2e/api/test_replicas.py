@@ -13,9 +13,9 @@ from e2e.api.fault_proxy import FaultProxy
 from e2e.api.faults import UNAVAILABLE, FaultPlan, Hang, Rule, Script
 from e2e.api.training_story import assert_once, begin, finish, has_saved, to_the_end, trains
 from e2e.api.world import Story, World, eventually
-from stoker.operator.config import ApiConfig, LeaseConfig, ListenConfig, OperatorConfig, PollConfig
-from stoker.operator.program import Program
-from stoker.operator.settings import Settings
+from stoker.operator.domain.settings import Settings
+from stoker.operator.service.config import ApiConfig, LeaseConfig, ListenConfig, OperatorConfig, PollConfig
+from stoker.operator.service.program import Program
 
 LEASE = LeaseConfig(duration_s=3, renew_deadline_s=2, retry_s=0.4)
 

@@ -19,18 +19,18 @@ from e2e.api.fake_kubelet import FakeKubelet
 from e2e.api.fault_proxy import FaultProxy
 from e2e.api.faults import FaultPlan
 from e2e.api.plane import Plane
-from stoker.operator.clock import Clock, SystemClock
 from stoker.operator.cluster.kinds import OURS
 from stoker.operator.cluster.kube.connection import Connection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.operator import Operator
-from stoker.operator.program import VIEW
-from stoker.operator.reconcilers import RECONCILERS
-from stoker.operator.settings import Settings
-from stoker.operator.store import key_of
+from stoker.operator.domain.clock import Clock, SystemClock
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.operator import Operator
+from stoker.operator.loop.store import key_of
+from stoker.operator.service.program import VIEW
+from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key
 from tests.operator.bad_manifests import JOB, changed
 

@@ -13,7 +13,7 @@ from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, ren
 from e2e.charts.plain import FILE, plain
 from e2e.charts.snapshots import CASES, FOLDER, snapshot
 from e2e.images.recipe import CONTROL, RUNTIME
-from stoker.operator.config import OperatorConfig
+from stoker.operator.service.config import OperatorConfig
 
 
 @pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])

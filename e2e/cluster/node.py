@@ -1,6 +1,6 @@
 """One node: containerd, runc, kubelet and kube-proxy in namespaces and cgroups of their own. Killing it is losing the machine.
 
-The node's folder holds its configuration, logs, the kubelet's state and containerd's store; `box.py` is its first process.
+The node's folder holds its configuration, logs, the kubelet's state and containerd's store; `node_init.py` is its first process.
 """
 
 import json
@@ -21,7 +21,7 @@ from e2e.cluster.spec import NodeSpec
 from e2e.cluster.waiting import wait_until
 from e2e.images.store import ImageStore
 
-BOX = Path(__file__).with_name("box.py")
+BOX = Path(__file__).with_name("node_init.py")
 
 
 class Node:

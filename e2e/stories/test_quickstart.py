@@ -81,7 +81,7 @@ def kinds_left(story: Story) -> list[str]:
 
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
     """The answer to a pod that knows nothing but the Service's name."""
-    story.apply(pod(name, ["python", "-m", "stoker.engine.chat", "http://stoker-chat:8000", *CHAT]))
+    story.apply(pod(name, ["python", "-m", "stoker.cli.chat", "http://stoker-chat:8000", *CHAT]))
     story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
     return story.log(story.get("Pod", name))
 

@@ -16,7 +16,7 @@ from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.task import Result, list_task
 from stoker.checkpoint.task import run as run_task
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import MAX_BYTES, LastWord, parse_last_word
+from stoker.pod.termination_message import MAX_BYTES, TerminationMessage, parse_termination_message
 from tests.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
 
 META = {
@@ -139,10 +139,10 @@ def test_a_wrong_command_line_ends_with_64(arguments: list[str]) -> None:
     assert b"Error" in child.stderr
 
 
-def task(log: Path, *arguments: object) -> tuple[int, LastWord]:
+def task(log: Path, *arguments: object) -> tuple[int, TerminationMessage]:
     log.touch()
     code, _ = run("task", *arguments, "--termination-log", log)
-    word = parse_last_word(log.read_text())
+    word = parse_termination_message(log.read_text())
     assert word is not None
     return code, word
 
@@ -159,7 +159,7 @@ def test_a_task_in_its_own_process_leaves_its_last_word(tmp_path: Path, done: Pu
         str(tmp_path / done.folder_name),
     ]
     assert subprocess.run([*command, "--termination-log", str(log)], check=False, capture_output=True).returncode == 0
-    word = parse_last_word(log.read_text())
+    word = parse_termination_message(log.read_text())
     assert word is not None
     assert (word.cause, word.step) == (Cause.COMPLETED, 7)
     assert word.result == figures_of(done) | {"task": "verify", "ok": True, "problems": []}

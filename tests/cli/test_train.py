@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stoker.pod.config_file import parse
-from stoker.trainer.config import TrainerConfig
+from stoker.trainer.protocol.config import TrainerConfig
 
 
 def job(**spec: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from stoker.engine.blocks import BlockManager
-from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import Executor, InProcess
-from stoker.engine.runner import Runner
-from stoker.engine.scheduler import Scheduler
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import Executor, InProcess
+from stoker.engine.execution.runner import Runner
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels

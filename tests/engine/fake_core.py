@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from stoker.engine.messages import (
+from stoker.engine.core.messages import (
     Abort,
     AddRequest,
     CoreState,

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from stoker.engine.core_client import CoreClient
-from stoker.engine.front import Front
-from stoker.engine.metrics import FrontMetrics
-from stoker.engine.server import OpenAiServer
+from stoker.engine.core.core_client import CoreClient
+from stoker.engine.http.front import Front
+from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.server import OpenAiServer
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
 from tests.engine.fake_core import ByteCodec, FakeCore

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.engine.blocks import BlockManager, Copy
+from stoker.engine.core.blocks import BlockManager, Copy
 
 
 def test_an_owner_gets_blocks_for_all_its_tokens() -> None:

@@ -14,16 +14,16 @@ import pytest
 import torch
 import zmq
 
-from stoker.engine import messages as m
 from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
-from stoker.engine.core import Core, run_core
-from stoker.engine.engine import LLMEngine
+from stoker.engine.core import messages as m
+from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.core.core import Core, run_core
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
-from stoker.engine.executor import InProcess
+from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import Plan
-from stoker.engine.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.step_input import StepInput, StepOutput
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from tests.engine.conftest import MakeEngine
 

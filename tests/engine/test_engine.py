@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from stoker.engine.engine import LLMEngine
+from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.messages import Delta
-from stoker.engine.runner import Runner
+from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.step_input import StepInput, StepOutput
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 
 OUTPUT = 20

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.blocks import BlockManager
-from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import InProcess
-from stoker.engine.messages import Delta
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.messages import Delta
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import InProcess
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Scheduler
-from stoker.engine.step_input import StepInput, StepOutput
 from tests.engine.test_overlap import Late
 
 BLOCK, VOCABULARY, POISON = 2, 50, 13

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.chat import main
+from stoker.cli.chat import main
 from tests.engine.serving import Serving, run, serving
 
 

@@ -12,13 +12,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from stoker.engine.blocks import BlockManager
-from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import OnDevice
-from stoker.engine.messages import Delta
-from stoker.engine.runner import Runner
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.messages import Delta
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import OnDevice
+from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Scheduler
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder

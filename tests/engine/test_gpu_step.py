@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.engine import LLMEngine
-from stoker.engine.executor import OnDevice
-from stoker.engine.messages import Delta
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.messages import Delta
+from stoker.engine.execution.executor import OnDevice
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import assert_same, drive, random_prompts, run, tokens_of

@@ -15,10 +15,10 @@ TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size"
 
 def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) -> None:
     """Padding, sequences that ended, tables longer than one turn of the copy; `prompts`: start and length of each chunk."""
-    from stoker.engine.pass_inputs import fill_run, split
-    from stoker.engine.step_kernels import COLUMNS, NEVER, TILE, fill_pass
-    from stoker.engine.step_kinds import Kind
-    from stoker.engine.step_rows import StepRows
+    from stoker.engine.execution.pass_inputs import fill_run, split
+    from stoker.engine.execution.pass_shape import Kind
+    from stoker.engine.execution.step_kernels import COLUMNS, NEVER, TILE, fill_pass
+    from stoker.engine.execution.step_rows import StepRows
     from stoker.model.paged_attend import PagedSize
     from stoker.model.paged_buffers import PagedBuffers
 
@@ -88,7 +88,7 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
 
 def check_finish_rows() -> None:
     """A stop token ends its seat; computing a position again takes that back; other ends stay."""
-    from stoker.engine.step_kernels import NEVER, finish_rows
+    from stoker.engine.execution.step_kernels import NEVER, finish_rows
 
     seats_B = torch.tensor([2, 0, -1, 3, 1], dtype=torch.int32)
     next_B = torch.tensor([10, 20, 0, 30, 40], dtype=torch.int32)
@@ -104,10 +104,10 @@ def check_finish_rows() -> None:
 
 def check_engine(architecture: str) -> None:
     """Every kind of request, overlapped, with captured decode steps: the tokens of the reference kernels, step by step."""
-    from stoker.engine.blocks import BlockManager
-    from stoker.engine.engine import Limits, LLMEngine
-    from stoker.engine.executor import InProcess, OnDevice
-    from stoker.engine.scheduler import Scheduler
+    from stoker.engine.core.blocks import BlockManager
+    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.scheduler import Scheduler
+    from stoker.engine.execution.executor import InProcess, OnDevice
     from stoker.model.kernels.ops import Ops
     from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, make_twin, runner_of
     from tests.engine.test_engine import random_prompts, tokens_of

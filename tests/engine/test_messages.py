@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from stoker.engine import messages as m
+from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
 from stoker.engine.sampling import SamplingParams
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.messages import CoreState
-from stoker.engine.openai.params import GenerationDefaults
-from stoker.engine.openai.protocol import ChatBody, CompletionBody
-from stoker.engine.server import load_api_keys
+from stoker.engine.core.messages import CoreState
+from stoker.engine.http.openai.params import GenerationDefaults
+from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
+from stoker.engine.http.server import load_api_keys
 from tests.engine.fake_core import FACTS
 from tests.engine.serving import events, run, serving
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.engine import LLMEngine
+from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost
-from stoker.engine.messages import Delta
-from stoker.engine.runner import Runner
+from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.step_input import StepInput, StepOutput
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tokens_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.engine.engine import LLMEngine
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.sampling import SamplingParams
 from stoker.model.attend import PackedAttend
 from stoker.model.kernels.ops import Ops

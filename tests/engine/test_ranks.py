@@ -11,9 +11,9 @@ import torch
 
 from stoker.engine.build import build_engine
 from stoker.engine.config import CacheConfig, EngineConfig, EngineParallelismConfig, SchedulerConfig, ServedModelConfig
-from stoker.engine.engine import LLMEngine
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
-from stoker.engine.ranks import Ranks
+from stoker.engine.execution.ranks import Ranks
 from stoker.engine.sampling import SamplingParams
 
 PROMPTS = [[5, 6, 7] * 5, [100, 3], list(range(40, 70))]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stoker.engine.sampler import Rows, SeatValues, sample, score, uniform
+from stoker.engine.core.build_step import Opening
+from stoker.engine.execution.sampler import Rows, SeatValues, sample, score, uniform
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.step_input import Opening
 from stoker.model.kernels.ops import Ops
 
 VOCAB = 700

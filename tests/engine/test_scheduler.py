@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.engine.blocks import BlockManager
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.request import Request, Sequence, State
+from stoker.engine.core.scheduler import Schedule, Scheduler
 from stoker.engine.errors import RequestRefused
-from stoker.engine.request import Request, Sequence, State
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Schedule, Scheduler
 
 BLOCK = 2
 
@@ -321,5 +321,5 @@ TestAnyOrderOverlapped.settings = settings(max_examples=60, stateful_step_count=
 
 
 def test_blocks_scheduler_and_request_never_import_torch() -> None:
-    code = "import sys, stoker.engine.blocks, stoker.engine.scheduler, stoker.engine.request, stoker.engine.step_input, stoker.engine.messages; assert 'torch' not in sys.modules"
+    code = "import sys, stoker.engine.core.blocks, stoker.engine.core.scheduler, stoker.engine.core.request, stoker.engine.core.build_step, stoker.engine.core.messages; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.messages import CoreState
+from stoker.engine.core.messages import CoreState
 from stoker.engine.serve import _Progress, main
 from stoker.pod.config_file import parse
 

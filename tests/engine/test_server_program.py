@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.http.text import TextCodec
 from stoker.engine.program import Engine, Environment
-from stoker.engine.text import TextCodec
 from stoker.pod.config_file import parse
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import LastWord
 from stoker.pod.serve import Server, bind_tcp
+from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
@@ -41,7 +41,7 @@ def fake_core(config_file: Path, address: str) -> Sequence[str]:
 class Program:
     engine: Engine
     http: httpx.AsyncClient
-    ended: asyncio.Task[LastWord]
+    ended: asyncio.Task[TerminationMessage]
 
 
 def no_codec(folder: Path) -> TextCodec:
@@ -84,7 +84,7 @@ def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
             refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert (await running).json()["choices"][0]["text"] == "x" * 40  # what ran has ended whole
-            assert await p.ended == LastWord(cause=Cause.INTERRUPTED, detail="stopped after its requests")
+            assert await p.ended == TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
 
     run(scenario)
 
@@ -138,7 +138,7 @@ def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) ->
             *_, error, done = events((await running).text)
             assert (error["error"]["code"], done) == ("engine_lost", "[DONE]")
             word = await p.ended
-            assert word == LastWord(cause=Cause.RANK_KILLED, detail="the core process was killed by signal 9")
+            assert word == TerminationMessage(cause=Cause.RANK_KILLED, detail="the core process was killed by signal 9")
             assert not p.engine.front.ready
 
     run(scenario)
@@ -199,7 +199,7 @@ def test_a_model_without_a_tokenizer_ends_the_program(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with program(tmp_path, open_codec=no_codec) as p:
             word = await p.ended
-            assert word == LastWord(cause=Cause.MODEL_ERROR, detail="/nowhere: tokenizer.json is missing")
+            assert word == TerminationMessage(cause=Cause.MODEL_ERROR, detail="/nowhere: tokenizer.json is missing")
 
     run(scenario)
 

@@ -23,7 +23,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from stoker.pod.last_word import parse_last_word
+from stoker.pod.termination_message import parse_termination_message
 from tests.engine.conftest import SHAPE, VOCAB
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -208,6 +208,6 @@ def test_sigterm_lets_a_stream_end_and_leaves_a_last_word(served: Served) -> Non
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(timeout=30) == 78
-    word = parse_last_word((served.folder / "termination-log").read_text())
+    word = parse_termination_message((served.folder / "termination-log").read_text())
     assert word is not None
     assert word.cause == "Interrupted"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.rehearsal import rehearsal
-from stoker.engine.startup import Startup, process_age_s
+from stoker.engine.core.kernel_warmup import rehearsal
+from stoker.engine.core.startup import Startup, process_age_s
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 

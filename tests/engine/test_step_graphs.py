@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from stoker.engine.messages import Delta
+from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import KernelsName
 from tests.model import interpreted
@@ -101,10 +101,10 @@ class Poisoned:
 def engine_of(
     twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
 ) -> Any:
-    from stoker.engine.blocks import BlockManager
-    from stoker.engine.engine import Limits, LLMEngine
-    from stoker.engine.executor import OnDevice
-    from stoker.engine.scheduler import Scheduler
+    from stoker.engine.core.blocks import BlockManager
+    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.scheduler import Scheduler
+    from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops
     from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, runner_of
 

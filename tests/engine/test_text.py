@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.text import OutputText, StopTexts
+from stoker.engine.http.text import OutputText, StopTexts
 from tests.engine.fake_core import ByteCodec
 
 CODEC = ByteCodec(Path("/nowhere"))

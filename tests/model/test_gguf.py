@@ -18,8 +18,8 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.tokenizer import Tokenizer
-from stoker.model.weights.gguf import convert
 from stoker.model.weights.gguf_file import BLOCK_NAMES, TENSOR_NAMES, GgufError, GgufFile, llama3_factors
+from stoker.model.weights.gguf_weights import convert
 from stoker.model.weights.source import open_weights
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

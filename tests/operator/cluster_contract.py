@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.cluster.seam import AlreadyExists, Cluster, Conflict, Gone, Invalid, NotFound, WatchEvent
-from stoker.operator.plan import Object, Ref
-from stoker.operator.store import version_of
+from stoker.operator.cluster.interface import AlreadyExists, Cluster, Conflict, Gone, Invalid, NotFound, WatchEvent
+from stoker.operator.domain.plan import Object, Ref
+from stoker.operator.loop.store import version_of
 
 NAMESPACE = "default"
 Story = Callable[[Cluster], Awaitable[None]]

@@ -11,17 +11,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stoker.operator.cluster.interface import Cluster, Keep, PodUnreachable, ServerError, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
-from stoker.operator.cluster.local.kubelet import Kubelet
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
 from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.process import Command, Exit, Process
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.cluster.seam import Cluster, Keep, PodUnreachable, ServerError, WatchEvent
-from stoker.operator.plan import Call, Object, Ref
+from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.service.local.kubelet import Kubelet
 from stoker.pod.control_key import new_private_key
 
 T = TypeVar("T")

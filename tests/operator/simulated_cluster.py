@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from stoker.operator.applied_hash import is_applied, with_applied_hash
-from stoker.operator.clock import timestamp
-from stoker.operator.observe import observe
-from stoker.operator.plan import Key, Object, Observed, Plan, Ref
-from stoker.operator.settings import Settings
-from stoker.operator.store import Store, key_of
+from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
+from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.observe import observe
+from stoker.operator.loop.store import Store, key_of
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord, SaveRecord
+from stoker.pod.termination_message import SaveReport, TerminationMessage
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -257,8 +257,8 @@ class SimulatedCluster:
 
     def end(self, pod: Object, cause: Cause, **word: Any) -> None:
         """The pod's container ends with a last word."""
-        saves = tuple(SaveRecord(**save) for save in word.pop("saves", ()))
-        text = LastWord(cause=cause, saves=saves, **word).encode().decode()
+        saves = tuple(SaveReport(**save) for save in word.pop("saves", ()))
+        text = TerminationMessage(cause=cause, saves=saves, **word).encode().decode()
         self._terminate(pod, EXIT_CODES[cause], text)
 
     def kill(self, pod: Object) -> None:

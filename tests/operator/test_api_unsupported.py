@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.api.crd import KIND_INFOS, definition
-from stoker.operator.unsupported import SUPPORTED, unsupported
+from stoker.operator.domain.unsupported import SUPPORTED, unsupported
 
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {}, []),

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.interface import Cluster
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.cluster.seam import Cluster
+from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key
 from tests.operator.cluster_contract import ClusterContract, config_map, ref_of
 from tests.operator.fakes import FakeClock

@@ -20,11 +20,11 @@ from stoker.model import config as model_config
 from stoker.operator.api import engine_settings, inferencedeployment, model_spec, pool, trainingjob
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pod_fields import Runtime
+from stoker.operator.domain.settings import Settings
 from stoker.operator.render.trainer import attempt_config, pin
-from stoker.operator.settings import Settings
 from stoker.pod.config_file import parse
 from stoker.router.config import RouterConfig
-from stoker.trainer import config as trainer
+from stoker.trainer.protocol import config as trainer
 from tests.operator.bad_manifests import JOB, changed
 
 OPERATOR_SETS = {"namespace", "name", "deployment", "listen", "terminationLog", "backendsFile"}

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.applied_hash import with_applied_hash
-from stoker.operator.cluster.seam import (
+from stoker.operator.cluster.interface import (
     Cluster,
     Conflict,
     Invalid,
@@ -23,11 +22,12 @@ from stoker.operator.cluster.seam import (
     PodUnreachable,
     ServerError,
 )
-from stoker.operator.execute import Executor, event_object
-from stoker.operator.kept import kept
-from stoker.operator.labels import APPLIED_HASH, JOB_UID
-from stoker.operator.plan import Call, Event, Key, Object, Patch, Plan, Ref, Scale
-from stoker.operator.store import Store
+from stoker.operator.domain.applied_hash import with_applied_hash
+from stoker.operator.domain.labels import APPLIED_HASH, JOB_UID
+from stoker.operator.domain.plan import Call, Event, Key, Object, Patch, Plan, Ref, Scale
+from stoker.operator.loop.execute import Executor, event_object
+from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
 from tests.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
 

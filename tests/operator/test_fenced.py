@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.cluster.fenced import FencedCluster, NotLeading
-from stoker.operator.plan import Call, Ref
+from stoker.operator.domain.plan import Call, Ref
 from tests.operator.cluster_contract import config_map, ref_of
 from tests.operator.fakes import FakeClock
 from tests.operator.test_key_ring import local_cluster

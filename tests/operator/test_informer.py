@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.operator.cluster.interface import Gone, Keep, Listing, ServerError, WatchEvent
 from stoker.operator.cluster.local.objects import ObjectStore
-from stoker.operator.cluster.seam import Gone, Keep, Listing, ServerError, WatchEvent
-from stoker.operator.informer import MAX_SILENCE_S, Informer
-from stoker.operator.kept import kept
-from stoker.operator.plan import Object
-from stoker.operator.store import Store
+from stoker.operator.domain.plan import Object
+from stoker.operator.loop.informer import MAX_SILENCE_S, Informer
+from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import config_map, ref_of
 from tests.operator.fakes import FakeClock, settle
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from stoker.operator.cluster.interface import Cluster
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.cluster.seam import Cluster
-from stoker.operator.key_ring import BadKeys, KeyRing, KeySecret, read_folder, rotated
+from stoker.operator.service.key_ring import BadKeys, KeyRing, KeySecret, read_folder, rotated
 from stoker.pod.control_key import ControlVerifier, new_private_key, sign
 from tests.operator.fakes import FakeClock
 

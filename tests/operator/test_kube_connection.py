@@ -9,11 +9,11 @@ from pathlib import Path
 import certifi
 import pytest
 
-from stoker.operator.clock import SystemClock
+from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.cluster.kube.connection import Connection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.rate_limit import RateLimit
-from stoker.operator.cluster.seam import ClusterError
+from stoker.operator.domain.clock import SystemClock
 
 
 def kubeconfig(folder: Path, authority: Path) -> Access:

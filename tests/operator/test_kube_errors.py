@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.cluster import seam
+from stoker.operator.cluster import interface as seam
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.errors import error_of, status_of
 from stoker.operator.cluster.kube.kube_cluster import pod_url

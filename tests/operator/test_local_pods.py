@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stoker.operator.cluster.interface import Invalid
 from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.volumes import LOCAL_FOLDER
-from stoker.operator.cluster.seam import Invalid
-from stoker.operator.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object
 from tests.operator.cluster_contract import config_map, ref_of
 from tests.operator.fakes import Embedded, embedded, settle
 

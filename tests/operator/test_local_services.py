@@ -12,8 +12,8 @@ import pytest
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.reservations import Reservations
-from stoker.operator.cluster.local.services import Services
-from stoker.operator.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.service.local.services import Services
 from tests.operator.cluster_contract import eventually, ref_of
 from tests.operator.test_cluster import new_store
 

@@ -212,7 +212,7 @@ def test_an_attached_cluster_ends_with_its_terminal(terminal: Terminal, how: sig
 def test_one_supervisor_per_state_folder(terminal: Terminal) -> None:
     terminal.run("apply", "-f", str(terminal.file), "--detach")
     pid = terminal.supervisor()
-    command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
+    command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
     second = subprocess.run(
         [*command, "--state", str(terminal.state), "--addresses", "loopback"],
         capture_output=True,
@@ -255,7 +255,7 @@ def as_user(user: int, home: Path) -> dict[str, Any]:
 
 def python_for_nobody(home: Path) -> str | None:
     """An interpreter of this version that nobody may run and that can import the packages."""
-    check = "import stoker.cli.main, stoker.operator.cluster.local.run_supervisor"
+    check = "import stoker.cli.main, stoker.operator.service.local.run_supervisor"
     for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
         try:
             if (

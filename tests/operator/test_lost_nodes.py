@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.operator.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
+from stoker.operator.domain.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
 
 LIMITS = Limits(lost_s=10, outage_share=0.5, outage_nodes=3)
 

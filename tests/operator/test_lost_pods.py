@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker.operator.lost_nodes import Outage, Verdict
-from stoker.operator.lost_pods import Seen, mark_lost, removed_by_force, with_outage
-from stoker.operator.plan import Event, Object, Observed, Plan
-from stoker.operator.pods import PodState, pod_state, ref_of
-from stoker.operator.recovery import Action, first_failure
+from stoker.operator.domain.lost_nodes import Outage, Verdict
+from stoker.operator.domain.plan import Event, Object, Observed, Plan
+from stoker.operator.domain.pods import PodState, pod_state, ref_of
+from stoker.operator.domain.recovery import Action, first_failure
+from stoker.operator.loop.lost_pods import Seen, mark_lost, removed_by_force, with_outage
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LOST = Verdict(lost=frozenset("n"))

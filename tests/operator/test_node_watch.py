@@ -10,13 +10,13 @@ from typing import Any
 
 from prometheus_client import generate_latest
 
-from stoker.operator.cluster.seam import ServerError, WatchEvent
-from stoker.operator.lost_nodes import Limits, Outage, Verdict
-from stoker.operator.node_watch import LOOK_S, NodeCounts, NodeWatch
-from stoker.operator.operator import Operator
-from stoker.operator.plan import Key, Object, Plan
-from stoker.operator.settings import Settings
-from stoker.operator.store import Store
+from stoker.operator.cluster.interface import ServerError, WatchEvent
+from stoker.operator.domain.lost_nodes import Limits, Outage, Verdict
+from stoker.operator.domain.plan import Key, Object, Plan
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.node_watch import LOOK_S, NodeCounts, NodeWatch
+from stoker.operator.loop.operator import Operator
+from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import owned, pool, ref_of
 from tests.operator.fakes import Embedded, FakeClock, FakePods, embedded, settle
 

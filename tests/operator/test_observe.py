@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
-from stoker.operator.observe import interested, observe, only_progress
-from stoker.operator.plan import Key, Object
-from stoker.operator.references import references
-from stoker.operator.store import Store, key_of
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.references import references
+from stoker.operator.loop.observe import interested, observe, only_progress
+from stoker.operator.loop.store import Store, key_of
 
 NAMESPACE = "team"
 

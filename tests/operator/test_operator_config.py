@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
-from stoker.operator.config import OperatorConfig
-from stoker.operator.lost_nodes import Limits
-from stoker.operator.settings import Settings
+from stoker.operator.domain.lost_nodes import Limits
+from stoker.operator.domain.settings import Settings
+from stoker.operator.service.config import OperatorConfig
 from stoker.pod.config_file import ConfigError, parse
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.cluster.seam import Forbidden, TooManyRequests
-from stoker.operator.operator import Operator
-from stoker.operator.plan import Key, Object, Observed, Plan
+from stoker.operator.cluster.interface import Forbidden, TooManyRequests
+from stoker.operator.domain.plan import Key, Object, Observed, Plan
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.operator import Operator
 from stoker.operator.render.trainer import keys_object
-from stoker.operator.settings import Settings
 from tests.operator.cluster_contract import config_map, owned, pool, ref_of
 from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, settle
 

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.labels import NODE_RANK, ROLE
-from stoker.operator.plan import Object
-from stoker.operator.poller import Poller, polled_pods
-from stoker.operator.store import Store
+from stoker.operator.domain.labels import NODE_RANK, ROLE
+from stoker.operator.domain.plan import Object
+from stoker.operator.loop.poller import Poller, polled_pods
+from stoker.operator.loop.store import Store
 from tests.operator.fakes import FakeClock, FakePods, embedded
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.operator.reconcile.pool_step import Counts, Step, next_step, resolve
+from stoker.operator.reconcile.enginepool.step import Counts, Step, next_step, resolve
 
 SMALL = st.integers(0, 6)
 

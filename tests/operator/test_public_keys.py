@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.cluster.seam import Forbidden
-from stoker.operator.execute import Executor
-from stoker.operator.plan import Key, Object, Ref
-from stoker.operator.public_keys import PublicKeys
+from stoker.operator.cluster.interface import Forbidden
+from stoker.operator.domain.plan import Key, Object, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.public_keys import PublicKeys
+from stoker.operator.loop.store import Store
 from stoker.operator.render.trainer import keys_object
-from stoker.operator.settings import Settings
-from stoker.operator.store import Store
 from tests.operator.cluster_contract import pool
 from tests.operator.fakes import Embedded, FakePods, embedded
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
-from stoker.operator.plan import Key, Object
-from stoker.operator.reconcile.deployment_view import pool_object_name
-from stoker.operator.reconcile.enginepool import reconcile_enginepool
-from stoker.operator.reconcile.inferencedeployment import reconcile_inferencedeployment
-from stoker.operator.settings import Settings
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
+from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
+from stoker.operator.reconcile.inferencedeployment.view import pool_object_name
 from stoker.pod.exit_code import Cause
 from tests.operator.simulated_cluster import Crash, SimulatedCluster
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.plan import Key, Object
-from stoker.operator.reconcile.checkpoint import reconcile_checkpoint
-from stoker.operator.reconcile.trainingjob import reconcile_trainingjob
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.reconcile.checkpoint.reconcile import reconcile_checkpoint
+from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.names import writer_of
 from stoker.pod.exit_code import Cause
 from tests.operator.simulated_cluster import Crash, SimulatedCluster

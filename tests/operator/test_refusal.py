@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from stoker.operator.plan import Plan
-from stoker.operator.refusal import with_refusal
+from stoker.operator.domain.plan import Plan
+from stoker.operator.loop.refusal import with_refusal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

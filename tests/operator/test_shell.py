@@ -12,8 +12,8 @@ import kopf
 import pytest
 
 from stoker.operator.cluster.kube.credentials import Access, NoCredentials, load_configuration
-from stoker.operator.plan import Key
-from stoker.operator.shell import Shell, connection_info, make_settings
+from stoker.operator.domain.plan import Key
+from stoker.operator.service.shell import Shell, connection_info, make_settings
 
 
 def kubeconfig(folder: Path, **user: str) -> Access:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.operator.labels import JOB_UID
-from stoker.operator.plan import Key, Object
-from stoker.operator.store import Change, Store, key_of
+from stoker.operator.domain.labels import JOB_UID
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.loop.store import Change, Store, key_of
 
 
 def thing(name: str, version: int, *, uid: str = "", kind: str = "ConfigMap", **metadata: Any) -> Object:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.pods import waiting_reason
-from stoker.operator.waiting import condensed, missing_volume, mounting, waiting
+from stoker.operator.domain.pods import waiting_reason
+from stoker.operator.domain.waiting import condensed, missing_volume, mounting, waiting
 
 SCHEDULER = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, "

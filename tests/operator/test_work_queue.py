@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.backoff import delay_s
-from stoker.operator.plan import Key
-from stoker.operator.work_queue import WorkQueue
+from stoker.operator.domain.backoff import delay_s
+from stoker.operator.domain.plan import Key
+from stoker.operator.loop.work_queue import WorkQueue
 from tests.operator.fakes import FakeClock, settle
 
 A, B, C = (Key("TrainingJob", "default", name) for name in "abc")

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from stoker.pod.control_key import new_private_key, public_key, sign
-from stoker.pod.last_word import parse_last_word
+from stoker.pod.termination_message import parse_termination_message
 from stoker.router.__main__ import main
 from tests.router.fake_engine import FakeEngine, stream
 from tests.router.harness import events, run, snapshot, until
@@ -103,7 +103,7 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
             assert (await client.get("/readyz")).status_code == 503  # no longer ready, but it still answers
             assert len(events((await running).text)) == 21
             assert await asyncio.wait_for(process.wait(), 10) == 78
-        word = parse_last_word((tmp_path / "termination-log").read_text())
+        word = parse_termination_message((tmp_path / "termination-log").read_text())
         assert word is not None
         assert word.cause == "Interrupted"
         for engine in (a, b):
@@ -154,6 +154,6 @@ def test_what_cannot_be_used_ends_the_program_with_its_code(
     (tmp_path / "backends.json").write_text(json.dumps(backends))
     assert main(["--config", str(config)]) == 64
     if detail is not None:
-        word = parse_last_word((tmp_path / "termination-log").read_text())
+        word = parse_termination_message((tmp_path / "termination-log").read_text())
         assert word is not None
         assert detail in word.detail

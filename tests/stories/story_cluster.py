@@ -35,7 +35,7 @@ class StoryCluster(Waits):
     def start(self) -> None:
         """Start a supervisor, for the first time or again on what the last one left."""
         self.client.folders.make()
-        command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
+        command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         end, self._leash = os.pipe()  # the other end closes with the test's process, however it ends
         arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--leash", str(end)]
         with self.client.folders.supervisor_log.open("ab") as log:

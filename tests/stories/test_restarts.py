@@ -15,11 +15,9 @@ import pytest
 
 from stoker.operator.admission.admission import Admission
 from stoker.operator.api.crd import KIND_INFOS, definition
-from stoker.operator.clock import SystemClock
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus
-from stoker.operator.cluster.local.kubelet import Kubelet
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_environment import node_environment
@@ -28,10 +26,12 @@ from stoker.operator.cluster.local.probes import ask_http
 from stoker.operator.cluster.local.process import ShimRunner
 from stoker.operator.cluster.local.reservations import Reservations
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.operator import Operator
-from stoker.operator.plan import Key, Object, Ref
-from stoker.operator.reconcilers import RECONCILERS
-from stoker.operator.settings import Settings
+from stoker.operator.domain.clock import SystemClock
+from stoker.operator.domain.plan import Key, Object, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.operator import Operator
+from stoker.operator.service.local.kubelet import Kubelet
+from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key, public_key
 from tests.stories.manifests import claim, corpus, job
 from tests.stories.story_cluster import StoryCluster

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.process_group import RankPlace, process_group
+from stoker.trainer.rank.process_group import RankPlace, process_group
 from tests.trainer.tiny_run import tiny_config
 
 START_S = 180.0

@@ -12,13 +12,13 @@ from rich.console import Console as RichConsole
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.trainer.agent.console import Console, duration
-from stoker.trainer.agent.place import find_place, open_rendezvous, rank_environment
+from stoker.trainer.agent.outcome import TELLING, RankEnd, Verdict, judge, read_oom_kills
+from stoker.trainer.agent.rank_info import find_place, open_rendezvous, rank_environment
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.agent.verdict import TELLING, RankEnd, Verdict, judge, read_oom_kills
-from stoker.trainer.beacon import EndEvent, PhaseEvent, RetentionEvent, SaveEvent, StepEvent
-from stoker.trainer.config import DeadlineConfig, TrainerConfig
-from stoker.trainer.phase import Pulse, Silence, find_silence
+from stoker.trainer.protocol.channel import EndEvent, PhaseEvent, RetentionEvent, SaveEvent, StepEvent
+from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
+from stoker.trainer.protocol.hang import Pulse, Silence, find_silence
 
 
 def config_for(**fields: Any) -> TrainerConfig:

@@ -23,16 +23,16 @@ from rich.console import Console as RichConsole
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import LastWord, SaveRecord, parse_last_word
+from stoker.pod.termination_message import SaveReport, TerminationMessage, parse_termination_message
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
-from stoker.trainer.agent.place import find_place
-from stoker.trainer.beacon import PhaseEvent
-from stoker.trainer.config import TrainerConfig
+from stoker.trainer.agent.rank_info import find_place
+from stoker.trainer.protocol.channel import PhaseEvent
+from stoker.trainer.protocol.config import TrainerConfig
 
 RANK = """
 import argparse, faulthandler, os, signal, socket, sys, time
-from stoker.trainer.beacon import *
+from stoker.trainer.protocol.channel import *
 
 parser = argparse.ArgumentParser()
 parser.add_argument("behaviour")
@@ -180,10 +180,10 @@ def agent_for(
     )
 
 
-def run(agent: Agent, act: Act | None = None) -> LastWord:
+def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
     """The run's last word; `act` goes on beside it. Afterwards no rank is left."""
 
-    async def both() -> LastWord:
+    async def both() -> TerminationMessage:
         acting = asyncio.create_task(act(agent)) if act is not None else None
         word = await agent.run()
         if acting is not None:
@@ -224,8 +224,8 @@ def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> Non
         "elapsed_s": 5.0,
     }
     figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
-    save = SaveRecord(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
-    assert run(agent) == LastWord(cause=Cause.COMPLETED, step=5, saves=(save,))
+    save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
+    assert run(agent) == TerminationMessage(cause=Cause.COMPLETED, step=5, saves=(save,))
     status = agent.state.status()
     assert status["phase"] == "Exited"
     (shown,) = status["saves"]
@@ -568,8 +568,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def last_word(tmp_path: Path) -> LastWord:
-    word = parse_last_word((tmp_path / "termination-log").read_text())
+def termination_message(tmp_path: Path) -> TerminationMessage:
+    word = parse_termination_message((tmp_path / "termination-log").read_text())
     assert word is not None
     return word
 
@@ -582,14 +582,14 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 78
     assert "committed, verified" in output
-    assert [save.verified for save in last_word(tmp_path).saves] == [True]
+    assert [save.verified for save in termination_message(tmp_path).saves] == [True]
 
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:
     process = start(tmp_path, "kill")
     process.communicate(timeout=20)
     assert process.returncode == 73
-    assert last_word(tmp_path).detail == "rank 1 was killed by SIGKILL"
+    assert termination_message(tmp_path).detail == "rank 1 was killed by SIGKILL"
 
 
 def test_no_rank_outlives_a_killed_agent(tmp_path: Path) -> None:
@@ -620,7 +620,7 @@ def test_a_configuration_that_cannot_be_used_is_the_last_word(tmp_path: Path, co
     )
     assert (done.returncode, message in done.stderr) == (64, True)
     with contextlib.suppress(FileNotFoundError):
-        assert message in last_word(tmp_path).detail
+        assert message in termination_message(tmp_path).detail
 
 
 def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
@@ -629,17 +629,17 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 68
     assert "Traceback" not in output
-    assert last_word(tmp_path).detail == f"{tmp_path / 'file' / 'stacks'}: Not a directory"
+    assert termination_message(tmp_path).detail == f"{tmp_path / 'file' / 'stacks'}: Not a directory"
 
 
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     process = start(tmp_path, "train", logging={"wandb": {"project": "x"}})
     output, _ = process.communicate(timeout=20)
-    assert (process.returncode, last_word(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
+    assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
     assert "not supported yet: logging.wandb" in output
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.agent.program, stoker.trainer.data.loader, stoker.trainer.data.tokens; print('torch' in sys.modules)"
+    code = "import sys, stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from stoker.trainer.bucket import ALIGN, LINE, Bucket, make_buckets, plan_bucket
+from stoker.trainer.rank.bucket import ALIGN, LINE, Bucket, make_buckets, plan_bucket
 
 shapes = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), min_size=1, max_size=12)
 

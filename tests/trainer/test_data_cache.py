@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.pod.exit_code import Cause
-from stoker.trainer.data.cache import only_one
-from stoker.trainer.rank import cause_of
+from stoker.trainer.rank.data.cache import only_one
+from stoker.trainer.rank.main import cause_of
 
 
 def test_a_full_cache_is_named(tmp_path: Path) -> None:

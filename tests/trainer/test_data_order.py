@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.trainer.data.order import Order, Place, mix, permute
+from stoker.trainer.rank.data.order import Order, Place, mix, permute
 
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.25, 0.7, 1.0, 3.0, 1e-3]), min_size=1, max_size=4)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.trainer.data.pack import Span, pack
+from stoker.trainer.rank.data.pack import Span, pack
 
 LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=60)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.trainer.config import DataSourceConfig
-from stoker.trainer.data.error import DataError
-from stoker.trainer.data.source import PIECE_BYTES, Conversation, Document, Text, list_files, read_documents
+from stoker.trainer.protocol.config import DataSourceConfig
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.source import PIECE_BYTES, Conversation, Document, Text, list_files, read_documents
 
 
 def read(path: Path | str, **fields: str) -> list[Document]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stoker.pod.config_file import ConfigError, parse
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.data.error import DataError
-from stoker.trainer.data.source import Conversation, Text
-from stoker.trainer.data.tokens import TokenEncoder, open_encoder
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.source import Conversation, Text
+from stoker.trainer.rank.data.tokens import TokenEncoder, open_encoder
 
 QUESTION = {"role": "user", "content": "What is 1+1?"}
 ANSWER = {"role": "assistant", "content": "It is two."}

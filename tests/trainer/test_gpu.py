@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.beacon import SaveEvent, StepEvent, StopCommand
-from stoker.trainer.run import Team
+from stoker.trainer.protocol.channel import SaveEvent, StepEvent, StopCommand
+from stoker.trainer.rank.build import Team
 from tests.trainer.tiny_run import SMALL, RecordingBeacon, alone, tiny_config, train
 
 pytestmark = pytest.mark.gpu

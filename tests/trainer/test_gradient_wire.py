@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.trainer.bucket import Bucket
-from stoker.trainer.communicator import Pending
-from stoker.trainer.gradient_wire import GradientWire, WireBuffers
+from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.communicator import Pending
+from stoker.trainer.rank.gradient_wire import GradientWire, WireBuffers
 
 
 def bucket(*shapes: tuple[int, ...], name: str = "b") -> Bucket:

@@ -19,7 +19,7 @@ from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.pod.exit_code import Cause
-from stoker.trainer.beacon import (
+from stoker.trainer.protocol.channel import (
     PhaseEvent,
     RequestEvent,
     RetentionEvent,
@@ -29,16 +29,16 @@ from stoker.trainer.beacon import (
     StopCommand,
     ValidationEvent,
 )
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.data.batch import MicroBatch
-from stoker.trainer.data.error import DataError
-from stoker.trainer.loop import save_reason
-from stoker.trainer.run import Team, make_ops
-from stoker.trainer.saver import StorageFailed
-from stoker.trainer.snapshot import OtherModel, check_same_model
-from stoker.trainer.train_step import NonFinite
-from stoker.trainer.wishes import Wishes
-from stoker.trainer.zero import STATE_KINDS
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.rank.build import Team, make_ops
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.loop import save_reason
+from stoker.trainer.rank.saver import StorageFailed
+from stoker.trainer.rank.snapshot import OtherModel, check_same_model
+from stoker.trainer.rank.train_step import NonFinite
+from stoker.trainer.rank.zero import STATE_KINDS
 from tests.trainer.tiny_run import (
     TINY,
     RecordingBeacon,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.trainer.beacon import StepEvent, ValidationEvent
-from stoker.trainer.metrics import MetricLog, StepClock
+from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+from stoker.trainer.rank.metrics import MetricLog, StepClock
 
 
 def test_time_left_leaves_the_first_step_out() -> None:

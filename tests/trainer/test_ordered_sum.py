@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stoker.model.kernels.ops import Ops
-from stoker.trainer.bucket import LINE
-from stoker.trainer.ordered_sum import sum_and_square, sum_in_order
+from stoker.trainer.rank.bucket import LINE
+from stoker.trainer.rank.ordered_sum import sum_and_square, sum_in_order
 from tests.model import interpreted
 
 
@@ -27,7 +27,7 @@ def test_the_sum_of_a_power_of_two_of_rows_is_one_subtree(dtype: torch.dtype, ad
 
 
 def check_kernel(device: str, ranks: int, numel: int, dtype: torch.dtype, add: bool) -> None:
-    from stoker.trainer.ordered_sum_kernel import sum_rows
+    from stoker.trainer.rank.ordered_sum_kernel import sum_rows
 
     rows = make_rows(ranks, numel, dtype)
     out, twin = torch.full((numel,), 0.5, device=device), torch.full((numel,), 0.5)
@@ -58,7 +58,7 @@ def test_squares_are_those_of_the_whole_sum(ranks: int, add: bool) -> None:
 def check_squares(device: str, ranks: int, lines: int, dtype: torch.dtype, add: bool) -> None:
     """One pass against two."""
     from stoker.model.kernels.fused.squares import line_squares
-    from stoker.trainer.ordered_sum_kernel import sum_rows, sum_rows_and_square
+    from stoker.trainer.rank.ordered_sum_kernel import sum_rows, sum_rows_and_square
 
     rows = make_rows(ranks, lines * LINE, dtype).to(device)
     out, twin = (torch.full((lines * LINE,), 0.5, device=device) for _ in range(2))

@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.trainer.beacon import Beacon
-from stoker.trainer.communicator import nccl_options
-from stoker.trainer.data.error import DataError
-from stoker.trainer.materials import check_agreement
-from stoker.trainer.process_group import RankPlace, collective_timeout, process_group
-from stoker.trainer.rank import make_team
-from stoker.trainer.run import Materials
-from stoker.trainer.save_group import make_save_group
+from stoker.trainer.protocol.channel import Beacon
+from stoker.trainer.rank.build import Materials
+from stoker.trainer.rank.communicator import nccl_options
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.main import make_team
+from stoker.trainer.rank.process_group import RankPlace, collective_timeout, process_group
+from stoker.trainer.rank.run_inputs import check_agreement
+from stoker.trainer.rank.save_group import make_save_group
 from tests.trainer.rank_world import RankWorld, run_ranks
 from tests.trainer.tiny_run import TINY, SyntheticBatches, empty_decoder, tiny_config
 

@@ -22,12 +22,12 @@ from stoker.checkpoint.errors import CheckpointLocked
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.trainer.beacon import AgentEnd, EndEvent, Event, SaveEvent, StepEvent, StopCommand, beacon_pair
-from stoker.trainer.data.error import DataError
-from stoker.trainer.rank import cause_of, main
-from stoker.trainer.saver import StorageFailed
-from stoker.trainer.snapshot import OtherModel
-from stoker.trainer.train_step import NonFinite
+from stoker.trainer.protocol.channel import AgentEnd, EndEvent, Event, SaveEvent, StepEvent, StopCommand, beacon_pair
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.main import cause_of, main
+from stoker.trainer.rank.saver import StorageFailed
+from stoker.trainer.rank.snapshot import OtherModel
+from stoker.trainer.rank.train_step import NonFinite
 
 MODEL = {
     "architecture": "llama",
@@ -96,7 +96,7 @@ class Ranks:
         command = [
             sys.executable,
             "-m",
-            "stoker.trainer.rank",
+            "stoker.trainer.rank.main",
             "--config",
             str(self.config),
             "--beacon-fd",

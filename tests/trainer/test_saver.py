@@ -14,10 +14,10 @@ from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.exit_code import Cause
-from stoker.trainer.beacon import RequestEvent, SaveEvent
-from stoker.trainer.rank import cause_of
-from stoker.trainer.save_group import SaveGroup
-from stoker.trainer.saver import HostPiece, SavePlan, Saver
+from stoker.trainer.protocol.channel import RequestEvent, SaveEvent
+from stoker.trainer.rank.main import cause_of
+from stoker.trainer.rank.save_group import SaveGroup
+from stoker.trainer.rank.saver import HostPiece, SavePlan, Saver
 from tests.trainer.rank_world import run_ranks
 from tests.trainer.tiny_run import RecordingBeacon, team_of
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.trainer.config import OptimizationConfig
-from stoker.trainer.schedule import learning_rate
+from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.rank.schedule import learning_rate
 
 
 @pytest.mark.parametrize(

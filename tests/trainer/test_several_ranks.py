@@ -24,8 +24,8 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.weights.source import open_weights
 from stoker.pod.exit_code import Cause
-from stoker.trainer.beacon import StepEvent, StopCommand
-from stoker.trainer.run import Team
+from stoker.trainer.protocol.channel import StepEvent, StopCommand
+from stoker.trainer.rank.build import Team
 from tests.trainer.rank_world import RankWorld
 from tests.trainer.tiny_run import SMALL, TINY, RecordingBeacon, alone, team_of, tiny_config, train
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import LastWord, parse_last_word
+from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 TOTAL_STEPS = 100
 TOPICS = ("the fire", "the boiler", "a ship", "the harbour", "coal", "steam", "the captain", "a whistle")
@@ -47,8 +47,8 @@ class Run:
         return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
 
     @property
-    def last_word(self) -> LastWord:
-        word = parse_last_word((self.folder / "termination-log").read_text())
+    def termination_message(self) -> TerminationMessage:
+        word = parse_termination_message((self.folder / "termination-log").read_text())
         assert word is not None
         return word
 
@@ -145,7 +145,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run
 
 
 def test_a_run_that_ends_well_leaves_verified_checkpoints_and_learns(uninterrupted: Run) -> None:
-    word = uninterrupted.last_word
+    word = uninterrupted.termination_message
     assert (word.cause, word.step) == (Cause.COMPLETED, TOTAL_STEPS)
     assert [save.step for save in word.saves if save.verified] == [30, 40, 50, 60, 70, 80, 90, 100]
     assert len(list((uninterrupted.folder / "checkpoints").glob("step-*"))) == 3
@@ -162,8 +162,8 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
     wait_for_line(agent, "step 10  save step-00000010.0a1b2c3d committed, verified")
     os.kill(pid_of_rank(agent, 1), signal.SIGKILL)
     agent.communicate(timeout=60)
-    assert (agent.returncode, run.last_word.cause, run.last_word.rank) == (73, Cause.RANK_KILLED, 1)
-    assert run.last_word.detail == "rank 1 was killed by SIGKILL"
+    assert (agent.returncode, run.termination_message.cause, run.termination_message.rank) == (73, Cause.RANK_KILLED, 1)
+    assert run.termination_message.detail == "rank 1 was killed by SIGKILL"
 
     agent = run.start()
     first = next(line for line in wait_for_line(agent, "tokens/s") if "tokens/s" in line)
@@ -173,15 +173,20 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
         folder = wait_for_request(client, "by-hand")
     agent.send_signal(signal.SIGTERM)
     agent.communicate(timeout=60)
-    assert (agent.returncode, run.last_word.cause) == (78, Cause.INTERRUPTED)
-    assert [save.verified for save in run.last_word.saves if save.id == "by-hand" and save.folder == folder] == [True]
-    assert (run.last_word.saves[-1].step, run.last_word.saves[-1].verified) == (run.last_word.step, True)
-    interrupted_at = run.last_word.step
+    assert (agent.returncode, run.termination_message.cause) == (78, Cause.INTERRUPTED)
+    assert [
+        save.verified for save in run.termination_message.saves if save.id == "by-hand" and save.folder == folder
+    ] == [True]
+    assert (run.termination_message.saves[-1].step, run.termination_message.saves[-1].verified) == (
+        run.termination_message.step,
+        True,
+    )
+    interrupted_at = run.termination_message.step
     assert interrupted_at is not None
 
     agent = run.start()
     lines = wait_for_line(agent, "tokens/s")
     assert lines[-1].startswith(f"step {interrupted_at + 1}/")
     agent.communicate(timeout=60)
-    assert (agent.returncode, run.last_word.cause) == (0, Cause.COMPLETED)
+    assert (agent.returncode, run.termination_message.cause) == (0, Cause.COMPLETED)
     assert run.losses == uninterrupted.losses

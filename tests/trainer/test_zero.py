@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from stoker.model.kernels.ops import Ops
-from stoker.trainer.bucket import make_buckets
-from stoker.trainer.clip import GradientNorm, clip_factor
-from stoker.trainer.communicator import Alone, Communicator, make_communicator
-from stoker.trainer.config import OptimizationConfig
-from stoker.trainer.gradient_sum import merges_after
-from stoker.trainer.optimizer import Adam
-from stoker.trainer.zero import Zero, ZeroSettings
+from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.rank.bucket import make_buckets
+from stoker.trainer.rank.clip import GradientNorm, clip_factor
+from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
+from stoker.trainer.rank.gradient_sum import merges_after
+from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.zero import Zero, ZeroSettings
 from tests.trainer.rank_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2

@@ -17,15 +17,15 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
 from stoker.pod.exit_code import Cause
-from stoker.trainer.beacon import Beacon, Event
-from stoker.trainer.communicator import Alone, make_communicator
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.data.batch import MicroBatch
-from stoker.trainer.data.error import DataError
-from stoker.trainer.resume import choose_resume
-from stoker.trainer.run import Materials, Team, make_ops, open_loop, travelling_files
-from stoker.trainer.save_group import SaveGroup, make_save_group
-from stoker.trainer.start import Start
+from stoker.trainer.protocol.channel import Beacon, Event
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.build import Materials, Team, make_ops, open_loop, travelling_files
+from stoker.trainer.rank.communicator import Alone, make_communicator
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.initial_weights import Start
+from stoker.trainer.rank.resume import choose_resume
+from stoker.trainer.rank.save_group import SaveGroup, make_save_group
 
 TINY = ModelConfig(
     architecture="qwen3",

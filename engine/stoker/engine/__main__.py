@@ -12,7 +12,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.program import Environment, run_engine
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord
+from stoker.pod.termination_message import TerminationMessage
 
 log = logging.getLogger("stoker.engine")
 
@@ -28,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load(EngineConfig, arguments.config)
         word = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
     except ValueError as error:
-        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
-        word = LastWord(cause=Cause.INTERNAL, detail=str(error))
+        word = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
     log.log(logging.INFO if word.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", word.cause, word.detail)
     if config is not None and config.termination_log is not None:
         word.write(config.termination_log)

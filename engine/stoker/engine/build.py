@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stoker.engine.blocks import BlockManager
 from stoker.engine.config import EngineConfig
-from stoker.engine.engine import Limits, LLMEngine
-from stoker.engine.executor import Executor, InProcess, OnDevice
-from stoker.engine.load import Progress, load_runner
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.build_step import Opening, StepInput, TableEntry
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import Executor, InProcess, OnDevice
+from stoker.engine.execution.load import Progress, load_runner
+from stoker.engine.execution.ranks import Ranks
 from stoker.engine.plan import Plan, plan_engine
-from stoker.engine.ranks import Ranks
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.scheduler import Scheduler
-from stoker.engine.step_input import Opening, StepInput, TableEntry
 from stoker.model.weights.source import WeightsSource, open_weights
 
 

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stoker.engine.build import build_engine
 from stoker.engine.config import EngineConfig, ServedModelConfig
-from stoker.engine.engine import LLMEngine
-from stoker.engine.messages import Delta, FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.messages import Delta, FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
-from stoker.engine.text import OutputText
 from stoker.model.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]

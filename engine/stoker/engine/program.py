@@ -22,18 +22,18 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core_client import CoreClient
-from stoker.engine.front import Front
-from stoker.engine.messages import CoreState
-from stoker.engine.metrics import FrontMetrics
-from stoker.engine.server import OpenAiServer, load_api_keys
-from stoker.engine.text import TextCodec
+from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.messages import CoreState
+from stoker.engine.http.front import Front
+from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.server import OpenAiServer, load_api_keys
+from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
-from stoker.pod.last_word import LastWord
 from stoker.pod.serve import Server, bind_tcp, bind_unix
+from stoker.pod.termination_message import TerminationMessage
 
 log = logging.getLogger("stoker.engine")
 
@@ -56,7 +56,7 @@ CoreCommand = Callable[[Path, str], Sequence[str]]
 def core_command(config_file: Path, address: str) -> Sequence[str]:
     """The core is a process of its own: a step must not wait for HTTP, nor HTTP for a step."""
     work_dir, level = str(config_file.parent), logging.getLevelName(logging.getLogger().level)
-    module = [sys.executable, "-m", "stoker.engine.core_main"]
+    module = [sys.executable, "-m", "stoker.engine.core.main"]
     places = ["--config", str(config_file), "--address", address, "--work-dir", work_dir]
     return [*module, *places, "--parent", str(os.getpid()), "--log-level", level]
 
@@ -99,7 +99,7 @@ class Engine:
         )
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
 
-    async def run(self) -> LastWord:
+    async def run(self) -> TerminationMessage:
         """Serve until a signal, or until the core ends. The last word says which.
 
         Raises:
@@ -127,7 +127,7 @@ class Engine:
             stopped.cancel()
             await self.core.close()
 
-    async def _close(self, servers: Sequence[Server], ended: asyncio.Task[int]) -> LastWord:
+    async def _close(self, servers: Sequence[Server], ended: asyncio.Task[int]) -> TerminationMessage:
         """Let running answers end, or tell them why they cannot, and close the doors."""
         deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
         if not ended.done():
@@ -262,31 +262,31 @@ class Engine:
     def _drained(self) -> bool:
         return self.core.state.phase == "Drained"
 
-    def _word(self, code: int | None) -> LastWord:
+    def _word(self, code: int | None) -> TerminationMessage:
         """Why the program ends; `code` is the core's exit code, None while it runs."""
         if self.front.broken is not None:
-            return LastWord(cause=Cause.MODEL_ERROR, detail=self.front.broken)
+            return TerminationMessage(cause=Cause.MODEL_ERROR, detail=self.front.broken)
         if code is None:
-            return LastWord(cause=Cause.INTERRUPTED, detail="stopped after its requests")
+            return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
-            return LastWord(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
+            return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
         cause = CAUSES.get(code, Cause.INTERNAL)
         if cause is Cause.COMPLETED and self.front.draining:
-            return LastWord(cause=Cause.INTERRUPTED, detail="drained before it served")
+            return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:
-            return LastWord(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
+            return TerminationMessage(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
         state = self.core.state
         detail = state.message.removeprefix(f"{cause}: ")
-        return LastWord(cause=cause, detail=detail or f"the core process ended with code {code}")
+        return TerminationMessage(cause=cause, detail=detail or f"the core process ended with code {code}")
 
 
-def run_engine(config: EngineConfig, environment: Environment) -> LastWord:
+def run_engine(config: EngineConfig, environment: Environment) -> TerminationMessage:
     """Run an engine to its end in a scratch folder of its own."""
     with _scratch(config.work_dir) as folder:
         return asyncio.run(_run(config, environment, folder))
 
 
-async def _run(config: EngineConfig, environment: Environment, folder: Path) -> LastWord:
+async def _run(config: EngineConfig, environment: Environment, folder: Path) -> TerminationMessage:
     return await Engine(config, environment, folder).run()
 
 

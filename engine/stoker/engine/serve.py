@@ -19,11 +19,11 @@ from typing import Any
 
 from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
-from stoker.engine.messages import CoreState
+from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord
+from stoker.pod.termination_message import TerminationMessage
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
 """Addresses and files of the command line that cannot be used."""
@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with being_read(Path(config.model.path)):  # so that it can also be started anew
             word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
     except ValueError as error:
-        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
         cause = Cause.CONFIG_INVALID if error.errno in WRONG_PLACE else Cause.INTERNAL
         place = f"{error.filename}: " if error.filename else ""
-        word = LastWord(cause=cause, detail=f"{place}{error.strerror or error}")
+        word = TerminationMessage(cause=cause, detail=f"{place}{error.strerror or error}")
     if word.cause is Cause.INTERRUPTED:
         return 0
     sys.stderr.write(f"stoker serve: {word.detail.removeprefix('stoker serve: ')}\n")

@@ -15,8 +15,8 @@ from pathlib import Path
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord
 from stoker.pod.serve import Server, bind_tcp, bind_unix
+from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
@@ -38,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load(RouterConfig, arguments.config)
         policy_named(config.policy)
         asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=os.environ.get("STOKER_POD_UID", "")))
-        word = LastWord(cause=Cause.INTERRUPTED, detail="stopped on SIGTERM after its requests")
+        word = TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped on SIGTERM after its requests")
     except ValueError as error:  # ConfigError is one
-        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
-        word = LastWord(cause=Cause.INTERNAL, detail=str(error))
+        word = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
     if word.cause is not Cause.INTERRUPTED:
         log.error("%s: %s", word.cause, word.detail)
     if config is not None and config.termination_log is not None:

@@ -24,7 +24,7 @@ from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import Progress, verify
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord
+from stoker.pod.termination_message import TerminationMessage
 
 DIFFERENT = 1
 """Exit code of `diff` when the two differ, as in diff(1)."""
@@ -235,7 +235,7 @@ def task_list(root: Path, writer: str | None) -> tasks.Result:
     return tasks.list_task(root, writer)
 
 
-def _leave(word: LastWord, termination_log: Path | None) -> int:
+def _leave(word: TerminationMessage, termination_log: Path | None) -> int:
     """Write the last word, print it too (for logs), and give its exit code."""
     encoded = word.encode()
     if termination_log is not None:

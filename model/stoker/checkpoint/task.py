@@ -27,7 +27,7 @@ from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import Report, verify
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import MAX_BYTES, LastWord
+from stoker.pod.termination_message import MAX_BYTES, TerminationMessage
 
 MAX_SAVES = 8
 MAX_SHOWN_PROBLEMS = 8
@@ -121,19 +121,19 @@ def list_task(root: Path, writer: str | None = None) -> Result:
     return _fit_list(result)
 
 
-def run(task: Callable[[], Result], name: str, folder: str) -> LastWord:
+def run(task: Callable[[], Result], name: str, folder: str) -> TerminationMessage:
     """Carry a task out and say how it went. Never raises for a checkpoint, a disk or a path that is bad."""
     try:
         result = task()
-        return LastWord(cause=Cause.COMPLETED, step=result.get("step"), result=result)
+        return TerminationMessage(cause=Cause.COMPLETED, step=result.get("step"), result=result)
     except TaskRefused as refused:
         result = refused.result
-        return LastWord(cause=Cause.TASK_FAILED, step=result.get("step"), detail=str(refused), result=result)
+        return TerminationMessage(cause=Cause.TASK_FAILED, step=result.get("step"), detail=str(refused), result=result)
     except CheckpointError as error:
         result = {"task": name, "folder": Path(folder).name, "ok": False, "problems": [_shortened(str(error))]}
-        return LastWord(cause=Cause.TASK_FAILED, detail=str(error), result=result)
+        return TerminationMessage(cause=Cause.TASK_FAILED, detail=str(error), result=result)
     except OSError as error:
-        return LastWord(
+        return TerminationMessage(
             cause=Cause.STORAGE_ERROR, detail=str(error), result={"task": name, "folder": Path(folder).name}
         )
 

@@ -31,7 +31,7 @@ def convert(file: Path, out: Path, dtype: str | None) -> None:
     """
     import torch  # after the arguments are checked: importing torch takes seconds
 
-    from stoker.model.weights.gguf import convert as convert_gguf
+    from stoker.model.weights.gguf_weights import convert as convert_gguf
 
     began, chosen = time.monotonic(), None if dtype is None else getattr(torch, dtype)
     with refusing():

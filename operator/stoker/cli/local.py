@@ -118,7 +118,7 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
 
     Without a kind: jobs, checkpoints, deployments and pods.
     """
-    from stoker.cli.shown import aligned, table, utc_now
+    from stoker.cli.printers import aligned, table, utc_now
 
     client = _client(state)
     word, name = _named_once(kind, name) if kind is not None else (None, None)
@@ -146,7 +146,7 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
 @state_option
 def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
     """Everything about one object (KIND NAME or KIND/NAME), with its events."""
-    from stoker.cli.shown import described, utc_now
+    from stoker.cli.printers import described, utc_now
 
     word, chosen = _named_once(kind, name)
     if not chosen:
@@ -317,8 +317,8 @@ def _follow(
     as_json: bool,
 ) -> int:
     """Show progress until everything has settled; then, if something goes on and the command is to stay, until Ctrl-C."""
+    from stoker.cli.printers import utc_now
     from stoker.cli.progress import Follower, Name, screen_for
-    from stoker.cli.shown import utc_now
 
     wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
     followed = [name for name in wanted if name.kind in ("TrainingJob", "Checkpoint", "InferenceDeployment")]

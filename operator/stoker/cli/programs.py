@@ -58,7 +58,7 @@ def chat(arguments: tuple[str, ...]) -> None:
 
     Example: stoker chat http://127.0.0.1:8000
     """
-    become("stoker.engine.chat", arguments)
+    become("stoker.cli.chat", arguments)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

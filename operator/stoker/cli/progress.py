@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from stoker.cli.shown import FOLLOWED, progress_line, state_of, value_at
+from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 from stoker.cli.supervisor_client import SupervisorClient
 
 LOOK_S = 0.5

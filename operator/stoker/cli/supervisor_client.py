@@ -87,7 +87,7 @@ class SupervisorClient:
             self.folders.make()
         except OSError as error:
             raise SupervisorError(f"state folder {self.folders.root}: {error.filename}: {error.strerror}") from error
-        command = [sys.executable, "-m", "stoker.operator.cluster.local.run_supervisor"]
+        command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()
         if leashed:

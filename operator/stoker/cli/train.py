@@ -99,8 +99,8 @@ class LocalRun:
         from stoker.operator.cluster.local.pod_life import host_of
         from stoker.operator.cluster.local.rewrite import Rewriter
         from stoker.operator.cluster.local.volumes import MountError, PodVolumes
+        from stoker.operator.domain.settings import Settings
         from stoker.operator.render.trainer import attempt_config, attempt_pods, pin
-        from stoker.operator.settings import Settings
 
         settings = Settings()
         pinned = pin(self.job, None, settings)
@@ -168,8 +168,8 @@ def _only_job(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _admitted(job: Mapping[str, Any]) -> dict[str, Any]:
     from stoker.operator.admission.admission import Admission
     from stoker.operator.api.crd import KIND_INFOS, definition
-    from stoker.operator.cluster.seam import Invalid
-    from stoker.operator.unsupported import unsupported
+    from stoker.operator.cluster.interface import Invalid
+    from stoker.operator.domain.unsupported import unsupported
 
     try:
         found = Admission(definition(info) for info in KIND_INFOS if info.kind == "TrainingJob").admit(job)

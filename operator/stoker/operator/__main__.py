@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from stoker.operator.config import OperatorConfig
-from stoker.operator.program import Program
+from stoker.operator.service.config import OperatorConfig
+from stoker.operator.service.program import Program
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 

@@ -11,7 +11,7 @@ import torch
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
-from stoker.model.weights.gguf import GgufWeights
+from stoker.model.weights.gguf_weights import GgufWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
 from stoker.model.weights.loading import Progress, TensorStore, WeightsError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.cluster.seam import Invalid as ClusterInvalid
+from stoker.operator.cluster.interface import Invalid as ClusterInvalid
 
 GROUP = "stoker.dev"
 

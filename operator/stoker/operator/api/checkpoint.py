@@ -32,7 +32,7 @@ from stoker.operator.api.value import (
 CheckpointPhase = Literal["Pending", "Saving", "Complete", "Corrupt", "Deleting", "Deleted", "Failed"]
 
 
-class SaveRecord(Value):
+class SaveReport(Value):
     """A save that a job made. Written by the operator, whole and once, so that a crash between create and status loses nothing."""
 
     job_ref: JobRef
@@ -64,7 +64,7 @@ class CheckpointSource(Value):
     job_ref: JobRef | None = None
     """Ask this running job to save now."""
     import_: Annotated[Import | None, Field(alias="import")] = None
-    save: SaveRecord | None = None
+    save: SaveReport | None = None
 
 
 class CheckpointSpec(Value):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from stoker.operator.cluster.seam import Cluster, ClusterError, Keep, Listing, WatchEvent
-from stoker.operator.plan import Call, Object, Ref
+from stoker.operator.cluster.interface import Cluster, ClusterError, Keep, Listing, WatchEvent
+from stoker.operator.domain.plan import Call, Object, Ref
 
 
 class NotLeading(ClusterError):

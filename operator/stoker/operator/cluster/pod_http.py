@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from stoker.operator.clock import Clock
-from stoker.operator.cluster.seam import PodRefused, PodUnreachable
-from stoker.operator.plan import Call, Object
+from stoker.operator.cluster.interface import PodRefused, PodUnreachable
+from stoker.operator.domain.clock import Clock
+from stoker.operator.domain.plan import Call, Object
 from stoker.pod.control_key import sign
 
 CALL_TIMEOUT_S = 10.0

@@ -14,8 +14,9 @@ from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import Storage
-from stoker.operator.labels import DEPLOYMENT_UID, POOL
-from stoker.operator.plan import Object
+from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import pod_address
 from stoker.operator.render.pod import (
     CONFIG_FILE,
@@ -33,7 +34,6 @@ from stoker.operator.render.pod import (
     with_config_map,
 )
 from stoker.operator.render.trainer import storage_root
-from stoker.operator.settings import Settings
 
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.operator.api.pod_fields import PodFields, SmallPod
-from stoker.operator.labels import PREFIX
-from stoker.operator.plan import Object
-from stoker.operator.pods import MAIN
-from stoker.operator.settings import Settings
+from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pods import MAIN
+from stoker.operator.domain.settings import Settings
 
 CONFIG_FOLDER = "/etc/stoker"
 CONFIG_FILE = f"{CONFIG_FOLDER}/config.json"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment
-from stoker.operator.labels import DEPLOYMENT_UID, ROLE
-from stoker.operator.plan import Object
+from stoker.operator.domain.labels import DEPLOYMENT_UID, ROLE
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import digest_of, stem
 from stoker.operator.render.pod import (
     CONFIG_FILE,
@@ -22,7 +23,6 @@ from stoker.operator.render.pod import (
     render_pod,
     scratch_volume,
 )
-from stoker.operator.settings import Settings
 
 BACKENDS_FOLDER = "/etc/stoker-backends"
 BACKENDS_KEY = "backends.json"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.storage import Storage
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.settings import Settings
 from stoker.operator.render.pod import TERMINATION_LOG, Program, claim_volume, metadata_of, render_pod, scratch_volume
 from stoker.operator.render.trainer import storage_root
-from stoker.operator.settings import Settings
 
 
 def task_pod(

@@ -14,8 +14,9 @@ from typing import Any
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
-from stoker.operator.labels import JOB_UID, ROLE
-from stoker.operator.plan import Object
+from stoker.operator.domain.labels import JOB_UID, ROLE
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import (
     attempt_config_name,
     digest_of,
@@ -40,7 +41,6 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
-from stoker.operator.settings import Settings
 
 START_FOLDER = "/var/stoker/start"
 """Where another claim with the weights to start from is mounted."""

@@ -16,21 +16,21 @@ from typing import Any
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import Cause
 from stoker.pod.http import control_routes, probe_routes
-from stoker.pod.last_word import LastWord
+from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.control import Control
 from stoker.trainer.agent.metrics import registry_of
+from stoker.trainer.agent.outcome import GOOD, RankEnd, Verdict, judge, read_oom_kills
 from stoker.trainer.agent.peers import ask_peers
-from stoker.trainer.agent.place import PodPlace, open_rendezvous, rank_environment
+from stoker.trainer.agent.rank_info import PodPlace, open_rendezvous, rank_environment
 from stoker.trainer.agent.rank_process import RankProcess
 from stoker.trainer.agent.run_state import RunState
 from stoker.trainer.agent.server import AgentServer
 from stoker.trainer.agent.stacks import collect_stacks, innermost
-from stoker.trainer.agent.verdict import GOOD, RankEnd, Verdict, judge, read_oom_kills
-from stoker.trainer.beacon import Event, SaveCommand, StopCommand, StopMode
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.phase import Silence, find_silence
-from stoker.trainer.wishes import STOP_MODES
+from stoker.trainer.protocol.channel import Event, SaveCommand, StopCommand, StopMode
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.hang import Silence, find_silence
+from stoker.trainer.protocol.step_signals import STOP_MODES
 
 SETTLE_S = 1.0
 """After a rank failed without a telling cause: time for the others to say why."""
@@ -77,7 +77,7 @@ class Agent:
         """The HTTP port, known once the server runs."""
         return self._server.port
 
-    async def run(self) -> LastWord:
+    async def run(self) -> TerminationMessage:
         """From the first process to the last word; every rank is gone when it returns.
 
         Raises:
@@ -251,11 +251,11 @@ class Agent:
     def _save(self, command: SaveCommand) -> bool:
         return bool(self._processes) and self._processes[0].send(command)
 
-    def _last_word(self, verdict: Verdict) -> LastWord:
+    def _last_word(self, verdict: Verdict) -> TerminationMessage:
         self.state.cause = verdict.cause
         unread = False if verdict.cause in GOOD else None
         last_step = self.state.step if self.state.step is not None else verdict.step
-        return LastWord(
+        return TerminationMessage(
             cause=verdict.cause,
             step=last_step if verdict.cause in GOOD or verdict.step is None else verdict.step,
             rank=verdict.rank,

@@ -8,8 +8,8 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
-from stoker.pod.last_word import LastWord
-from stoker.trainer.beacon import Event, PhaseEvent, RetentionEvent, SaveEvent, StepEvent, ValidationEvent
+from stoker.pod.termination_message import TerminationMessage
+from stoker.trainer.protocol.channel import Event, PhaseEvent, RetentionEvent, SaveEvent, StepEvent, ValidationEvent
 
 
 class Console:
@@ -44,7 +44,7 @@ class Console:
     def rank_line(self, rank: int, text: str) -> None:
         self.line(f"[rank {rank}] {text}")
 
-    def close(self, word: LastWord | None) -> None:
+    def close(self, word: TerminationMessage | None) -> None:
         if self._live is not None:
             self._live.stop()
         if word is None:

@@ -17,15 +17,17 @@ from rich.console import Console as RichConsole
 
 from stoker.pod.config_file import ConfigError, load
 from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.pod.last_word import LastWord
+from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
-from stoker.trainer.agent.place import find_place
-from stoker.trainer.config import TrainerConfig
-from stoker.trainer.mesh import check_supported
+from stoker.trainer.agent.rank_info import find_place
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.parallel_dims import check_supported
 
 
-def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank")) -> int:
+def main(
+    arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
+) -> int:
     """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
     parser = argparse.ArgumentParser(
         prog="python -m stoker.trainer",
@@ -39,19 +41,21 @@ def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("
         check_supported(config)
         word = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
     except ConfigError as error:
-        word = LastWord(cause=Cause.CONFIG_INVALID, detail=str(error))
+        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
         sys.stderr.write(f"{error}\n")
     except OSError as error:  # the work folder, a socket: full, read-only, not there
-        word = LastWord(cause=Cause.STORAGE_ERROR, detail=f"{error.filename}: {error.strerror}")
+        word = TerminationMessage(cause=Cause.STORAGE_ERROR, detail=f"{error.filename}: {error.strerror}")
         sys.stderr.write(f"{word.detail}\n")
     except Exception as error:  # noqa: BLE001  (the last word must go out whatever happened)
-        word = LastWord(cause=Cause.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        word = TerminationMessage(cause=Cause.INTERNAL, detail=f"{type(error).__name__}: {error}")
         traceback.print_exc()
     _leave(word, path)
     return EXIT_CODES[word.cause]
 
 
-async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environment: Mapping[str, str]) -> LastWord:
+async def run_pod(
+    config: TrainerConfig, rank_command: Sequence[str], environment: Mapping[str, str]
+) -> TerminationMessage:
     """Run this pod's part; SIGTERM, SIGHUP and Ctrl-C save within the grace period."""
     console = Console(RichConsole(highlight=False), config.logging.every_steps)
     agent = Agent(
@@ -64,7 +68,7 @@ async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environmen
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, agent.interrupt, number.name)
-    word: LastWord | None = None
+    word: TerminationMessage | None = None
     try:
         word = await agent.run()
     finally:
@@ -74,7 +78,7 @@ async def run_pod(config: TrainerConfig, rank_command: Sequence[str], environmen
     return word
 
 
-def _leave(word: LastWord, config: Path) -> None:
+def _leave(word: TerminationMessage, config: Path) -> None:
     """Write the last word where the configuration says, even if the rest of it is wrong."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         word.write(json.loads(config.read_text())["termination_log"])

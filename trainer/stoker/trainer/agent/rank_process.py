@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.pod.exit_code import Cause
-from stoker.trainer.agent import leash
-from stoker.trainer.beacon import AgentEnd, BeaconError, Command, EndEvent, Event, beacon_pair
+from stoker.trainer.agent import die_with_parent as leash
+from stoker.trainer.protocol.channel import AgentEnd, BeaconError, Command, EndEvent, Event, beacon_pair
 
 LAST_LINES = 12
 MAX_LINE_BYTES = 64 << 10

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stoker.pod.exit_code import Cause
-from stoker.pod.last_word import MAX_SAVES, SaveRecord
-from stoker.trainer.agent.place import PodPlace
-from stoker.trainer.beacon import (
+from stoker.pod.termination_message import MAX_SAVES, SaveReport
+from stoker.trainer.agent.rank_info import PodPlace
+from stoker.trainer.protocol.channel import (
     EndEvent,
     Event,
     Phase,
@@ -23,8 +23,8 @@ from stoker.trainer.beacon import (
     StepEvent,
     ValidationEvent,
 )
-from stoker.trainer.config import JobIdentity
-from stoker.trainer.phase import Pulse
+from stoker.trainer.protocol.config import JobIdentity
+from stoker.trainer.protocol.hang import Pulse
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
@@ -162,10 +162,10 @@ class RunState:
             if running.get(rank, False)
         }
 
-    def save_records(self, *, unread: bool | None) -> tuple[SaveRecord, ...]:
+    def save_records(self, *, unread: bool | None) -> tuple[SaveReport, ...]:
         """Committed saves for the last word. `unread` stands for `verified` where the read-back has not ended."""
         return tuple(
-            SaveRecord(
+            SaveReport(
                 id=save.id,
                 folder=save.folder,
                 step=save.step,

@@ -17,11 +17,11 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.rest import RESTClientObject
 
+from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.cluster.kube.errors import error_of, status_of
 from stoker.operator.cluster.kube.rate_limit import RateLimit
-from stoker.operator.cluster.seam import ClusterError
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 log = logging.getLogger(__name__)
 

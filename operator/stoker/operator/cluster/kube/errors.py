@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.cluster.seam import (
+from stoker.operator.cluster.interface import (
     AlreadyExists,
     ClusterError,
     Conflict,

@@ -10,13 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.operator.cluster.kinds import KINDS, Kind
-from stoker.operator.cluster.kube.connection import JSON, Connection
-from stoker.operator.cluster.kube.errors import error_of
-from stoker.operator.cluster.kube.ownership import owned_by_apply
-from stoker.operator.cluster.kube.paths import collection, selector, single
-from stoker.operator.cluster.pod_http import PodHttp, http_port
-from stoker.operator.cluster.seam import (
+from stoker.operator.cluster.interface import (
     ClusterError,
     Conflict,
     Gone,
@@ -27,7 +21,13 @@ from stoker.operator.cluster.seam import (
     PodUnreachable,
     WatchEvent,
 )
-from stoker.operator.plan import Call, Object, Ref
+from stoker.operator.cluster.kinds import KINDS, Kind
+from stoker.operator.cluster.kube.connection import JSON, Connection
+from stoker.operator.cluster.kube.errors import error_of
+from stoker.operator.cluster.kube.ownership import owned_by_apply
+from stoker.operator.cluster.kube.paths import collection, selector, single
+from stoker.operator.cluster.pod_http import PodHttp, http_port
+from stoker.operator.domain.plan import Call, Object, Ref
 
 MANAGER = "stoker-operator"
 REPLICAS = ("spec", "replicas")

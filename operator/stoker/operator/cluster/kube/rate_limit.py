@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.operator.clock import Clock
+from stoker.operator.domain.clock import Clock
 
 
 class RateLimit:

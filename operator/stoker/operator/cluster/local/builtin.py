@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stoker.operator.cluster.interface import Invalid
 from stoker.operator.cluster.kinds import KINDS
-from stoker.operator.cluster.seam import Invalid
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 VOLUME_KINDS = ("configMap", "secret", "emptyDir", "persistentVolumeClaim", "hostPath")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 
 @dataclass(frozen=True)

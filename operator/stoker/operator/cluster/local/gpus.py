@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.operator.clock import Clock
+from stoker.operator.cluster.interface import Keep, Listing, PodUnreachable, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
 from stoker.operator.cluster.local.pod_life import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
-from stoker.operator.cluster.seam import Keep, Listing, PodUnreachable, WatchEvent
-from stoker.operator.plan import Call, Key, Object, Ref
+from stoker.operator.domain.clock import Clock
+from stoker.operator.domain.plan import Call, Key, Object, Ref
 
 BOOKMARK_S = 15.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 Intent = Mapping[str, Any]
 """What one manager applied last, without status."""

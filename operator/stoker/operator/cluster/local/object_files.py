@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stoker.operator.cluster.local.merge import Intent
-from stoker.operator.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object
 
 
 class ObjectFiles:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from stoker.operator.clock import timestamp
+from stoker.operator.cluster.interface import AlreadyExists, Conflict, Gone, Invalid, NotFound
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.local.builtin import admit_builtin, check_identity
 from stoker.operator.cluster.local.merge import Intent, apply_merge, merge_patch
-from stoker.operator.cluster.seam import AlreadyExists, Conflict, Gone, Invalid, NotFound
-from stoker.operator.plan import Key, Object, Ref
+from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.plan import Key, Object, Ref
 
 HISTORY = 5000
 """Changes that a watch can look back."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.operator.cluster.local.volumes import MountError, data_of
-from stoker.operator.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object
 
 Find = Callable[[Key], Object | None]
 

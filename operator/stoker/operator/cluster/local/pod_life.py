@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.clock import Clock, timestamp
+from stoker.operator.cluster.interface import Conflict, NotFound
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus, wanted_gpus
@@ -28,8 +28,8 @@ from stoker.operator.cluster.local.probes import Ask, ContainerProbes
 from stoker.operator.cluster.local.process import Command, Exit, Process, Runner, StartError
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.local.volumes import MountError, PodVolumes
-from stoker.operator.cluster.seam import Conflict, NotFound
-from stoker.operator.plan import Key, Object, Ref
+from stoker.operator.domain.clock import Clock, timestamp
+from stoker.operator.domain.plan import Key, Object, Ref
 
 log = logging.getLogger(__name__)
 

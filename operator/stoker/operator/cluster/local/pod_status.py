@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.operator.plan import Object
+from stoker.operator.domain.plan import Object
 
 NODE = "local"
 HOST_IP = "127.0.0.1"

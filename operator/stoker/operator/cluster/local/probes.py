@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.clock import Clock
+from stoker.operator.domain.clock import Clock
 
 EAGER_S = 0.2
 """Between two looks at something that has not answered yet: nobody wants to wait a whole period here."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object
 
 LOCAL_FOLDER = "stoker.dev/local-folder"
 """Annotation of a PersistentVolumeClaim: the folder of this machine that it stands for."""

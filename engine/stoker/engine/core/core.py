@@ -1,0 +1,363 @@
+"""The core process: one loop that hears the fronts, steps the engine and sends what is new. See `messages` for the wire.
+
+Loading happens in a thread, so that a front always hears where the core stands; everything else is this one thread's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import zmq
+
+from stoker.checkpoint.errors import CheckpointCorrupt
+from stoker.engine.build import build_engine, tokenizer_folder, warm_up
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.engine import Addressed, LLMEngine
+from stoker.engine.core.messages import (
+    PROTOCOL,
+    Abort,
+    AddRequest,
+    CoreMessage,
+    CoreState,
+    Delta,
+    Drain,
+    Finish,
+    Hello,
+    Message,
+    ModelFacts,
+    Outputs,
+    Phase,
+    Ping,
+    Refused,
+    Stop,
+    pack,
+    request_id_in,
+    unpack,
+)
+from stoker.engine.core.startup import Startup, process_age_s
+from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
+from stoker.engine.plan import Plan
+from stoker.pod.config_file import ConfigError
+from stoker.pod.exit_code import EXIT_CODES, Cause
+
+log = logging.getLogger("stoker.engine")
+
+STATS_EVERY_S = 1.0
+FRONT_SILENT_S = 30.0
+HELLO_MS = 3000
+"""How long a failed core waits for a first front to tell it why."""
+PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
+"""The message says it all, and the program that started the core prints it: no stack."""
+IDLE_MS = 50
+"""Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
+
+Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, Plan]]
+
+
+def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
+    """A process's whole life: serve until `Stop`, a failure or the parent's death. Exits with the code of the cause.
+
+    `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read;
+    `parent`: who started it, known by then only to itself: it may have died while this process was still importing torch.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
+    parent = os.getppid() if parent is None else parent
+    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent)
+    cause = core.serve()
+    logging.shutdown()
+    sys.exit(EXIT_CODES[cause])
+
+
+class Core:
+    """The loop and its sockets. Lives in the thread that calls `serve`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        address: str,
+        work_dir: Path,
+        *,
+        build: Build = build_engine,
+        parent_alive: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.address, self.work_dir, self.build = config, address, work_dir, build
+        self.parent_alive, self.clock = parent_alive, clock
+        self.startup = Startup(clock, process_age_s())
+        self.startup.enter("Planning")
+        self.state = CoreState("Loading", "starting")
+        self.engine: LLMEngine | None = None
+        self.cause: Cause | None = None
+        """Set when the loop must end."""
+        self._progress = self.state.message
+        self._seen_s: dict[str, float] = {}
+        """Fronts (the hex of their socket identity), and when they were last heard."""
+        self._drain_until_s: float | None = None
+        self._stats_s = clock()
+        self._warms = False
+        """Idle time can still make something ready."""
+
+    def serve(self) -> Cause:
+        """Until it must end; says why."""
+        context = zmq.Context()
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(
+            zmq.SNDHWM, 0
+        )  # a full queue would lose deltas; a front that is stuck falls silent and goes
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.bind(self.address)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        loading = loader.submit(self.build, self.config, self._set_progress)
+        try:
+            while self.cause is None:
+                self._turn(loading)
+            self._tell_late_front()
+            return self.cause
+        finally:
+            self._close(loader)
+            self._socket.close()
+            context.term()
+
+    def _turn(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+        """Once around the loop."""
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._warms))
+        if self.engine is None:
+            self._follow_loading(loading)
+        elif self.engine.has_unfinished:
+            self._step(self.engine)
+        elif self._warms:
+            self._warms = self.engine.executor.warm()
+        self._follow_drain()
+        self._tick()
+
+    def _close(self, loader: ThreadPoolExecutor) -> None:
+        loader.shutdown(wait=self.engine is not None, cancel_futures=True)
+        if self.engine is not None:
+            self._send_deltas(self.engine.end_everything("abort"))
+            self.engine.executor.close()
+
+    def _tell_late_front(self) -> None:
+        """A failure may be quicker than the front's hello; the front must still hear the reason."""
+        if self.state.phase == "Failed" and not self._seen_s and self._socket.poll(HELLO_MS):
+            identity, _ = self._socket.recv_multipart()
+            self._send(identity.hex(), self.state)
+
+    # Loading and ending.
+
+    def _set_progress(self, message: str) -> None:
+        self.startup.enter(message.partition(" ")[0])
+        self._progress = message  # by the loader's thread; sent by the loop's
+
+    def _follow_loading(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+        if not loading.done():
+            if self._progress != self.state.message:
+                self._change("Loading", self._progress)
+            return
+        try:
+            engine, plan = loading.result()
+            torch.set_num_threads(plan.threads)  # the loader's thread has set only its own
+            facts = self._facts(engine, plan)
+            self.startup.enter("Warming")
+            self._change("Warming", "the first step", facts)
+            warm_up(engine.executor)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
+            self._fail(loading_cause(error), error)
+            return
+        self.engine, self._warms = engine, True
+        self.startup.enter("")
+        self._change("Serving", "", facts)
+
+    def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:
+        return ModelFacts(
+            path=plan.model_path,
+            tokenizer_folder=str(tokenizer_folder(plan, self.work_dir)),
+            digest=plan.digest,
+            dtype=str(plan.dtype).removeprefix("torch."),
+            vocab_size=engine.limits.vocab_size,
+            max_model_len=engine.limits.max_model_len,
+            eos_token_ids=engine.limits.eos_token_ids,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+        )
+
+    def _fail(self, cause: Cause, error: BaseException) -> None:
+        """Nothing can be served any more: every client hears it, then the loop ends."""
+        defect = cause not in PLAIN_CAUSES
+        log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
+        message = f"{cause}: {error}"
+        if self.engine is not None:
+            self._send_deltas(self.engine.end_everything("error", message))
+        self._change("Failed", message, self.state.model)
+        self.cause = cause
+
+    def _change(self, phase: Phase, message: str, model: ModelFacts | None = None) -> None:
+        self.state = CoreState(phase, message, model or self.state.model, self.startup.seconds)
+        self._broadcast(self.state)
+
+    # Working.
+
+    def _step(self, engine: LLMEngine) -> None:
+        try:
+            self._send_deltas(engine.step())
+        except ExecutorLost as error:
+            self._fail(Cause.RANK_FAILED, error)
+        except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
+            self._fail(Cause.INTERNAL, error)
+
+    def _follow_drain(self) -> None:
+        if self.state.phase != "Draining" or self.engine is None:
+            return
+        assert self._drain_until_s is not None
+        if self.engine.has_unfinished and self.clock() >= self._drain_until_s:
+            self._send_deltas(self.engine.end_everything("abort"))
+        if not self.engine.has_unfinished:
+            self._change("Drained", "")
+
+    def _tick(self) -> None:
+        """Once a second: stats, fronts that fell silent, a parent that is gone."""
+        now_s = self.clock()
+        if now_s - self._stats_s < STATS_EVERY_S:
+            return
+        self._stats_s = now_s
+        if self.engine is not None:
+            self._broadcast(self.engine.stats())
+        for front in [front for front, seen_s in self._seen_s.items() if now_s - seen_s > FRONT_SILENT_S]:
+            self._forget(front)
+        if not self.parent_alive():
+            log.error("the parent process is gone")
+            self.cause = Cause.INTERNAL
+
+    def _forget(self, front: str) -> None:
+        log.warning("front %s is silent: its requests are aborted", front)
+        del self._seen_s[front]
+        for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
+            if owner == front:
+                self._send_deltas(self._abort(front, request_id))  # it may only have slept
+
+    def _abort(self, front: str, request_id: str) -> list[Addressed]:
+        """The last deltas, for whoever still wants them."""
+        return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
+
+    # The wire.
+
+    def _listen(self, *, wait: bool) -> None:
+        """Handle every message that is there; while nothing runs, wait a moment for one."""
+        if wait and not self._socket.poll(IDLE_MS):
+            return
+        while self.cause is None:
+            try:
+                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            front = identity.hex()
+            self._seen_s[front] = self.clock()
+            self._hear(front, frame)
+
+    def _hear(self, front: str, frame: bytes) -> None:
+        try:
+            message = unpack(frame)
+        except ProtocolError as error:
+            log.error("front %s: %s", front, error)
+        except RequestRefused as refused:
+            self._refuse(front, request_id_in(frame), refused)
+        else:
+            self._handle(front, message)
+
+    def _handle(self, front: str, message: Message) -> None:
+        match message:
+            case Hello(protocol=protocol):
+                self._greet(front, protocol)
+            case AddRequest():
+                self._add(front, message)
+            case Abort(request_ids=request_ids):
+                for request_id in request_ids:
+                    self._abort(front, request_id)
+            case Finish(request_id=request_id, choice=choice):
+                if self.engine is not None:
+                    self.engine.finish_choice(request_id, choice, front=front)
+            case Drain(deadline_s=deadline_s):
+                self._drain(deadline_s)
+            case Stop():
+                self.cause = Cause.COMPLETED
+            case Ping():
+                pass
+            case _:
+                log.error("front %s sent %s, which only a core may send", front, type(message).__name__)
+
+    def _greet(self, front: str, protocol: int) -> None:
+        if protocol != PROTOCOL:
+            wrong = f"this core speaks protocol {PROTOCOL}, the front {protocol}"
+            self._send(front, CoreState("Failed", wrong))
+            return
+        self._send(front, self.state)
+        if self.engine is not None:
+            self._send(front, self.engine.stats())
+
+    def _add(self, front: str, request: AddRequest) -> None:
+        try:
+            if self.engine is None:
+                raise RequestRefused("not_ready", f"the engine is not ready: {self.state.message}")
+            if self.state.phase != "Serving":
+                raise RequestRefused("draining", "the engine is draining and takes no new requests")
+            self.engine.add_request(
+                request.request_id,
+                request.prompt_tokens,
+                request.params,
+                priority=request.priority,
+                arrival_s=request.arrival_s,
+                front=front,
+            )
+        except RequestRefused as refused:
+            self._refuse(front, request.request_id, refused)
+
+    def _drain(self, deadline_s: float) -> None:
+        until_s = self.clock() + deadline_s
+        self._drain_until_s = until_s if self._drain_until_s is None else min(self._drain_until_s, until_s)
+        if self.state.phase in ("Loading", "Warming"):
+            self.cause = Cause.COMPLETED  # nothing was promised to anybody yet
+        elif self.state.phase == "Serving":
+            self._change("Draining", "no new requests")
+
+    def _refuse(self, front: str, request_id: str, refused: RequestRefused) -> None:
+        self._send(front, Refused(request_id, refused.kind, str(refused), refused.field))
+
+    def _send_deltas(self, addressed: Iterable[Addressed]) -> None:
+        by_front: dict[str, list[Delta]] = defaultdict(list)
+        for front, delta in addressed:
+            by_front[front].append(delta)
+        for front, deltas in by_front.items():
+            self._send(front, Outputs(tuple(deltas)))
+
+    def _broadcast(self, message: CoreMessage) -> None:
+        for front in self._seen_s:
+            self._send(front, message)
+
+    def _send(self, front: str, message: CoreMessage) -> None:
+        self._socket.send_multipart([bytes.fromhex(front), pack(message)])
+
+
+def loading_cause(error: BaseException) -> Cause:
+    """Why the model could not be loaded, for the exit code."""
+    table: list[tuple[type[BaseException], Cause]] = [
+        (ConfigError, Cause.CONFIG_INVALID),
+        (CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
+        (ExecutorLost, Cause.RANK_FAILED),
+        (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+        (MemoryError, Cause.OUT_OF_MEMORY),
+        (ValueError, Cause.MODEL_ERROR),
+        (OSError, Cause.MODEL_ERROR),
+    ]
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
+        return Cause.OUT_OF_MEMORY
+    return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

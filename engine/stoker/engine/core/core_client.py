@@ -1,0 +1,196 @@
+"""A front's link to the core: sends requests, hands each request its own news, knows whether the core lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+import zmq.asyncio
+
+from stoker.engine.core.messages import (
+    Abort,
+    AddRequest,
+    CoreState,
+    Delta,
+    Drain,
+    Finish,
+    Hello,
+    Message,
+    Outputs,
+    Ping,
+    Refused,
+    Stats,
+    Stop,
+    pack,
+    unpack,
+)
+from stoker.engine.errors import ProtocolError, RequestRefused
+
+log = logging.getLogger("stoker.engine")
+PING_S = 5.0
+
+
+class CoreLost(RuntimeError):
+    """The core process ended while a request was running."""
+
+
+News = Delta | Refused | CoreLost
+
+
+class CoreClient:
+    """Lives in one event loop. `state` and `stats` are the newest that the core has sent."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.state = CoreState("Loading", "starting the core")
+        self.stats: Stats | None = None
+        self.on_state: Callable[[CoreState], None] = lambda _: None
+        self._news: dict[str, asyncio.Queue[News]] = {}
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: str | None = None
+
+    async def start(self) -> None:
+        """Connect; the core may come up later."""
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(self.address)
+        self.send(Hello())
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="news of the core"),
+            asyncio.create_task(self._keep_pinging(), name="pings to the core"),
+        ]
+
+    async def close(self) -> None:
+        """Disconnect; running requests see the core as lost."""
+        self.lose("the front is closing")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        self._context.term()
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None and self.state.phase != "Failed"
+
+    @property
+    def running(self) -> int:
+        """Requests of this front that have not ended."""
+        return len(self._news)
+
+    def lose(self, reason: str) -> None:
+        """The core is gone: every running request ends now, new ones are refused."""
+        if self._lost is None:
+            self._lost = reason
+            for queue in self._news.values():
+                queue.put_nowait(CoreLost(reason))
+
+    @contextmanager
+    def request(self, request: AddRequest) -> Iterator[RunningRequest]:
+        """Send a request; inside the block its deltas arrive. Leaving the block early aborts it.
+
+        Raises:
+            CoreLost: the core has ended.
+        """
+        if self._lost is not None:
+            raise CoreLost(self._lost)
+        running = RunningRequest(self, request)
+        self._news[request.request_id] = running.news
+        try:
+            self.send(request)
+            yield running
+        finally:
+            self._news.pop(request.request_id, None)
+            if running.open_choices and self._lost is None:
+                self.send(Abort((request.request_id,)))
+
+    def drain(self, deadline_s: float) -> None:
+        """Let running requests end within `deadline_s` seconds, take no new ones."""
+        self.send(Drain(deadline_s))
+
+    def stop(self) -> None:
+        """End the core process."""
+        self.send(Stop())
+
+    def send(self, message: Message) -> None:
+        """Hand over one message. It never waits (the queue has no bound), so a cancelled request can still say goodbye."""
+        if self._socket is not None and not self._socket.closed:
+            self._socket.send(pack(message))
+
+    async def _keep_pinging(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self.send(Ping())
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            frame = await self._socket.recv()
+            try:
+                message = unpack(frame)
+            except (ProtocolError, RequestRefused) as error:
+                log.error("core: %s", error)
+                continue
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Outputs):
+            for delta in message.deltas:
+                self._tell(delta.request_id, delta)
+        elif isinstance(message, Refused):
+            self._tell(message.request_id, message)
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, CoreState):
+            self.state = message
+            self.on_state(message)
+            if message.phase == "Failed":
+                self.lose(message.message)
+
+    def _tell(self, request_id: str, news: News) -> None:
+        queue = self._news.get(request_id)
+        if queue is not None:  # else: aborted meanwhile
+            queue.put_nowait(news)
+
+
+class RunningRequest:
+    """One request at the core, seen from its front."""
+
+    def __init__(self, client: CoreClient, request: AddRequest) -> None:
+        self.news: asyncio.Queue[News] = asyncio.Queue()
+        self.open_choices = set(range(request.params.n))
+        self._client = client
+        self._id = request.request_id
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What the core sends, until each choice has ended or was finished here.
+
+        Raises:
+            RequestRefused: the core did not take it.
+            CoreLost: the core ended.
+        """
+        while self.open_choices:
+            news = await self.news.get()
+            if isinstance(news, CoreLost):
+                raise news
+            if isinstance(news, Refused):
+                self.open_choices.clear()
+                raise news.to_error()
+            if news.choice in self.open_choices:
+                if news.finish_reason is not None:
+                    self.open_choices.discard(news.choice)
+                yield news
+
+    def finish(self, choice: int) -> None:
+        """The text of a choice is complete (a stop text was found): the core may forget it."""
+        if choice in self.open_choices:
+            self.open_choices.discard(choice)
+            self._client.send(Finish(self._id, choice))

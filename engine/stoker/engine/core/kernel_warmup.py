@@ -1,0 +1,94 @@
+"""The first steps of an engine, played on a model of one layer while the real one's weights are still being read.
+
+Kernels are compiled at their first call, and libraries load themselves then: both happen here, beside the reading, so that
+neither stands before the first token. One layer has all the shapes that many have; its weights are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.runner import Runner
+from stoker.engine.sampling import SamplingParams
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache
+
+SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
+PROMPT_LENGTHS = (1, 5, 48, 300)
+"""One row, few rows, whole tiles, and a pass of many rows."""
+NUM_REQUESTS = 12
+SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
+
+
+@contextmanager
+def rehearsal(
+    config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+) -> Iterator[None]:
+    """Rehearse in a thread; the end of the block waits for it. Raises what went wrong there."""
+    with ThreadPoolExecutor(1, thread_name_prefix="rehearsal") as pool:
+        rehearsed = pool.submit(rehearse, config, ops, dtype, device, block_size, attention)
+        yield
+        rehearsed.result()
+
+
+def rehearse(
+    config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+) -> None:
+    """Prompts of several lengths, every way of sampling, decode steps of every number of rows."""
+    runner = one_layer_runner(config, ops, dtype, device, block_size, attention)
+    scheduler = Scheduler(
+        BlockManager(BLOCKS, block_size, prefix_cache=False),
+        max_batch_tokens=BUDGET,
+        max_requests=SEATS,
+        max_queued_requests=SEATS,
+    )
+    engine = LLMEngine(InProcess(runner), scheduler, Limits(config.vocab_size, runner.max_model_len, ()))
+    for length in PROMPT_LENGTHS:
+        for number, params in enumerate(SAMPLINGS):
+            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * block_size // NUM_REQUESTS)
+            engine.add_request(f"{length}-{number}", prompt, replace(params, max_tokens=OUTPUT))
+            play(engine)
+    while engine.has_unfinished:
+        play(engine)
+    runner.rehearse_sizes()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def play(engine: LLMEngine) -> None:
+    """A step in which nothing may go wrong."""
+    for _, delta in engine.step():
+        if delta.error is not None:
+            raise RuntimeError(f"the rehearsal of the first steps failed: {delta.error}")
+
+
+def one_layer_runner(
+    config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+) -> Runner:
+    small = replace(config, num_layers=1)
+    decoder = Decoder(small, ops, dtype=dtype, device=device)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.zero_()
+    decoder.requires_grad_(False).eval()
+    cache = KVCache(small, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, device=device)
+    return Runner(
+        decoder,
+        cache,
+        num_seats=SEATS,
+        max_model_len=min(LENGTH, config.max_position_embeddings),
+        max_batch_tokens=BUDGET,
+        attention=attention,
+        graphs=False,
+    )

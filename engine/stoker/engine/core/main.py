@@ -1,0 +1,27 @@
+"""`python -m stoker.engine.core.main`: the core as a process of its own, started by `program`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.core import run_core
+from stoker.pod.config_file import load
+
+
+def main() -> None:
+    """Never returns; the exit code is the cause's."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.engine.core.main", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="FILE")
+    parser.add_argument("--address", required=True, help="what the core's socket binds, ipc://PATH")
+    parser.add_argument("--work-dir", required=True, metavar="FOLDER", help="for files that fronts read")
+    parser.add_argument("--parent", type=int, metavar="PID", help="ends when this process has; default: its parent")
+    parser.add_argument("--log-level", default="INFO")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    run_core(load(EngineConfig, arguments.config), arguments.address, arguments.work_dir, arguments.parent)
+
+
+if __name__ == "__main__":
+    main()

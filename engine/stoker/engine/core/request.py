@@ -1,0 +1,156 @@
+"""A request and its sequences: what was asked, what has been computed, how it ended. No torch, no blocks, no rank.
+
+The scheduler moves a sequence between states; the engine appends the tokens that a step gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stoker.engine.core.messages import FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.sampling import SamplingParams
+
+
+class State(Enum):
+    """Where a sequence is. A finished one never comes back."""
+
+    WAITING = "waiting"
+    """Holds no blocks; also a preempted one, which keeps its output."""
+    RUNNING = "running"
+    """Holds a seat and blocks."""
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH = "length"
+    FINISHED_ERROR = "error"
+    ABORTED = "abort"
+
+    @property
+    def finished(self) -> bool:
+        return self not in (State.WAITING, State.RUNNING)
+
+
+_ENDS: dict[FinishReason, State] = {
+    "stop": State.FINISHED_STOPPED,
+    "length": State.FINISHED_LENGTH,
+    "error": State.FINISHED_ERROR,
+    "abort": State.ABORTED,
+}
+
+RequestKey = tuple[str, str]
+"""(front, request id): request ids belong to the front that chose them."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt and its `params.n` choices. Only choice 0 exists until the prompt is computed; then the others fork off."""
+
+    key: RequestKey
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    """With a seed."""
+    max_tokens: int
+    """Most output tokens of a choice, within the model's length."""
+    stop_tokens: frozenset[int]
+    """Tokens that end a choice: the model's end tokens (unless ignored) and the request's own."""
+    arrival: int
+    """Number of arrival at this core: the order among equal priorities."""
+    arrival_s: float
+    priority: int = 0
+    """A lower number is served first."""
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Prompt tokens that the first admission found in the prefix cache."""
+    scheduled_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.sequences.append(Sequence(self, 0))
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.state.finished for sequence in self.sequences)
+
+    def fork(self) -> list[Sequence]:
+        """The choices 1 to n-1, beside choice 0 whose prompt is about to be complete."""
+        forks = [Sequence(self, choice) for choice in range(1, self.params.n)]
+        self.sequences.extend(forks)
+        return forks
+
+
+class Sequence:
+    """One choice: prompt and output tokens, and how many of them are in the cache."""
+
+    def __init__(self, request: Request, choice: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.tokens = list(request.prompt)
+        self.num_prompt = len(request.prompt)
+        self.max_length = self.num_prompt + request.max_tokens
+        """Prompt and output tokens at most."""
+        self.num_pending = 0
+        """Tokens that steps under way will sample: their places are taken, their ids not known yet."""
+        self.num_computed = 0
+        """Tokens whose keys and values are in this sequence's blocks, or will be when the steps under way are done."""
+        self.capacity = 0
+        """Tokens up to which its blocks are known to be there and its own; 0: look again."""
+        self.state = State.WAITING
+        self.seat: int | None = None
+        """Row of the runner's per-sequence tensors, while RUNNING."""
+        self.stop_token: int | None = None
+        self.error: str | None = None
+        self.preemptions = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.rank = (request.priority, request.arrival, choice)
+        """Order of service: smaller first."""
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def missing(self) -> int:
+        """Tokens that a next step can compute; none while its last token is under way."""
+        length = len(self.tokens) + self.num_pending
+        return length - self.num_computed if length < self.max_length else 0
+
+    @property
+    def num_seats(self) -> int:
+        """Seats it needs when it starts: room for the choices that will fork off it."""
+        return self.request.params.n if len(self.request.sequences) < self.request.params.n else 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Its prompt's log-probabilities are asked for and not complete."""
+        return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+
+    def append(self, token: int, now_s: float) -> FinishReason | None:
+        """Take one sampled token; the reason if it ends the sequence."""
+        self.tokens.append(token)
+        if self.num_pending:
+            self.num_pending -= 1
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        if token in self.request.stop_tokens:
+            self.stop_token = token
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_length else None
+
+    def end(self, reason: FinishReason) -> None:
+        assert not self.state.finished, "a finished sequence never changes"
+        self.state = _ENDS[reason]
+
+    def facts(self, now_s: float) -> RequestFacts:
+        request = self.request
+        return RequestFacts(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=request.cached_tokens,
+            output_tokens=self.num_output,
+            preemptions=self.preemptions,
+            arrival_s=request.arrival_s,
+            scheduled_s=request.scheduled_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            finished_s=now_s,
+        )

@@ -1,0 +1,321 @@
+"""Which sequences take part in the next step, and with how many tokens. Owns queues, seats and blocks; no torch, no rank.
+
+Order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes, then
+fills the budget with chunks of prompts, then admits from the queue. There are never more seats than tokens in the
+budget, so a prompt in progress always advances. A sequence that cannot grow takes blocks from lower-ranked ones, which
+are preempted and computed again later with their output kept; if there is no lower-ranked one it pauses and keeps its
+blocks. The first in rank can always grow, so somebody always finishes. Nothing is admitted in a step in which anybody
+paused or gave its blocks to another, and admission needs room for the whole prompt and one more block per running sequence: that
+keeps sequences from evicting each other in turn.
+
+A step may be scheduled while the one before is still under way: what that one samples counts as a pending token, whose id
+only the device knows. A sequence preempted or ended meanwhile gives its blocks and its seat back at once, because steps
+run on the device in the order in which they were scheduled; it is admitted again only when no token of it is pending.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stoker.engine.core.blocks import BlockManager, Copy
+from stoker.engine.core.messages import FinishReason
+from stoker.engine.core.request import Request, Sequence, State
+from stoker.engine.errors import RequestRefused
+
+
+class TableChange(NamedTuple):
+    """Columns [first, end) of a running sequence's block table are new."""
+
+    sequence: Sequence
+    first: int
+    end: int
+
+
+class Chunk(NamedTuple):
+    """Tokens `start` to `start + length` of one sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: tuple[Sequence, ...]
+    """Who gets a next token from the chunk's last position: the sequence, its new forks too; nobody before the end."""
+
+
+@dataclass
+class Schedule:
+    """One step's work."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    cleared: list[int] = field(default_factory=list)
+    """Blocks to set to zero first: numbers that are not finite would reach their next owner even where they are masked."""
+    copies: list[Copy] = field(default_factory=list)
+    opened: list[Sequence] = field(default_factory=list)
+    """Sequences that took a seat in this step."""
+    grown: list[TableChange] = field(default_factory=list)
+    """Of the others, what is new in their tables."""
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+class Scheduler:
+    """Queue and running set. `schedule` decides a step; `complete` says that its tokens are in the cache."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_requests: int,
+        max_queued_requests: int,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.chunk_tokens = min(chunk_tokens or max_batch_tokens, max_batch_tokens)
+        self.num_seats = min(max_requests, max_batch_tokens)
+        self.max_queued_requests = max_queued_requests
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._free_seats = list(range(self.num_seats - 1, -1, -1))
+        self._reserved_seats = 0
+        self._dirty: list[int] = []
+        """Free blocks of sequences that failed, not cleared yet."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def check(self, num_prompt: int, max_tokens: int, num_choices: int) -> None:
+        """Refuse what could never run, or what does not fit the queue now, with the numbers."""
+        capacity = self.blocks.num_blocks * self.blocks.block_size
+        if num_prompt + max_tokens > capacity:
+            raise RequestRefused(
+                "too_long",
+                f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity} tokens"
+                f" ({self.blocks.num_blocks} blocks of {self.blocks.block_size})",
+                "prompt",
+            )
+        if num_choices > self.num_seats:
+            raise RequestRefused(
+                "invalid", f"n must be at most {self.num_seats}, the sequences of one step, got {num_choices}", "n"
+            )
+        if len(self.waiting) >= self.max_queued_requests:
+            raise RequestRefused(
+                "queue_full", f"{len(self.waiting)} requests wait, at most {self.max_queued_requests} may"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. The caller has checked it."""
+        self._wait(request.sequences[0])
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out, whatever it is doing. Harmless for one that has ended."""
+        if sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.state is State.RUNNING:
+            failed = reason == "error"
+            freed = self._leave(sequence, forget=failed)
+            self._dirty += freed if failed else []
+        else:
+            return
+        sequence.end(reason)
+
+    def schedule(self, now_s: float) -> Schedule:
+        """The next step's work; empty when nothing can run (then nothing waits, either)."""
+        step = Schedule()
+        self._make_room_for_priority(step)
+        if self._schedule_running(step):
+            self._admit(step, now_s)
+        if step.chunks:
+            step.cleared, self._dirty = self._dirty, []
+        return step
+
+    def complete(self, chunk: Chunk) -> None:
+        """The chunk has been computed, and its tokens are all known: its full blocks can be found from now on."""
+        end = chunk.start + chunk.length
+        if not self.blocks.completes_block(chunk.start, end):
+            return
+        for sequence in chunk.samples or (chunk.sequence,):
+            if sequence.state is State.RUNNING:
+                self.blocks.commit(sequence, sequence.tokens, end)
+
+    def audit(self) -> None:
+        """Prove that blocks and seats add up. Raises AssertionError."""
+        self.blocks.audit()
+        seats = [sequence.seat for sequence in self.running if sequence.seat is not None]
+        assert len(seats) == len(self.running), "every running sequence has a seat"
+        assert sorted([*seats, *self._free_seats]) == list(range(self.num_seats)), "each seat is free or taken once"
+        reserved = sum(sequence.num_seats - 1 for sequence in self.running)
+        assert reserved == self._reserved_seats <= len(self._free_seats), "forks to come have seats"
+
+    # Running sequences.
+
+    def _schedule_running(self, step: Schedule) -> bool:
+        """Chunks for running sequences, those that decode first. True if nobody had to pause or give up its blocks."""
+        budget = self.max_batch_tokens
+        calm = True
+        done: set[Sequence] = set()
+        for sequence, missing in self._in_order_of_service():
+            if sequence.state is not State.RUNNING:
+                calm = False  # preempted by one before it
+                continue
+            length = missing if missing == 1 <= budget else min(missing, budget, self.chunk_tokens)
+            if length == 0:
+                break
+            if sequence.num_computed + length > sequence.capacity and not self._secure(sequence, length, step, done):
+                calm = False
+                continue
+            done.add(sequence)
+            self._take_part(sequence, length, length == missing, step)
+            budget -= length
+        return calm
+
+    def _in_order_of_service(self) -> list[tuple[Sequence, int]]:
+        """Who can advance, and by how many tokens at most."""
+        able = [(sequence, sequence.missing) for sequence in self.running]
+        return [one for one in able if one[1] == 1] + [one for one in able if one[1] > 1]
+
+    def _secure(self, sequence: Sequence, length: int, step: Schedule, done: set[Sequence]) -> bool:
+        """Own, unshared blocks for the chunk; lower-ranked sequences give theirs up. False: it must pause."""
+        end = sequence.num_computed + length
+        while True:
+            shared = self.blocks.is_shared(sequence, sequence.num_computed)
+            missing = self.blocks.blocks_for(end) - len(self.blocks.table(sequence)) + shared
+            if missing <= self.blocks.num_available:
+                break
+            victim = self.running[-1]
+            if victim is sequence or victim in done:
+                return False
+            self._preempt(victim, step)
+        if shared:
+            step.copies.append(self.blocks.make_writable(sequence, sequence.num_computed))
+            written = self.blocks.blocks_for(sequence.num_computed + 1) - 1
+            step.grown.append(TableChange(sequence, written, written + 1))
+        known = len(self.blocks.table(sequence))
+        grown = self.blocks.grow(sequence, end)
+        assert grown, "there was room"
+        held = len(self.blocks.table(sequence))
+        if held > known:
+            step.grown.append(TableChange(sequence, known, held))
+        sequence.capacity = held * self.blocks.block_size
+        return True
+
+    def _take_part(self, sequence: Sequence, length: int, is_last: bool, step: Schedule) -> None:
+        """`is_last`: the chunk ends with the last token, known or pending, so a next one is sampled."""
+        start = sequence.num_computed
+        sequence.num_computed = start + length
+        samples: tuple[Sequence, ...] = ()
+        if is_last and sequence.num_seats == 1:
+            samples = (sequence,)
+            sequence.num_pending += 1
+        elif is_last:
+            samples = (sequence, *self._fork(sequence, step))
+            for sampled in samples:
+                sampled.num_pending += 1
+        step.chunks.append(Chunk(sequence, start, length, samples))
+
+    def _fork(self, sequence: Sequence, step: Schedule) -> list[Sequence]:
+        """The other choices of a prompt that this step completes: same blocks, seats that were kept for them."""
+        self._reserved_seats -= sequence.num_seats - 1
+        forks = sequence.request.fork()
+        sequence.capacity = 0
+        for fork in forks:
+            fork.num_computed = sequence.num_computed
+            self.blocks.fork(sequence, fork)
+            self._sit(fork, step)
+        return forks
+
+    # Preemption.
+
+    def _preempt(self, victim: Sequence, step: Schedule) -> None:
+        self._leave(victim)
+        victim.state = State.WAITING
+        victim.num_computed = 0
+        victim.preemptions += 1
+        self.num_preemptions += 1
+        self._wait(victim)
+        step.preempted.append(victim)
+
+    def _make_room_for_priority(self, step: Schedule) -> None:
+        """A waiting sequence of a higher priority takes seats and blocks of lower ones, the last in rank first."""
+        if not self.waiting or self.waiting[0].num_pending:
+            return
+        first = self.waiting[0]
+        while self.running and self.running[-1].request.priority > first.request.priority and not self._fits(first):
+            self._preempt(self.running[-1], step)
+
+    # Admission.
+
+    def _admit(self, step: Schedule, now_s: float) -> None:
+        """Strictly in order: one that does not fit yet is not overtaken, so that a long prompt gets its turn."""
+        budget = self.max_batch_tokens - step.num_tokens
+        while self.waiting and budget > 0 and self._has_seats(self.waiting[0]):
+            sequence = self.waiting[0]
+            if sequence in step.preempted or sequence.num_pending:
+                return
+            request = sequence.request
+            reads = request.params.prompt_logprobs is None
+            cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
+            if cached is None:
+                return
+            self.waiting.pop(0)
+            self._count_prefix(sequence, cached, now_s)
+            sequence.num_computed = cached
+            self._reserved_seats += sequence.num_seats - 1
+            self._sit(sequence, step)
+            missing = len(sequence.tokens) - cached
+            length = min(missing, budget, self.chunk_tokens)
+            self._take_part(sequence, length, length == missing, step)
+            budget -= length
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Without help from the prefix cache."""
+        needed = self.blocks.blocks_for(len(sequence.tokens))
+        return self._has_seats(sequence) and self.blocks.num_available - needed >= self._growth()
+
+    def _has_seats(self, sequence: Sequence) -> bool:
+        return len(self._free_seats) - self._reserved_seats >= sequence.num_seats
+
+    def _growth(self) -> int:
+        """Blocks that running sequences will want next. None for the first: it may have the whole cache."""
+        return len(self.running)
+
+    def _count_prefix(self, sequence: Sequence, cached: int, now_s: float) -> None:
+        request = sequence.request
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+            request.cached_tokens = cached
+            self.prefix_queries += sequence.num_prompt
+            self.prefix_hits += cached
+
+    # Seats and queues.
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_rank)
+
+    def _sit(self, sequence: Sequence, step: Schedule) -> None:
+        sequence.seat = self._free_seats.pop()
+        sequence.capacity = 0
+        sequence.state = State.RUNNING
+        insort(self.running, sequence, key=_rank)
+        step.opened.append(sequence)
+
+    def _leave(self, sequence: Sequence, *, forget: bool = False) -> list[int]:
+        assert sequence.seat is not None
+        self._reserved_seats -= sequence.num_seats - 1
+        self._free_seats.append(sequence.seat)
+        sequence.seat = None
+        self.running.remove(sequence)
+        return self.blocks.release(sequence, forget=forget)
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank

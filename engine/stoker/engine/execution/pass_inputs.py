@@ -1,0 +1,99 @@
+"""What the host tells a pass of fixed size: one run of int32, the same in numpy's memory and in the device's.
+
+T rows, first D for sequences that decode, then those of Q prompts; B = D + Q samples.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from stoker.engine.execution.pass_shape import Kind
+from stoker.engine.execution.step_rows import StepRows
+
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
+
+ALIGNMENT = 4
+"""Numbers: each part begins at a multiple of 16 bytes, for which kernels are compiled."""
+
+
+class PassInputs(NamedTuple, Generic[Numbers]):
+    """Views of the run."""
+
+    seats: Numbers
+    """[B] who samples: decodes, then any others; -1: padding."""
+    following: Numbers
+    """[B] where the sampled token will stand; a decode's own token is the one before it."""
+    blocks: Numbers
+    """[D] the block that takes a decode's token."""
+    rows: Numbers
+    """[B] the row that gives the sample. Here and below: empty in a pass of decodes alone, where it is the sample's own."""
+    prompt_seats: Numbers
+    """[Q] -1: padding."""
+    prompt_starts: Numbers
+    """[Q] position of the chunk's first token."""
+    begins: Numbers
+    """[Q + 1] its row, and the end of all, where padding begins and ends, too."""
+
+
+def split(run: Numbers, kind: Kind) -> PassInputs[Numbers]:
+    """The parts of a run of at least `run_length(kind)` numbers."""
+    parts, begin = [], 0
+    for length in part_lengths(kind):
+        parts.append(run[begin : begin + length])
+        begin += aligned(length)
+    return PassInputs(*parts)
+
+
+def run_length(kind: Kind) -> int:
+    return sum(map(aligned, part_lengths(kind)))
+
+
+def part_lengths(kind: Kind) -> tuple[int, ...]:
+    always = (kind.sequences, kind.sequences, kind.decodes)
+    return (
+        (*always, kind.sequences, kind.prompts, kind.prompts, kind.prompts + 1)
+        if kind.prompts
+        else (*always, 0, 0, 0, 0)
+    )
+
+
+def aligned(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def fill_run(kind: Kind, rows: StepRows, blocks_D: np.ndarray) -> np.ndarray:
+    """A step as a run of this kind, which holds it. `blocks_D`: where each decode's token goes."""
+    run = np.zeros(run_length(kind), dtype=np.int32)
+    inputs = split(run, kind)
+    decodes = rows.num_decodes
+    inputs.seats.fill(-1)
+    inputs.seats[:decodes] = rows.seats[:decodes]
+    inputs.following[:decodes] = rows.ends[:decodes]
+    inputs.blocks[:decodes] = blocks_D
+    if kind.prompts:
+        fill_prompts(inputs, kind, rows)
+    return run
+
+
+def fill_prompts(inputs: PassInputs[np.ndarray], kind: Kind, rows: StepRows) -> None:
+    """Chunks of prompts, and samples that are not a decode's own."""
+    others, behind = ~rows.is_own, slice(kind.decodes, kind.decodes + rows.num_others)
+    inputs.seats[behind] = rows.sample_seats[others]
+    inputs.following[behind] = rows.sample_positions[others]
+    inputs.rows[: kind.decodes] = np.arange(kind.decodes)
+    inputs.rows[behind] = rows.sample_rows[others]
+    inputs.prompt_seats.fill(-1)
+    inputs.prompt_seats[: rows.num_prompts] = rows.seats[rows.num_decodes :]
+    inputs.prompt_starts[: rows.num_prompts] = rows.starts[rows.num_decodes :]
+    inputs.begins.fill(rows.num_tokens)
+    inputs.begins[: rows.num_prompts] = rows.begins[rows.num_decodes : -1]
+
+
+def sample_places(kind: Kind, rows: StepRows) -> np.ndarray:
+    """[samples of the step] where each one stands among the kind's B."""
+    if not kind.prompts:
+        return rows.sample_chunks
+    return np.where(rows.is_own, rows.sample_chunks, kind.decodes - 1 + (~rows.is_own).cumsum())

@@ -1,0 +1,313 @@
+"""Computes steps on one rank: weights, cache, and one row of tensors per seat. Knows no request and no scheduler.
+
+The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations; the
+tokens themselves stay on the device: what a step samples is written into the seat's row, where the next step reads it.
+`launch` starts a step and returns at once on a device that works by itself; its result waits for the device once. With
+fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is busy
+for longer than its launches take.
+Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary, L longest sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.core.messages import TokenLogprobs
+from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.pass_inputs import sample_places
+from stoker.engine.execution.pass_shape import Kind, most_tokens, step_kinds
+from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
+from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
+from stoker.engine.execution.staging import Fetched, Staging
+from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
+from stoker.engine.execution.step_rows import StepRows, step_rows
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.sampling import Adjustments, SampleRows
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+
+_SCORED_ROWS = 256
+"""Prompt positions whose logits are held at once."""
+
+
+class Launched:
+    """A step on its way. `result` waits for the device."""
+
+    def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
+        self.number, self.fetched, self.unpack = number, fetched, unpack
+        self.output: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        """Raises ExecutorLost where the device failed: nothing after it can be right."""
+        if self.output is None:
+            try:
+                self.output = self.unpack(self.fetched.wait())
+            except torch.AcceleratorError as error:
+                raise ExecutorLost(f"the device failed in step {self.number}: {error}") from error
+        return self.output
+
+
+class Runner:
+    """One rank's model and cache."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        *,
+        num_seats: int,
+        max_model_len: int,
+        max_batch_tokens: int,
+        attention: str,
+        graphs: bool | Capture = True,
+    ) -> None:
+        """`graphs`: whether steps are captured, with fused kernels on one rank; or who captures them."""
+        self.model, self.cache = model, cache
+        self.device = cache.data.device
+        self.max_model_len = max_model_len
+        self.staging = Staging(self.device)
+        max_blocks = -(-max_model_len // cache.block_size)
+        kinds = step_kinds(num_seats, most_tokens(model.config, max_batch_tokens))
+        size = PagedSize(
+            max_tokens=max(max_batch_tokens, kinds.largest.tokens),
+            max_sequences=kinds.largest.sequences,
+            max_blocks=max_blocks,
+        )
+        self.attend = PagedAttend(model.ops, attention, cache, size)
+        self.graphs: StepGraphs | None = None
+        self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
+        if model.ops.kernels == "fused":
+            self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, kinds, self._capture(graphs))
+        self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
+
+    def _capture(self, graphs: bool | Capture) -> Capture | None:
+        if not isinstance(graphs, bool):
+            return graphs
+        alone = self.model.group is None  # what ranks do together is not captured
+        return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Compute one step, to the end.
+
+        Raises:
+            ExecutorLost: seats could not be brought up to date or the device failed; later steps would be wrong.
+        """
+        return self.launch(step).result()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput) -> Launched:
+        """Start one step; on the host it is done when this returns. Raises as `run`."""
+        rows = step_rows(step)
+        size = None if self.graphs is None else self.graphs.kind_for(rows)
+        self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
+        try:
+            if self.graphs is None or size is None:
+                return self._finish(step, rows, self._compute(rows))
+            kind = self._sampling_kind(size, step, rows)
+            result = self.graphs.run(kind, rows)
+            return self._sampled(step, rows, kind, result) if kind.samples else self._finish(step, rows, result)
+        except torch.AcceleratorError as error:
+            raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
+
+    @torch.inference_mode()
+    def warm(self, *, first: bool = False) -> bool:
+        """Capture one more size. False: all are there. `first`: only those that should not be waited for."""
+        if self.graphs is None:
+            return False
+        return self.graphs.warm(self.graphs.kinds.first if first else self.graphs.kinds.idle)
+
+    @torch.inference_mode()
+    def rehearse_sizes(self) -> None:
+        """Steps of nothing but padding at every size, of decodes with and without the sampler's filters: kernels are compiled then."""
+        if self.graphs is None:
+            return
+        kinds = self.graphs.kinds
+        for kind in (*kinds.decodes, *(kind._replace(filtered=True) for kind in kinds.decodes), *kinds.mixed):
+            self.graphs.rehearse(kind)
+
+    def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
+        """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
+        try:
+            self.seats.open(step.openings)
+            if tables_follow:
+                SeatTables.enter(self.seats, step.table)
+            else:
+                self.seats.enter(step.table)
+            if step.cleared:
+                (blocks,) = self.staging.send(np.array(step.cleared, dtype=np.int64))
+                self.cache.data.index_fill_(0, blocks, 0)
+            if step.copies:
+                sources, targets = self.staging.send(*np.array(step.copies, dtype=np.int64).T.copy())
+                self.cache.data.index_copy_(0, targets, self.cache.data.index_select(0, sources))
+        except Exception as error:
+            raise ExecutorLost(f"step {step.number} cannot be set up: {error}") from error
+
+    # Steps padded to a fixed size.
+
+    def _sampling_kind(self, size: Kind, step: StepInput, rows: StepRows) -> Kind:
+        """The variant for what the step's samples ask for."""
+        seats, values = rows.sample_seats, self.values
+        if not len(seats) or any(step.scored):
+            return size._replace(samples=False)
+        plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
+        return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
+
+    def _sampled(self, step: StepInput, rows: StepRows, kind: Kind, out_2B: Tensor) -> Launched:
+        places, num_chunks = sample_places(kind, rows), len(step.seats)
+
+        def unpack(arrays: list[np.ndarray]) -> StepOutput:
+            tokens, valid = arrays[0][:, places].tolist()
+            nothing = (None,) * len(tokens), ((),) * num_chunks
+            return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), *nothing)
+
+        return Launched(step.number, self.staging.fetch([out_2B]), unpack)
+
+    # Any other step.
+
+    def _compute(self, rows: StepRows) -> Tensor:
+        """Hidden states of all tokens."""
+        chunk_T = np.repeat(np.arange(len(rows.seats)), rows.lengths)
+        positions_T = np.arange(rows.num_tokens) + (rows.starts - rows.begins[:-1])[chunk_T]
+        self._prepare_attention(rows, chunk_T, positions_T)
+        places_T = rows.seats[chunk_T] * self.tokens_SL.shape[1] + positions_T
+        places, positions = self.staging.send(places_T, positions_T)
+        hidden_TD: Tensor = self.model(self.tokens_SL.view(-1).index_select(0, places), positions, self.attend)
+        return hidden_TD
+
+    def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
+        """Slots and tables of all tokens at once."""
+        block_size = self.cache.block_size
+        tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
+        slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
+        batch = PagedBatch(
+            query_start=torch.from_numpy(rows.begins.astype(np.int32)),
+            seq_lens=torch.from_numpy(rows.ends.astype(np.int32)),
+            block_tables=torch.from_numpy(tables),
+            slot_mapping=torch.from_numpy(slots.astype(np.int32)),
+            num_tokens=rows.num_tokens,
+        )
+        self.attend.prepare(batch)
+
+    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> Launched:
+        """What is wanted of the hidden states, which may have padding at their end."""
+        scores = self._score(step, rows, hidden_TD)
+        return self._fetch(step, self._sample(rows, hidden_TD), scores)
+
+    def _sample(self, rows: StepRows, hidden_TD: Tensor) -> Sampled | None:
+        """Next tokens, written to their seats."""
+        seats_B, positions_B = rows.sample_seats, rows.sample_positions
+        if not len(seats_B):
+            return None
+        target_B = seats_B * self.tokens_SL.shape[1] + positions_B
+        rows_B, targets, seats, positions = self.staging.send(
+            rows.sample_rows, target_B, seats_B.astype(np.int32), positions_B.astype(np.int32)
+        )
+        is_front = np.array_equal(rows.sample_rows, np.arange(len(seats_B)))
+        logits_BV = self.model.logits(hidden_TD[: len(seats_B)] if is_front else hidden_TD.index_select(0, rows_B))
+        if self.graphs is not None:
+            return self._draw(logits_BV, seats_B, positions_B, seats, positions)
+        sampled = sample(
+            logits_BV, Rows(self.values, seats_B, positions_B, self.device), self.tokens_SL, self.model.ops
+        )
+        self.tokens_SL.view(-1).index_copy_(0, targets, sampled.tokens.to(self.tokens_SL.dtype))
+        return sampled
+
+    def _draw(
+        self, logits_BV: Tensor, seats: np.ndarray, positions: np.ndarray, seats_B: Tensor, places_B: Tensor
+    ) -> Sampled:
+        """With the fused sampler; adjustments and log-probabilities only where a row asks for them."""
+        assert isinstance(self.seats, DeviceSeatTables)
+        rows = Rows(self.values, seats, positions, self.device)
+        logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
+        adjusts = bool((self.values.adjusted_until[seats] > positions).any())
+        sampled = self.model.ops.sample(
+            logits_BV,
+            SampleRows(seats_B, places_B, bool(self.values.filtered[seats].any())),
+            self.seats.sampling,
+            self._adjustments(rows, self.seats) if adjusts else None,
+            self.tokens_SL,
+        )
+        return Sampled(sampled.tokens, sampled.valid, logprobs_of(sampled.tokens) if logprobs_of else None)
+
+    def _adjustments(self, rows: Rows, seats: DeviceSeatTables) -> Adjustments:
+        entries = sorted([*((row, token, -np.inf) for row, token in set(banned(rows))), *biased(rows)])
+        counts = np.bincount([row for row, _, _ in entries], minlength=len(rows.seats)) if entries else np.zeros(1)
+        starts = np.zeros(len(rows.seats) + 1, dtype=np.int32)
+        starts[1:] = counts.cumsum() if entries else 0
+        start, tokens, biases = self.staging.send(
+            starts,
+            np.array([token for _, token, _ in entries], dtype=np.int32),
+            np.array([bias for _, _, bias in entries], dtype=np.float32),
+        )
+        penalised = any(rows.values.params[seat].penalised for seat in rows.seats)
+        return Adjustments(self.tokens_SL, seats.num_prompt_S, start, tokens, biases, penalised)
+
+    # Results.
+
+    def _score(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> list[list[Logprobs]]:
+        """Per chunk: log-probabilities of prompt tokens, a bounded number of rows of logits at a time."""
+        return [
+            [
+                self._score_rows(step, rows, hidden_TD, chunk, first, min(first + _SCORED_ROWS, scored))
+                for first in range(0, scored, _SCORED_ROWS)
+            ]
+            for chunk, scored in enumerate(step.scored)
+        ]
+
+    def _score_rows(
+        self, step: StepInput, rows: StepRows, hidden_TD: Tensor, chunk: int, first: int, end: int
+    ) -> Logprobs:
+        row, start, seat = int(rows.begins[rows.places[chunk]]), step.starts[chunk], step.seats[chunk]
+        logprobs_TV = self.model.ops.log_softmax(self.model.logits(hidden_TD[row + first : row + end]))
+        followers_T = self.tokens_SL[seat, start + first + 1 : start + end + 1]
+        return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)
+
+    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> Launched:
+        """Everything on its way to the host."""
+        tensors: list[Tensor] = []
+        if sampled is not None:
+            tensors += (sampled.tokens, sampled.valid, *(sampled.logprobs or ()))
+        tensors += [tensor for parts in scores for part in parts for tensor in part]
+        has_logprobs = sampled is not None and sampled.logprobs is not None
+        wanted = self.values.top_logprobs[list(step.sample_seats)].tolist()
+        num_parts = [len(parts) for parts in scores]
+
+        def unpack(arrays: list[np.ndarray]) -> StepOutput:
+            return _unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
+
+        return Launched(step.number, self.staging.fetch(tensors), unpack)
+
+
+def _unpacked(
+    step: StepInput, arrays: list[np.ndarray], wanted: Sequence[int] | None, num_parts: list[int]
+) -> StepOutput:
+    """`wanted`: per sample how many top log-probabilities it asks for, -1 for none at all; None where nobody asks."""
+    rest = iter(arrays)
+    tokens: tuple[int, ...] = ()
+    valid: tuple[bool, ...] = ()
+    if step.sample_seats:
+        tokens, valid = tuple(next(rest).tolist()), tuple(next(rest).tolist())
+    logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(tokens)
+    if wanted is not None:
+        entries = iter(_entries([next(rest) for _ in range(3)], [count for count in wanted if count >= 0]))
+        logprobs = tuple(next(entries) if count >= 0 else None for count in wanted)
+    prompts = tuple(
+        tuple(entry for _ in range(count) for entry in _entries([next(rest) for _ in range(3)], None))
+        for count in num_parts
+    )
+    return StepOutput(step.number, tokens, valid, logprobs, prompts)
+
+
+def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:
+    """Values for people, from chosen [rows], top tokens and top logprobs [rows, k]; the first `counts[row]` of the top."""
+    chosen, top_tokens, top = (array.tolist() for array in arrays)
+    widths = counts if counts is not None else [len(row) for row in top]
+    return [
+        TokenLogprobs(logprob, tuple(zip(tokens[:width], values[:width], strict=True)))
+        for logprob, tokens, values, width in zip(chosen, top_tokens, top, widths, strict=True)
+    ]

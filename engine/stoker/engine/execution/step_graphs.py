@@ -1,0 +1,219 @@
+"""Passes of fixed size: a step padded to the next size, as a CUDA graph where one was captured.
+
+The only input from the host is a few numbers per sequence; tokens, slots, tables and the sampled tokens stay on the device.
+A size is captured at an idle moment, or after its first step, which ran without a graph. What a graph's kernels read lies in
+fixed buffers; what they compute is overwritten by the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stoker.engine.execution.pass_inputs import PassInputs, fill_run, run_length, split
+from stoker.engine.execution.pass_shape import Kind, StepKinds
+from stoker.engine.execution.seats import DeviceSeatTables
+from stoker.engine.execution.staging import Staging
+from stoker.engine.execution.step_rows import StepRows, no_rows
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.sampling import SampleRows
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
+
+log = logging.getLogger("stoker.engine")
+
+Replay = Callable[[], None]
+
+KEPT_BYTES = 256 * 2**20
+"""Free memory that graphs leave to steps without one."""
+
+
+class Capture(Protocol):
+    """Makes a graph of what `body` launches."""
+
+    def __call__(self, body: Callable[[], None]) -> Replay: ...
+
+
+class CudaCapture:
+    """CUDA graphs in one pool of memory, on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, body: Callable[[], None]) -> Replay:
+        """Raises OutOfMemoryError where too little would be left."""
+        free_bytes = torch.cuda.mem_get_info(self.device)[0]
+        if free_bytes < KEPT_BYTES:
+            raise torch.OutOfMemoryError(f"{free_bytes} bytes are free, {KEPT_BYTES} are kept for other steps")
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                body()
+            except BaseException:
+                with suppress(RuntimeError):  # the first error is the one to hear about
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return graph.replay
+
+
+@dataclass
+class _Pass:
+    """One size's buffers. All int32 on the device."""
+
+    attend: PagedAttend
+    run: Tensor
+    """What the host writes."""
+    inputs: PassInputs[Tensor]
+    """Its parts."""
+    tokens: Tensor
+    """[T]"""
+    positions: Tensor
+    out: Tensor
+    """[2, B]: sampled tokens, and whether they are valid; what the host reads."""
+
+
+class StepGraphs:
+    """All sizes. `run` computes one step."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        whole: PagedAttend,
+        seats: DeviceSeatTables,
+        staging: Staging,
+        kinds: StepKinds,
+        capture: Capture | None,
+    ) -> None:
+        """`whole`: for the largest step and every kind; all share its buffers. `capture` None: no graphs."""
+        self.model, self.cache, self.whole = model, cache, whole
+        self.seats, self.staging, self.kinds, self.capture = seats, staging, kinds, capture
+        self.graphs: dict[Kind, Replay] = {}
+        self.hidden: dict[Kind, Tensor] = {}
+        """Where a graph without sampler leaves its hidden states."""
+        self.passes: dict[Kind, _Pass] = {}
+        largest, device = kinds.largest, staging.device
+        self.numbers = torch.full((run_length(largest),), -1, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
+        self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
+
+    def kind_for(self, rows: StepRows) -> Kind | None:
+        """The smallest that holds the step, before anything is known of its sampling. Without graphs padding would gain prompts nothing."""
+        num_prompts = max(rows.num_prompts, rows.num_others)
+        if num_prompts and self.capture is None:
+            return None
+        return self.kinds.choose(rows.num_tokens, rows.num_decodes, num_prompts)
+
+    def run(self, kind: Kind, rows: StepRows) -> Tensor:
+        """Sampled tokens and validity [2, B], or hidden states [T, D]: valid until the next step."""
+        held = self._pass(kind)
+        decodes = slice(rows.num_decodes)
+        blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
+        self.staging.fill(held.run, fill_run(kind, rows, blocks_D))
+        if kind in self.graphs:
+            self.graphs[kind]()
+            return held.out if kind.samples else self.hidden[kind]
+        result = self._compute(kind, held)
+        if self.capture is not None:
+            self._make(kind, held)
+        return result
+
+    def warm(self, kinds: Sequence[Kind]) -> bool:
+        """Capture the first of `kinds` that is missing. False: there is none."""
+        missing = next((kind for kind in kinds if kind not in self.graphs), None)
+        if missing is None or self.capture is None:
+            return False
+        self.rehearse(missing)  # whatever is compiled or allocated at a first call must not be captured
+        self._make(missing, self._pass(missing))
+        return True
+
+    def rehearse(self, kind: Kind) -> None:
+        """A step of nothing but padding."""
+        held = self._pass(kind)
+        rows = no_rows()
+        self.staging.fill(held.run, fill_run(kind, rows, rows.seats))
+        self._compute(kind, held)
+
+    def _make(self, kind: Kind, held: _Pass) -> None:
+        """Without memory for it there are no more graphs, and steps go on without them."""
+        assert self.capture is not None
+
+        def body() -> None:
+            result = self._compute(kind, held)
+            if not kind.samples:
+                self.hidden[kind] = result
+
+        try:
+            self.graphs[kind] = self.capture(body)
+        except torch.OutOfMemoryError as error:
+            log.warning("no memory for the graph of %s, nor for others: %s", kind, error)
+            self.capture = None
+
+    def _compute(self, kind: Kind, held: _Pass) -> Tensor:
+        """Launch everything; nothing here depends on numbers that only the host knows."""
+        self._enter(kind, held)
+        hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
+        if not kind.samples:
+            return hidden_TD
+        from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
+
+        inputs, seats = held.inputs, self.seats
+        sampled = self.model.ops.sample(
+            self.model.logits(hidden_TD.index_select(0, inputs.rows) if kind.prompts else hidden_TD),
+            SampleRows(inputs.seats, inputs.following, kind.filtered),
+            seats.sampling,
+            None,
+            seats.tokens_SL,
+        )
+        step_kernels.finish_rows(
+            inputs.seats, inputs.following, sampled.tokens, sampled.valid, seats.stops_SE, seats.ended_S, held.out
+        )
+        return held.out
+
+    def _enter(self, kind: Kind, held: _Pass) -> None:
+        from stoker.engine.execution import step_kernels  # as above
+
+        assert held.attend.buffers is not None, "fused kernels have them"
+        step_kernels.fill_pass(
+            held.inputs,
+            self.seats.tokens_SL,
+            self.seats.tables_SC,
+            self.seats.ended_S,
+            tokens_T=held.tokens,
+            positions_T=held.positions,
+            buffers=held.attend.buffers,
+            block_size=self.cache.block_size,
+        )
+        held.attend.adopt(num_tokens=kind.tokens, num_sequences=kind.sequences, num_decodes=kind.decodes)
+
+    def _pass(self, kind: Kind) -> _Pass:
+        """Made at a size's first use. All sizes share one piece of memory."""
+        size = Kind(*kind[:3])
+        if size not in self.passes:
+            limits = pass_size(size, self.seats.tables_SC.shape[1])
+            run = self.numbers[: run_length(size)]
+            self.passes[size] = _Pass(
+                attend=PagedAttend(self.model.ops, self.whole.attention, self.cache, limits, self.whole.buffers),
+                run=run,
+                inputs=split(run, size),
+                tokens=self.tokens[: size.tokens],
+                positions=self.positions[: size.tokens],
+                out=self.out[: 2 * size.sequences].view(2, size.sequences),
+            )
+        return self.passes[size]
+
+
+def pass_size(kind: Kind, max_blocks: int) -> PagedSize:
+    return PagedSize(max_tokens=kind.tokens, max_sequences=kind.sequences, max_blocks=max_blocks)

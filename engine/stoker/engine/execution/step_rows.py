@@ -1,0 +1,103 @@
+"""A step's chunks in the order of their rows: sequences that decode first, prompts behind them. Numbers of the host; knows no device.
+
+C chunks, B samples, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stoker.engine.core.build_step import StepInput
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Chunks in the order of their rows, samples in the order of the step. All int64."""
+
+    seats: np.ndarray
+    """[C], as `starts` and `lengths`."""
+    starts: np.ndarray
+    lengths: np.ndarray
+    num_decodes: int
+    """The first so many chunks are one token each and sample for their own seat: row i is chunk i."""
+    places: np.ndarray
+    """[C] where each of the step's chunks stands in this order."""
+    sample_chunks: np.ndarray
+    """[B] the chunk in this order whose last row gives the sample."""
+    sample_seats: np.ndarray
+    """[B]"""
+
+    @property
+    def num_prompts(self) -> int:
+        """The other chunks."""
+        return len(self.seats) - self.num_decodes
+
+    @property
+    def num_others(self) -> int:
+        """Samples that are not a decode's own: of prompts and for forks."""
+        return len(self.sample_seats) - self.num_decodes
+
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """[C + 1] each chunk's first row, and the end."""
+        return np.concatenate(([0], self.lengths.cumsum()))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.begins[-1])
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """[C] tokens of each sequence that will be in the cache."""
+        ends: np.ndarray = self.starts + self.lengths
+        return ends
+
+    @cached_property
+    def sample_rows(self) -> np.ndarray:
+        """[B] the row whose hidden state gives the sample."""
+        rows: np.ndarray = self.begins[self.sample_chunks + 1] - 1
+        return rows
+
+    @cached_property
+    def sample_positions(self) -> np.ndarray:
+        """[B] where the sampled token will stand."""
+        positions: np.ndarray = self.ends[self.sample_chunks]
+        return positions
+
+    @cached_property
+    def is_own(self) -> np.ndarray:
+        """[B] whether the sample is a decode's own."""
+        is_own: np.ndarray = self.seats[self.sample_chunks] == self.sample_seats
+        return is_own & (self.sample_chunks < self.num_decodes)
+
+
+def step_rows(step: StepInput) -> StepRows:
+    """Stable: chunks that are in order stay as they are."""
+    seats, starts, lengths = (np.array(numbers, dtype=np.int64) for numbers in (step.seats, step.starts, step.lengths))
+    sample_chunks, sample_seats = (
+        np.array(numbers, dtype=np.int64) for numbers in (step.sample_chunks, step.sample_seats)
+    )
+    own = (lengths[sample_chunks] == 1) & (seats[sample_chunks] == sample_seats)
+    decodes = np.zeros(len(seats), dtype=bool)
+    decodes[sample_chunks[own]] = True
+    order = np.argsort(~decodes, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return StepRows(
+        seats=seats[order],
+        starts=starts[order],
+        lengths=lengths[order],
+        num_decodes=int(decodes.sum()),
+        places=places,
+        sample_chunks=places[sample_chunks],
+        sample_seats=sample_seats,
+    )
+
+
+def no_rows() -> StepRows:
+    """Of a step of nothing but padding."""
+    nothing = np.empty(0, dtype=np.int64)
+    return StepRows(nothing, nothing, nothing, 0, nothing, nothing, nothing)

@@ -1,0 +1,274 @@
+"""The front: knows the served model, turns bodies into jobs and jobs into answers. No HTTP here, no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.messages import CoreState, ModelFacts
+from stoker.engine.http.errors import ApiError, bad_request, model_not_found
+from stoker.engine.http.generation import Generation, Job
+from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.openai.answer import Envelope, UsageChunks
+from stoker.engine.http.openai.chat import ChatAnswer
+from stoker.engine.http.openai.completions import CompletionAnswer, EchoedPrompt
+from stoker.engine.http.openai.logprobs import TokenNames
+from stoker.engine.http.openai.params import GenerationDefaults, chat_params, check_length, completion_params
+from stoker.engine.http.openai.protocol import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from stoker.engine.http.text import Detokenizer, TextCodec
+from stoker.engine.sampling import SamplingParams
+
+T = TypeVar("T")
+OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+"""Of a chat template: not for `chat_template_kwargs`."""
+
+
+class Front:
+    """One front of an engine. Text work runs in threads, so that no long prompt stops the others' streams."""
+
+    def __init__(
+        self,
+        core: CoreClient,
+        names: Sequence[str],
+        metrics: FrontMetrics,
+        open_codec: Callable[[Path], TextCodec],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.core = core
+        self.names = tuple(names)
+        self.metrics = metrics
+        self.clock = clock
+        self.unix_time = unix_time
+        self.draining = False
+        self.broken: str | None = None
+        """Why this front cannot serve the model although the core can."""
+        self.on_broken: Callable[[str], None] = lambda _: None
+        self.created = int(unix_time())
+        self._open_codec = open_codec
+        self._codec: TextCodec | None = None
+        self._defaults = GenerationDefaults()
+        self._opening: asyncio.Task[None] | None = None
+        core.on_state = self.follow
+
+    # The served model.
+
+    @property
+    def ready(self) -> bool:
+        """New requests are taken."""
+        state = self.core.state
+        return self.core.alive and state.phase == "Serving" and self._codec is not None and not self.draining
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        return self.core.state.model
+
+    def follow(self, state: CoreState) -> None:
+        """Told each change of the core's state."""
+        if state.model is not None and self._opening is None:
+            self._opening = asyncio.create_task(self._open(Path(state.model.tokenizer_folder)))
+
+    async def _open(self, folder: Path) -> None:
+        """Load what text needs, while the core still warms up."""
+        try:
+            self._defaults = await asyncio.to_thread(GenerationDefaults.load, folder)
+            self._codec = await asyncio.to_thread(self._open_codec, folder)
+        except Exception as error:  # noqa: BLE001 - whatever it is, `/status` must say why nothing is served
+            self.broken = f"{folder}: {error}"
+            self.on_broken(self.broken)
+
+    def _served(self) -> tuple[ModelFacts, TextCodec]:
+        """Facts and tokenizer.
+
+        Raises:
+            ApiError: 503, not now.
+        """
+        facts, codec = self.facts, self._codec
+        if self.ready and facts is not None and codec is not None:
+            return facts, codec
+        if self.draining or self.core.state.phase in ("Draining", "Drained"):
+            raise ApiError(503, "The engine is draining and takes no new requests.", code="draining", retry_after_s=1)
+        message = self.broken or self.core.state.message
+        raise ApiError(503, f"The engine is not ready: {message}", code="not_ready", retry_after_s=1)
+
+    def models(self) -> dict[str, Any]:
+        """`GET /v1/models`, with the defaults that `generation_config.json` brings."""
+        facts = self.facts
+        more: dict[str, Any] = {}
+        if facts is not None:
+            more = {"max_model_len": facts.max_model_len, "generation_defaults": vars(self._defaults)}
+        root = {"object": "model", "created": self.created, "owned_by": "stoker", "root": self.names[0], "parent": None}
+        return {"object": "list", "data": [{"id": name, **root, **more} for name in self.names]}
+
+    def model(self, name: str) -> dict[str, Any]:
+        """`GET /v1/models/{name}`."""
+        found: dict[str, Any] | None = next((card for card in self.models()["data"] if card["id"] == name), None)
+        if found is None:
+            raise model_not_found(name, self.names)
+        return found
+
+    def _name(self, asked: str | None) -> str:
+        """The name to answer with; a client that names no model gets the first."""
+        if asked is not None and asked not in self.names:
+            raise model_not_found(asked, self.names)
+        return asked if asked is not None else self.names[0]
+
+    # Completions.
+
+    async def completion(self, body: CompletionBody, request_id: str, arrival_s: float) -> CompletionAnswer:
+        """Tokenise and check everything; nothing is sent to the core before the answer is read.
+
+        Raises:
+            ApiError: the request cannot be taken.
+        """
+        name = self._name(body.model)
+        body.check_supported()
+        facts, codec = self._served()
+        prompts = await self._in_thread(_encode_all, codec, body)
+        jobs = []
+        for number, prompt in enumerate(prompts):
+            params = completion_params(body, self._defaults, facts.max_model_len - len(prompt))
+            self._check(facts, body, prompt, params)
+            keep = body.max_tokens != 0
+            job_id = f"{request_id}-{number}"
+            jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
+        echoes = None
+        if body.echo:
+            echoes = await self._in_thread(_echo_all, codec, prompts, body.skip_special_tokens)
+        generation = self._generation(codec, jobs)
+        envelope = self._envelope("cmpl", name, facts)
+        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes)
+
+    async def chat(self, body: ChatBody, request_id: str, arrival_s: float) -> ChatAnswer:
+        """As `completion`, for a conversation."""
+        name = self._name(body.model)
+        body.check_supported()
+        facts, codec = self._served()
+        prompt = await self._in_thread(
+            _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+        )
+        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
+        self._check(facts, body, prompt, params)
+        generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
+        envelope = self._envelope("chatcmpl", name, facts)
+        return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body))
+
+    def _check(
+        self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
+    ) -> None:
+        assert params.max_tokens is not None
+        check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
+        _check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
+        self.metrics.started(params, params.max_tokens)
+
+    def _generation(self, codec: TextCodec, jobs: Sequence[Job]) -> Generation:
+        def detokenizer(job: Job) -> Detokenizer:
+            prompt = job.prompt_tokens if job.continues else ()
+            return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
+
+        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
+
+    def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
+        fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
+        return Envelope(f"{prefix}-{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
+
+    # Tokens.
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """`POST /tokenize`."""
+        self._name(body.model)
+        facts, codec = self._served()
+        if body.messages is not None:
+            tokens = await self._in_thread(
+                _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+            )
+        else:
+            special = body.add_special_tokens if body.add_special_tokens is not None else True
+            tokens = tuple(await self._in_thread(_encode, codec, body.prompt or "", special))
+        names = TokenNames(codec)
+        strings = [names.name(token) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens),
+            "max_model_len": facts.max_model_len,
+            "tokens": list(tokens),
+            "token_strs": strings,
+        }
+
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        """`POST /detokenize`."""
+        self._name(body.model)
+        facts, codec = self._served()
+        _check_tokens(body.tokens, facts.vocab_size, "tokens")
+        return {"prompt": await self._in_thread(_decode, codec, body.tokens, body.skip_special_tokens)}
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except ValueError as error:
+            raise bad_request(str(error), code="invalid_value") from error
+
+
+def _usage_chunks(body: GenerationBody) -> UsageChunks:
+    return UsageChunks(last=body.wants_usage, running=body.wants_running_usage)
+
+
+def _check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {wrong}"
+        raise bad_request(message, field, "invalid_value")
+
+
+def _encode(codec: TextCodec, text: str, special: bool) -> list[int]:
+    return codec.encode(text, add_special_tokens=special)
+
+
+def _decode(codec: TextCodec, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    return codec.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
+    special = body.add_special_tokens if body.add_special_tokens is not None else True
+    return [tuple(_encode(codec, prompt, special) if isinstance(prompt, str) else prompt) for prompt in body.prompts]
+
+
+def _encode_chat(
+    codec: TextCodec, messages: Sequence[ChatMessage], add_generation_prompt: bool, settings: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The template writes the special tokens itself."""
+    if not codec.has_chat_template:
+        raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+    if taken := sorted(OWN_SETTINGS & settings.keys()):
+        raise bad_request(
+            f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
+        )
+    prepared = [message.for_template() for message in messages]
+    text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+    return tuple(codec.encode(text, add_special_tokens=False))
+
+
+def _echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:
+    return [_echo(codec, prompt, skip_special_tokens) for prompt in prompts]
+
+
+def _echo(codec: TextCodec, prompt: tuple[int, ...], skip_special_tokens: bool) -> EchoedPrompt:
+    """The prompt as its tokens say it, with the place of each."""
+    detokenizer = codec.detokenizer(skip_special_tokens=skip_special_tokens)
+    text, offsets = "", []
+    for token in prompt:
+        offsets.append(len(text))
+        text += detokenizer.add(token)
+    return EchoedPrompt(text + detokenizer.finish(), prompt, tuple(offsets))

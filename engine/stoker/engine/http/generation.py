@@ -1,0 +1,238 @@
+"""Running the prompts of one HTTP request at the core: tokens and facts come in, text and usage go out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
+from stoker.engine.core.messages import AddRequest, Delta, RequestFacts, TokenLogprobs
+from stoker.engine.errors import RequestRefused
+from stoker.engine.http.errors import ApiError, from_refusal
+from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.text import Detokenizer, OutputText, Piece
+from stoker.engine.sampling import SamplingParams
+
+Finish = Literal["stop", "length"]
+JOBS_AT_ONCE = 512
+"""Of one HTTP request at the core: more would not make it faster, and could be more than the core's queue ever takes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how to continue it."""
+
+    id: str
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    arrival_s: float
+    """Monotonic; before tokenising."""
+    priority: int = 0
+    continues: bool = False
+    """The text goes on where the prompt's ends; else it is a text of its own."""
+    keep_output: bool = True
+    """False: only the prompt's log-probabilities are wanted; the one token that the core makes is dropped."""
+
+
+@dataclass
+class Usage:
+    """Tokens of one job so far."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one choice of one job."""
+
+    job: int
+    choice: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+    """Of each token, in characters of the choice's text."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    """The stop token that ended it, if the request named it."""
+
+
+class Generation:
+    """All jobs of one HTTP request. Close `updates` (`aclosing`) to abort what still runs."""
+
+    def __init__(
+        self,
+        core: CoreClient,
+        jobs: Sequence[Job],
+        detokenizer: Callable[[Job], Detokenizer],
+        metrics: FrontMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.jobs = tuple(jobs)
+        self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
+        self._core = core
+        self._detokenizer = detokenizer
+        self._metrics = metrics
+        self._clock = clock
+
+    async def updates(self) -> AsyncGenerator[Update]:
+        """What comes, in the order in which it comes.
+
+        Raises:
+            ApiError: a job was refused, failed or was aborted; the others are aborted with it.
+        """
+        if len(self.jobs) == 1:
+            async with aclosing(self._run(0)) as only:
+                async for update in only:
+                    yield update
+            return
+        news: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
+        turns = asyncio.Semaphore(JOBS_AT_ONCE)
+        tasks = [asyncio.create_task(self._collect(number, news, turns)) for number in range(len(self.jobs))]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _collect(
+        self, number: int, news: asyncio.Queue[Update | BaseException | None], turns: asyncio.Semaphore
+    ) -> None:
+        try:
+            async with turns, aclosing(self._run(number)) as updates:
+                async for update in updates:
+                    news.put_nowait(update)
+            news.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - handed to the one who waits
+            news.put_nowait(error)
+
+    async def _run(self, number: int) -> AsyncGenerator[Update]:
+        job = self.jobs[number]
+        request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority)
+        follower = _Follower(self, number)
+        try:
+            with self._core.request(request) as running:
+                async for delta in running.deltas():
+                    yield follower.follow(delta, running)
+        except RequestRefused as refused:
+            raise from_refusal(refused) from refused
+        except CoreLost as lost:
+            raise ApiError(503, f"The engine is gone: {lost}", code="engine_lost", retry_after_s=1) from lost
+
+
+class _Follower:
+    """Follows the choices of one job: text, usage, metrics."""
+
+    def __init__(self, generation: Generation, number: int) -> None:
+        self._number = number
+        self._job = generation.jobs[number]
+        self._usage = generation.usage[number]
+        self._metrics = generation._metrics
+        self._clock = generation._clock
+        self._seen_s: dict[int, float] = {}
+        self._facts: dict[int, RequestFacts] = {}
+        params = self._job.params
+        self._texts = [
+            OutputText(
+                generation._detokenizer(self._job),
+                params.stop,
+                include_stop=params.include_stop,
+                min_tokens=params.min_tokens,
+            )
+            for _ in range(params.n)
+        ]
+
+    def follow(self, delta: Delta, running: RunningRequest) -> Update:
+        """The update that a delta makes.
+
+        Raises:
+            ApiError: the core gave the choice up.
+        """
+        if delta.facts is not None:
+            self._facts[delta.choice] = delta.facts
+            self._usage.cached_tokens = max(self._usage.cached_tokens, delta.facts.cached_tokens)
+        if delta.finish_reason in ("error", "abort"):
+            self._metrics.finished(self._facts.get(delta.choice))
+            raise _given_up(delta)
+        piece = self._piece(delta)
+        self._count(delta, piece)
+        if piece.stopped and delta.finish_reason is None:
+            running.finish(delta.choice)
+        finish: Finish | None = "stop" if piece.stopped else _finish(delta)
+        if finish is not None and not self._job.keep_output:
+            finish = "length"
+        if finish is not None:
+            self._metrics.finished(self._final_facts(delta))
+        return self._update(delta, piece, finish)
+
+    def _piece(self, delta: Delta) -> Piece:
+        if not self._job.keep_output:
+            return Piece("", 0, (), stopped=False)
+        piece = self._texts[delta.choice].add(delta.tokens)
+        if delta.finish_reason is None or piece.stopped:
+            return piece
+        rest = self._texts[delta.choice].finish()
+        return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stopped)
+
+    def _count(self, delta: Delta, piece: Piece) -> None:
+        """Usage and times. An end token is counted, as it was generated."""
+        if self._job.keep_output:
+            self._usage.completion_tokens += piece.num_tokens + (delta.stop_token is not None and not piece.stopped)
+        now = self._clock()
+        before = self._seen_s.get(delta.choice)
+        if before is None:
+            self._metrics.first_token(now - self._job.arrival_s)
+        elif delta.tokens:
+            self._metrics.more_tokens(now - before, len(delta.tokens))
+        self._seen_s[delta.choice] = now
+
+    def _final_facts(self, delta: Delta) -> RequestFacts | None:
+        """Of a choice that ended; for one that a stop text ended here, the first delta's, brought up to date."""
+        facts = self._facts.get(delta.choice)
+        if facts is None or delta.facts is facts:
+            return facts
+        now = self._clock()
+        count = self._texts[delta.choice].num_tokens
+        return replace(facts, output_tokens=count, last_token_s=now, finished_s=now)
+
+    def _update(self, delta: Delta, piece: Piece, finish: Finish | None) -> Update:
+        count = piece.num_tokens
+        named = delta.stop_token if delta.stop_token in self._job.params.stop_token_ids else None
+        return Update(
+            job=self._number,
+            choice=delta.choice,
+            text=piece.text,
+            tokens=delta.tokens[:count],
+            offsets=piece.offsets,
+            logprobs=delta.logprobs[:count] if delta.logprobs is not None else None,
+            prompt_logprobs=delta.prompt_logprobs,
+            finish=finish,
+            stop_reason=named,
+        )
+
+
+def _finish(delta: Delta) -> Finish | None:
+    return delta.finish_reason if delta.finish_reason in ("stop", "length") else None
+
+
+def _given_up(delta: Delta) -> ApiError:
+    if delta.finish_reason == "abort":
+        return ApiError(
+            503, "The engine is shutting down; the answer is not complete.", code="aborted", retry_after_s=1
+        )
+    return ApiError(500, f"The request failed: {delta.error or 'no reason was given'}", code="generation_failed")

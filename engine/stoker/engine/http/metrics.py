@@ -1,0 +1,188 @@
+"""The engine's metrics under vLLM's names, so that dashboards and autoscalers work unchanged.
+
+Gauges and counters are the core's (`Stats`), read when they are scraped; histograms are observed by the front, from the
+times that the core reports. Every choice of `n` is one sequence, every request counts once in `request_params_n`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker.engine.core.messages import ModelFacts, RequestFacts, Stats
+from stoker.engine.sampling import SamplingParams
+
+FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+NUMBERS = (1, 2, 5, 10, 20)
+
+LABELS = ("model_name", "engine")
+
+
+class FrontMetrics:
+    """What one front observes of its requests."""
+
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
+        facts: Callable[[], ModelFacts | None],
+    ) -> None:  # fmt: skip
+        self._labels = (model_name, "0")
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry)
+            return made.labels(*self._labels)
+
+        self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
+        self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_S)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Decode time per token after the first, by request.", TOKEN_S
+        )
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S)
+        self._queue = histogram("request_queue_time_seconds", "From arrival to the first step.", REQUEST_S)
+        self._inference = histogram(
+            "request_inference_time_seconds", "From the first step to the last token.", REQUEST_S
+        )
+        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token.", REQUEST_S)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
+        self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens by request.", TOKENS)
+        self._generation_tokens = histogram("request_generation_tokens", "Output tokens by request.", TOKENS)
+        self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
+        self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
+        self._http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=registry)
+        self._http_time = Histogram(
+            "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
+            buckets=REQUEST_S, registry=registry,
+        )  # fmt: skip
+        registry.register(_CoreCollector(self._labels, stats, facts))
+
+    def started(self, params: SamplingParams, max_tokens: int) -> None:
+        """A request was sent to the core."""
+        self._n.observe(params.n)
+        self._max_tokens.observe(max_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def more_tokens(self, seconds: float, count: int) -> None:
+        """`count` tokens came together, `seconds` after those before them."""
+        for _ in range(count):
+            self._inter_token.observe(seconds / count)
+
+    def finished(self, facts: RequestFacts | None) -> None:
+        """A choice ended; `facts` are missing if the core was not asked to the end."""
+        if facts is None:
+            return
+        end = facts.finished_s
+        self._e2e.observe(end - facts.arrival_s)
+        self._prompt_tokens.observe(facts.prompt_tokens)
+        self._generation_tokens.observe(facts.output_tokens)
+        if facts.scheduled_s is None:
+            return
+        self._queue.observe(facts.scheduled_s - facts.arrival_s)
+        self._inference.observe((facts.last_token_s or end) - facts.scheduled_s)
+        if facts.first_token_s is None or facts.last_token_s is None:
+            return
+        self._prefill.observe(facts.first_token_s - facts.scheduled_s)
+        self._decode.observe(facts.last_token_s - facts.first_token_s)
+        if facts.output_tokens > 1:
+            self._per_token.observe((facts.last_token_s - facts.first_token_s) / (facts.output_tokens - 1))
+
+    def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """One HTTP answer, with its status class as vLLM's instrumentation writes it."""
+        self._http.labels(handler, method, f"{status // 100}xx").inc()
+        self._http_time.labels(handler, method).observe(seconds)
+
+
+class _CoreCollector(Collector):
+    """The core's numbers of this moment."""
+
+    def __init__(
+        self, labels: tuple[str, str], stats: Callable[[], Stats | None], facts: Callable[[], ModelFacts | None]
+    ) -> None:
+        self._labels = labels
+        self._stats = stats
+        self._facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        stats, facts = self._stats(), self._facts()
+        if facts is not None:
+            yield _info(self._labels, facts)
+        if stats is None:
+            return
+        for name, text, value in _gauges(stats):
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, text, value in _counters(stats):
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
+        yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
+
+
+def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
+    usage = stats.owned_blocks / stats.total_blocks if stats.total_blocks else 0.0
+    return [
+        ("vllm:num_requests_running", "Sequences that hold blocks.", stats.running),
+        ("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting),
+        ("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", usage),
+        ("vllm:gpu_cache_usage_perc", "The older name of kv_cache_usage_perc.", usage),
+        ("stoker:kv_blocks_free", "Blocks without content worth keeping.", stats.free_blocks),
+        ("stoker:kv_blocks_cached", "Free blocks kept for the prefix cache.", stats.cached_blocks),
+        ("stoker:kv_blocks_owned", "Blocks of running sequences.", stats.owned_blocks),
+        ("stoker:kv_blocks_total", "All blocks; free + cached + owned.", stats.total_blocks),
+    ]
+
+
+def _counters(stats: Stats) -> list[tuple[str, str, float]]:
+    return [
+        ("vllm:prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
+        ("vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.", stats.prefix_hits),
+        ("vllm:generation_tokens", "Output tokens.", stats.generation_tokens),
+        ("vllm:num_preemptions", "Preempted sequences.", stats.preemptions),
+        ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries),
+        ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
+        ("stoker:steps", "Steps.", stats.steps),
+    ]
+
+
+def _by(name: str, text: str, label: str, labels: tuple[str, str], values: Mapping[str, int]) -> CounterMetricFamily:
+    counter = CounterMetricFamily(name, text, labels=(*LABELS, label))
+    for key, value in values.items():
+        counter.add_metric((*labels, key), value)
+    return counter
+
+
+def _info(labels: tuple[str, str], facts: ModelFacts) -> GaugeMetricFamily:
+    info = GaugeMetricFamily("vllm:cache_config_info", "Always 1.", labels=(*LABELS, "block_size", "num_gpu_blocks"))
+    info.add_metric((*labels, str(facts.block_size), str(facts.num_blocks)), 1)
+    return info

@@ -1,0 +1,57 @@
+"""What both kinds of completion need to answer: the jobs, the served model and an id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stoker.engine.http.generation import Generation
+from stoker.engine.http.openai.usage import usage
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What every chunk and every whole answer carries."""
+
+    id: str
+    created: int
+    """Unix time in seconds."""
+    model: str
+    """The name that the client used."""
+    fingerprint: str | None
+
+    def wrap(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+            **more,
+        }
+
+
+@dataclass(frozen=True)
+class UsageChunks:
+    """Which chunks of a stream carry usage."""
+
+    last: bool
+    """One more chunk at the end, without choices."""
+    running: bool
+    """All of them."""
+
+    def field(self, generation: Generation) -> dict[str, Any]:
+        """For a chunk with choices: the usage so far, `null` before the last one, or nothing if it was not asked for."""
+        if self.running:
+            return {"usage": usage(generation.usage)}
+        return {"usage": None} if self.last else {}
+
+
+class Answer(Protocol):
+    """A prepared answer; nothing has been sent to the core yet."""
+
+    async def whole(self) -> dict[str, Any]: ...
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any]]: ...

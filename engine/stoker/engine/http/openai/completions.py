@@ -1,0 +1,133 @@
+"""`POST /v1/completions`: the answer's shape, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.engine.core.messages import TokenLogprobs
+from stoker.engine.http.generation import Generation, Update
+from stoker.engine.http.openai.answer import Envelope, UsageChunks
+from stoker.engine.http.openai.logprobs import TokenNames, completion_logprobs
+from stoker.engine.http.openai.usage import usage
+
+KIND = "text_completion"
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt that is repeated before its continuation."""
+
+    text: str
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass
+class _Choice:
+    """What has come of one choice."""
+
+    text: str = ""
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    tokens: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    scores: list[TokenLogprobs | None] = field(default_factory=list)
+
+
+class CompletionAnswer:
+    """Choice `i` of prompt `p` has index `p * n + i`."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        generation: Generation,
+        names: TokenNames,
+        usage_chunks: UsageChunks,
+        echoes: list[EchoedPrompt] | None,
+    ) -> None:
+        self._envelope = envelope
+        self._generation = generation
+        self._names = names
+        self._usage_chunks = usage_chunks
+        self._echoes = echoes
+        self._n = generation.jobs[0].params.n
+        self._with_logprobs = generation.jobs[0].params.logprobs is not None
+        self._begun: set[int] = set()
+        self._prompt_scores: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one object."""
+        choices = [_Choice() for _ in range(self._n * len(self._generation.jobs))]
+        async with aclosing(self._generation.updates()) as updates:
+            async for update in updates:
+                for part in self._parts(update):
+                    _add(choices[self._index(update)], part)
+        bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        """The answer as it comes. Every chunk with a choice has `text`."""
+        async with aclosing(self._generation.updates()) as updates:
+            async for update in updates:
+                for part in self._parts(update):
+                    if part.text or (part.tokens and self._with_logprobs) or part.finish:
+                        choice = self._choice(self._index(update), part)
+                        yield self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self._generation))
+        if self._usage_chunks.last:
+            yield self._envelope.wrap(KIND, [], usage=usage(self._generation.usage))
+
+    def _index(self, update: Update) -> int:
+        return update.job * self._n + update.choice
+
+    def _parts(self, update: Update) -> list[_Choice]:
+        """The update's part of its choice, after the echoed prompt if it is the first one."""
+        parts = []
+        index = self._index(update)
+        if update.prompt_logprobs is not None:
+            self._prompt_scores[update.job] = update.prompt_logprobs
+        if self._echoes is not None and index not in self._begun:
+            parts.append(self._echo(update.job))
+        self._begun.add(index)
+        base = len(self._echoes[update.job].text) if self._echoes is not None else 0
+        scores = list(update.logprobs or ())
+        parts.append(
+            _Choice(
+                update.text,
+                update.finish,
+                update.stop_reason,
+                list(update.tokens),
+                [base + offset for offset in update.offsets],
+                [*scores],
+            )
+        )
+        return parts
+
+    def _echo(self, job: int) -> _Choice:
+        assert self._echoes is not None
+        echo = self._echoes[job]
+        scores = self._prompt_scores.get(job, (None,) * len(echo.tokens))
+        return _Choice(echo.text, None, None, list(echo.tokens), list(echo.offsets), list(scores))
+
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        logprobs = None
+        if self._with_logprobs:
+            logprobs = completion_logprobs(self._names, choice.tokens, choice.offsets, choice.scores)
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+        }
+
+
+def _add(choice: _Choice, part: _Choice) -> None:
+    choice.text += part.text
+    choice.finish = part.finish or choice.finish
+    choice.stop_reason = part.stop_reason if part.stop_reason is not None else choice.stop_reason
+    choice.tokens += part.tokens
+    choice.offsets += part.offsets
+    choice.scores += part.scores

@@ -1,0 +1,113 @@
+"""From a body's fields and the model's defaults to checked sampling parameters."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.errors import RequestRefused
+from stoker.engine.http.errors import bad_request, from_refusal, too_long
+from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from stoker.engine.sampling import MAX_LOGPROBS, SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for `/v1/completions`."""
+DEFAULTS_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What the model's `generation_config.json` asks for where a request says nothing; shown in `/v1/models`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def load(cls, folder: Path) -> GenerationDefaults:
+        """The model's own defaults, or OpenAI's where it has none. `do_sample: false` means greedy.
+
+        Raises:
+            ValueError: the file is there and cannot be used.
+        """
+        path = folder / DEFAULTS_FILE
+        if not path.is_file():
+            return cls()
+        content = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = {
+            name: content[name] for name in cls.__dataclass_fields__ if content.get(name) is not None
+        }
+        if content.get("do_sample") is False and "temperature" not in values:
+            values["temperature"] = 0.0
+        try:
+            SamplingParams(**values)
+        except RequestRefused as error:
+            raise ValueError(f"{path}: {error}") from error
+        return cls(**values)
+
+
+def completion_params(body: CompletionBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
+    """For one prompt of `/v1/completions` after which `room` tokens fit."""
+    limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
+    scores = body.num_logprobs
+    return _params(body, defaults, max(limit, 1), scores, prompt_logprobs=scores if body.echo else None)
+
+
+def chat_params(body: ChatBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
+    """For `/v1/chat/completions`; without a limit the answer may fill the context."""
+    limit = body.output_limit if body.output_limit is not None else max(room, 1)
+    return _params(body, defaults, limit, body.num_logprobs, prompt_logprobs=None)
+
+
+def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:
+    """Refuse what does not fit into the context, with the numbers and the field that has to change."""
+    if prompt_tokens == 0:
+        raise bad_request(f"{body.prompt_field}: at least one token is needed", body.prompt_field, "invalid_value")
+    if prompt_tokens + output_tokens > max_model_len:
+        fits = prompt_tokens < max_model_len
+        raise too_long(max_model_len, prompt_tokens, output_tokens, body.limit_field if fits else body.prompt_field)
+
+
+def _params(
+    body: GenerationBody,
+    defaults: GenerationDefaults,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise bad_request(f"logprobs: must be from 0 to {MAX_LOGPROBS}, got {logprobs}", "logprobs", "invalid_value")
+    try:
+        return SamplingParams(
+            n=body.n,
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            temperature=_or(body.temperature, defaults.temperature),
+            top_p=_or(body.top_p, defaults.top_p),
+            top_k=body.top_k if body.top_k is not None else defaults.top_k,
+            min_p=_or(body.min_p, defaults.min_p),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=body.biases,
+            seed=body.seed if body.seed is not None else secrets.randbits(63),
+            stop=body.stops,
+            include_stop=body.include_stop_str_in_output,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            bad_token_ids=tuple(body.bad_token_ids or ()),
+            ignore_eos=body.ignore_eos,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=body.skip_special_tokens,
+        )
+    except RequestRefused as refused:
+        raise from_refusal(refused) from refused
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,292 @@
+"""The bodies of OpenAI's API: what is understood, what is refused, what is let through.
+
+Fields that only describe the caller (`user`, `metadata`, `store`, ...) and fields that nobody knows are accepted and have no
+effect. A known field that would change the answer and is not built is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stoker.engine.http.errors import bad_request, not_supported, shown
+from stoker.engine.sampling import COUNT_LIMIT
+
+Token = Annotated[int, Field(ge=0)]
+Priority = Annotated[int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
+MAX_PROMPTS = 2048
+MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class Body(BaseModel):
+    """Unknown keys are kept out of the way, not refused. Values are of their field's own type: a text is no number."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        return {key: value for key, value in content.items() if value is not None}
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    """One last chunk without choices carries `usage`."""
+    continuous_usage_stats: bool = False
+    """Every chunk carries the usage so far."""
+
+
+class GenerationBody(Body):
+    """What both kinds of completion share. `None` means: the model's default (`/v1/models` lists it)."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[Token] | None = None
+    bad_token_ids: list[Token] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    priority: Priority = 0
+    add_special_tokens: bool | None = None
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "structured_outputs": (None,),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1, 1.0),
+        "bad_words": (None, []),
+        "allowed_token_ids": (None,),
+        "prompt_logprobs": (None,),
+        "truncate_prompt_tokens": (None,),
+        "logits_processors": (None, []),
+    }
+    """Fields that are not built, with the values that ask for nothing."""
+
+    @model_validator(mode="after")
+    def _streams(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed with stream=true")
+        return self
+
+    def check_supported(self) -> None:
+        """Refuse what is not built.
+
+        Raises:
+            ApiError: 400, names the field.
+        """
+        extra = self.model_extra or {}
+        for name, harmless in self.refused.items():
+            value = getattr(self, name) if name in type(self).model_fields else extra.get(name)
+            if value not in harmless:
+                raise not_supported(name)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """`logit_bias` by token id.
+
+        Raises:
+            ApiError: 400, a key is not a token id.
+        """
+        biases = self.logit_bias or {}
+        for token in biases:
+            if not token.isascii() or not token.isdecimal() or len(token) > MAX_TOKEN_DIGITS:
+                message = f"logit_bias: keys must be token ids (got {shown(token)})"
+                raise bad_request(message, "logit_bias", "invalid_value")
+        return {int(token): bias for token, bias in biases.items()}
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[Token] | list[str] | list[list[Token]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
+    echo: bool = False
+    logprobs: int | bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    prompt_field: ClassVar[str] = "prompt"
+    limit_field: ClassVar[str] = "max_tokens"
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationBody.refused,
+        "suffix": (None, ""),
+        "prompt_embeds": (None,),
+        "response_format": (None, {"type": "text"}),
+    }
+
+    @model_validator(mode="after")
+    def _prompts(self) -> CompletionBody:
+        if not self.prompt and not isinstance(self.prompt, str):
+            raise ValueError("prompt: at least one prompt is needed")
+        if len(self.prompts) > MAX_PROMPTS:
+            raise ValueError(f"prompt: at most {MAX_PROMPTS} prompts")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 is only allowed with echo=true")
+        return self
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.best_of is not None and self.best_of != self.n:
+            raise not_supported("best_of")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [item for item in prompt if not isinstance(item, int)]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report; None: no log-probabilities."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        return int(self.logprobs)
+
+
+class ContentPart(Body):
+    """A part of a message's content; only text is built."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Body):
+    """One message; keys that the chat template may know travel along."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As the template gets it: content is text.
+
+        Raises:
+            ApiError: 400, a part is not text.
+        """
+        return {**(self.model_extra or {}), "role": self.role, "content": self._content()}
+
+    def _content(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for part in self.content:
+            if part.type not in TEXT_PARTS:
+                raise not_supported(f"messages.content.{part.type}")
+            if part.text is None:
+                message = f"messages.content.text: a part of type {part.type} needs it"
+                raise bad_request(message, "messages.content.text", "invalid_value")
+        return "".join(part.text or "" for part in self.content)
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Default: what the context has left."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    prompt_field: ClassVar[str] = "messages"
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationBody.refused,
+        "tools": (None, []),
+        "functions": (None, []),
+        "tool_choice": (None, "none", "auto"),
+        "function_call": (None, "none"),
+        "response_format": (None, {"type": "text"}),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "web_search_options": (None,),
+        "chat_template": (None,),
+        "documents": (None, []),
+        "continue_final_message": (None, False),
+        "echo": (None, False),
+        "best_of": (None, 1),
+    }
+
+    @model_validator(mode="after")
+    def _alternatives(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only allowed with logprobs=true")
+        return self
+
+    @property
+    def limit_field(self) -> str:
+        """The name under which `output_limit` was given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("either prompt or messages is needed")
+        return self
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[Token]
+    skip_special_tokens: bool = False

@@ -1,0 +1,113 @@
+"""The last word: the JSON termination message (at most 4 KB) that a program leaves behind for the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.pod.exit_code import Cause
+
+MAX_BYTES = 4096
+MAX_SAVES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport:
+    """One save as the operator sees it. `verified` is None until the read-back has ended."""
+
+    id: str
+    """Request id (the Checkpoint object's uid) or the folder's name for saves by interval."""
+    folder: str
+    """Folder name below the checkpoint root, e.g. `step-00001200.1a2b3c4d`."""
+    step: int
+    digest: str
+    verified: bool | None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """tokens, loss, layout, ... as `/status` names them; left out of the oldest saves where the room is short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminationMessage:
+    """`{cause, step, rank, detail, saves, result}`; `result` is what a task pod found."""
+
+    cause: Cause
+    step: int | None = None
+    rank: int | None = None
+    detail: str = ""
+    saves: tuple[SaveReport, ...] = ()
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """JSON of at most `MAX_BYTES`: the newest saves are kept; the figures of old ones go first, then the end of the detail."""
+        word = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
+        encoded = _json(word)
+        if len(encoded) > MAX_BYTES:
+            detail = word.detail.encode(errors="replace")
+            room = len(detail) - (len(encoded) - MAX_BYTES) - 16
+            word = replace(word, detail=detail[: max(room, 0)].decode(errors="ignore") + "...")
+            encoded = _json(word)
+        while len(encoded) > MAX_BYTES and word.saves:
+            word = replace(word, saves=word.saves[1:])
+            encoded = _json(word)
+        if len(encoded) > MAX_BYTES:
+            raise ValueError(f"the last word's result takes {len(encoded)} bytes, {MAX_BYTES} are allowed")
+        return encoded
+
+    def write(self, path: Path | str) -> None:
+        """Replace the termination message in one write (the file exists already in a pod and cannot be renamed over)."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.write(handle, self.encode())
+        finally:
+            os.close(handle)
+
+
+def parse_termination_message(text: str) -> TerminationMessage | None:
+    """The last word in a termination message, or None when it is not one (foreign text, cut short, empty)."""
+    try:
+        raw = json.loads(text)
+        return TerminationMessage(
+            cause=Cause(raw["cause"]),
+            step=_integer(raw.get("step")),
+            rank=_integer(raw.get("rank")),
+            detail=str(raw.get("detail", "")),
+            saves=tuple(_save(save) for save in raw.get("saves", ())),
+            result=dict(raw.get("result") or {}),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _save(raw: Mapping[str, Any]) -> SaveReport:
+    save = SaveReport(**raw)
+    texts = (save.id, save.folder, save.digest)
+    if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
+        raise TypeError("a save needs text for id, folder and digest, and an integer for step")
+    if not isinstance(save.figures, dict) or not all(isinstance(x, int | float | dict) for x in save.figures.values()):
+        raise TypeError("figures must be numbers and objects of numbers")
+    if save.verified is not None and type(save.verified) is not bool:
+        raise TypeError("verified must be true, false or null")
+    return save
+
+
+def _integer(value: object) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    raise TypeError("an integer or null is needed")
+
+
+def _without_old_figures(word: TerminationMessage) -> TerminationMessage:
+    """Without those of the oldest saves, as many as need be."""
+    for index, save in enumerate(word.saves):
+        if len(_json(word)) <= MAX_BYTES:
+            break
+        word = replace(word, saves=(*word.saves[:index], replace(save, figures={}), *word.saves[index + 1 :]))
+    return word
+
+
+def _json(word: TerminationMessage) -> bytes:
+    return json.dumps(asdict(word), separators=(",", ":")).encode()

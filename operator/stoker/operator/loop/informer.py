@@ -1,0 +1,133 @@
+"""Keeps one kind of the store equal to the cluster: list, then watch; list again when the watch cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from stoker.operator.cluster.interface import Cluster, ClusterError, Gone, TooManyRequests, WatchEvent
+from stoker.operator.domain.backoff import Jitter, delay_s
+from stoker.operator.domain.clock import Clock
+from stoker.operator.loop.store import Store, key_of, version_of
+
+log = logging.getLogger(__name__)
+
+MAX_SILENCE_S = 120.0
+"""A watch that brings no event, no bookmark and no end for so long is taken for dead."""
+SHORTEST_WATCH_S = 0.5
+"""A watch that the server ends sooner is begun anew after a pause."""
+EVENTS_AT_ONCE = 32
+"""After so many the Lease, the probes and the other kinds get their turn."""
+LONGEST_BACKOFF_S = 30.0
+
+
+class Informer:
+    """One kind. The store's listeners hear of changes; `synced` is set after the first list."""
+
+    def __init__(
+        self, cluster: Cluster, kind: str, store: Store, clock: Clock, jitter: Jitter, *, namespace: str | None = None
+    ) -> None:
+        self.cluster = cluster
+        self.kind = kind
+        self.store = store
+        self.clock = clock
+        self.jitter = jitter
+        self.namespace = namespace
+        self.synced = asyncio.Event()
+        self._heard_at = clock.monotonic()
+        self._failed_at = self._heard_at
+
+    def silent_s(self) -> float:
+        """Seconds since the last list, event or bookmark."""
+        return self.clock.monotonic() - self._heard_at
+
+    def stuck_s(self) -> float:
+        """Seconds without a sign of life, a failure that was noticed and will be tried again included: the operator's liveness."""
+        return self.clock.monotonic() - max(self._heard_at, self._failed_at)
+
+    async def run(self) -> None:
+        """Follow the cluster for ever; failures are waited out."""
+        version: str | None = None
+        failures = 0
+        while True:
+            heard = self._heard_at
+            wait_s = 0.0
+            try:
+                if version is None:
+                    version = await self._list()
+                version = await self._watch(version)
+            except Gone:
+                version = None
+                failures = 1 if self._heard_at > heard else failures + 1
+            except ClusterError as error:
+                log.warning("watching %s failed, listing again: %s", self.kind, error)
+                version = None
+                failures = 1 if self._heard_at > heard else failures + 1
+                wait_s = (error.retry_after_s or 0.0) if isinstance(error, TooManyRequests) else 0.0
+            if version is None:
+                self._failed_at = self.clock.monotonic()
+                delay = delay_s(failures, self.jitter, longest_s=LONGEST_BACKOFF_S)
+                await self.clock.sleep(max(delay, min(wait_s, LONGEST_BACKOFF_S)))
+
+    async def _list(self) -> str:
+        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.keep)
+        version = int(listing.resource_version)
+        self.store.forget_unlisted(self.kind, listing.items, version, self.namespace)
+        for number, item in enumerate(listing.items):
+            self.store.put(item)
+            if number % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._hear()
+        self.synced.set()
+        return listing.resource_version
+
+    async def _watch(self, version: str) -> str:
+        """Take events until the server ends the watch; the version to go on from.
+
+        Raises:
+            ClusterError: the watch failed, or was silent for too long.
+        """
+        begun = self.clock.monotonic()
+        following = asyncio.ensure_future(self._follow(version))
+        try:
+            while not following.done():
+                left_s = max(begun, self._heard_at) + MAX_SILENCE_S - self.clock.monotonic()
+                if left_s <= 0:
+                    raise ClusterError(f"the watch was silent for {MAX_SILENCE_S:g} s")
+                silence = asyncio.ensure_future(self.clock.sleep(left_s))
+                try:
+                    await asyncio.wait((following, silence), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    silence.cancel()
+            version = following.result()
+            self._hear()
+            if self.clock.monotonic() - begun < SHORTEST_WATCH_S:
+                await self.clock.sleep(SHORTEST_WATCH_S)
+            return version
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, version: str) -> str:
+        """Take every event; others get their turn now and then, however many there are."""
+        taken = 0
+        async for event in self.cluster.watch(self.kind, version, namespace=self.namespace):
+            self._take(event)
+            self._hear()
+            version = event.object["metadata"]["resourceVersion"]
+            taken += 1
+            if taken % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return version
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type == "BOOKMARK":
+            return
+        if event.type == "DELETED":
+            metadata = event.object["metadata"]
+            self.store.remove(key_of(event.object), metadata["uid"], version_of(event.object), last=event.object)
+            return
+        self.store.put(event.object)
+
+    def _hear(self) -> None:
+        self._heard_at = self.clock.monotonic()

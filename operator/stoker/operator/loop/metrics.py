@@ -1,0 +1,110 @@
+"""What the operator tells Prometheus about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from stoker.operator.loop.node_watch import NodeCounts
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class OperatorMetrics:
+    """One registry per process. The figures of a leader are read from it when Prometheus asks, through `watch`."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._passes = Histogram(
+            "stoker_operator_reconcile_seconds", "Time of one pass over one resource, with its writes",
+            ["kind"], buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self._failures = Counter(
+            "stoker_operator_reconcile_failures", "Passes that ended in an error and are tried again",
+            ["kind", "reason"], registry=self.registry,
+        )  # fmt: skip
+        self._requests = Histogram(
+            "stoker_operator_api_request_seconds", "Requests to the API server, watches not counted",
+            ["method", "resource", "code"], buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self._leader = Gauge("stoker_operator_leader", "1 while this replica works", registry=self.registry)
+        self._wake_ups = Counter("stoker_operator_wake_ups", "Changes that Kopf told us of", registry=self.registry)
+
+    def reconciled(self, kind: str, seconds: float, problem: str | None) -> None:
+        """A pass is over; `problem` is the error's name."""
+        self._passes.labels(kind).observe(seconds)
+        if problem is not None:
+            self._failures.labels(kind, problem).inc()
+
+    def requested(self, method: str, resource: str, code: int, seconds: float) -> None:
+        """The API server answered (or not: code 0)."""
+        self._requests.labels(method, resource, str(code)).observe(seconds)
+
+    def woken(self) -> None:
+        self._wake_ups.inc()
+
+    def lead(self, leading: bool) -> None:
+        self._leader.set(1 if leading else 0)
+
+    def watch(self, figures: Callable[[], Figures | None]) -> None:
+        """Gauges that are read from the operator at work; None: nothing is at work here."""
+        self.registry.register(_AtWork(figures))
+
+
+class Figures:
+    """A moment of the operator at work."""
+
+    def __init__(
+        self,
+        *,
+        queue: int,
+        delayed: int,
+        polls: int,
+        objects: Mapping[str, int],
+        silence_s: Mapping[str, float],
+        nodes: NodeCounts,
+    ) -> None:
+        self.queue = queue
+        self.delayed = delayed
+        self.polls = polls
+        self.objects = objects
+        self.silence_s = silence_s
+        self.nodes = nodes
+
+
+class _AtWork(Collector):
+    def __init__(self, figures: Callable[[], Figures | None]) -> None:
+        self.figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.figures()
+        if now is None:
+            return
+        single = {
+            "queue_depth": ("Resources that wait for a pass", now.queue),
+            "queue_delayed": ("Resources with a pass at a later time", now.delayed),
+            "polls_running": ("Questions to pods under way", now.polls),
+            "nodes_silent": ("Nodes with pods that the cluster does not hear of", now.nodes.silent),
+            "nodes_in_outage": ("Silent nodes that are not taken for lost, because so many are", now.nodes.in_outage),
+        }
+        for name, (text, value) in single.items():
+            yield GaugeMetricFamily(f"stoker_operator_{name}", text, value=value)
+        text = "Times that so many nodes were silent at once that none was taken for lost"
+        yield CounterMetricFamily("stoker_operator_node_outages", text, value=now.nodes.outages)
+        objects = GaugeMetricFamily("stoker_operator_objects", "Objects that the operator knows", labels=["kind"])
+        for kind, count in sorted(now.objects.items()):
+            objects.add_metric([kind], count)
+        yield objects
+        silence = GaugeMetricFamily(
+            "stoker_operator_watch_silence_seconds", "Since the last list, event or bookmark", labels=["kind"]
+        )
+        for kind, seconds in sorted(now.silence_s.items()):
+            silence.add_metric([kind], seconds)
+        yield silence
+
+    def describe(self) -> list[Metric]:
+        return []

@@ -1,0 +1,100 @@
+"""What the operator keeps of an object: the parts that a reconcile may read. With a thousand jobs this is what its memory is made of.
+
+Pure. An object that is kept is never written back whole, so nothing is lost in the cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.operator.domain.labels import ZONE
+from stoker.operator.domain.plan import Object
+
+_CONTENT = ("data", "binaryData", "stringData", "immutable")
+"""Of ConfigMaps and Secrets: whether they exist and what was applied last (a label) is enough; secrets have no business here."""
+_POD_SPEC = ("nodeName", "schedulingGates", "subdomain")
+_POD_STATUS = ("phase", "reason", "message", "podIP")
+_POD_CONDITION = ("type", "status", "reason", "message")
+_NODE_CONDITION = ("type", "status")
+_NODE_LABELS = (ZONE,)
+_METADATA = ("managedFields", "selfLink")
+_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
+LONGEST_SHARED = 64
+"""Characters. Shorter texts are kept once, however many objects say them."""
+
+
+def kept(resource: Object, old: Object | None = None) -> Object:
+    """The object without what no reconcile reads; equal texts are one text in memory, and so is what has not changed since `old`."""
+    parts = dict(resource)
+    parts["metadata"] = _metadata(resource["metadata"])
+    if resource["kind"] in ("ConfigMap", "Secret"):
+        for name in _CONTENT:
+            parts.pop(name, None)
+    if resource["kind"] == "Pod":
+        parts |= _pod(parts)
+    if resource["kind"] == "Node":
+        parts = _node(parts)
+    shared: Object = share(parts, old)
+    return shared
+
+
+def share(value: Any, old: Any = None) -> Any:
+    """The same plain data with short texts and all field names shared, and with the parts of `old` that are equal."""
+    if isinstance(value, Mapping):
+        if value == old:
+            return old
+        before = old if isinstance(old, Mapping) else {}
+        return {sys.intern(name): share(inner, before.get(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if value == old:
+            return old
+        return [share(inner) for inner in value]
+    if isinstance(value, str) and len(value) <= LONGEST_SHARED:
+        return sys.intern(value)
+    return value
+
+
+def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Place, gates, phase, conditions and the state of the containers: what a pod is waiting for and how it ended."""
+    parts: dict[str, Any] = {}
+    if "spec" in pod:
+        parts["spec"] = _some(pod["spec"], _POD_SPEC)
+    if "status" in pod:
+        status = _some(pod["status"], _POD_STATUS)
+        if "conditions" in pod["status"]:
+            status["conditions"] = [_some(found, _POD_CONDITION) for found in pod["status"]["conditions"]]
+        for name in ("initContainerStatuses", "containerStatuses"):
+            if name in pod["status"]:
+                status[name] = [_container(found) for found in pod["status"][name]]
+        parts["status"] = status
+    return parts
+
+
+def _container(found: Mapping[str, Any]) -> dict[str, Any]:
+    state = found.get("state") or {}
+    return {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+
+
+def _node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether it is heard of, and its zone; heartbeats of a healthy node leave it as it is."""
+    metadata = _some(node["metadata"], ("name", "uid", "resourceVersion", "deletionTimestamp"))
+    labels = _some(node["metadata"].get("labels") or {}, _NODE_LABELS)
+    if labels:
+        metadata["labels"] = labels
+    conditions = [found for found in (node.get("status") or {}).get("conditions") or () if found["type"] == "Ready"]
+    status = {"conditions": [_some(found, _NODE_CONDITION) for found in conditions]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def _some(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value}
+
+
+def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    left = {name: value for name, value in metadata.items() if name not in _METADATA}
+    annotations = left.get("annotations")
+    if annotations:
+        left["annotations"] = {name: value for name, value in annotations.items() if name not in _ANNOTATIONS}
+    return left

@@ -1,0 +1,189 @@
+"""What a reconcile gets to see, and who must look again when an object changes. Pure: reads the store, never the cluster.
+
+Every kind sees its owned children and whatever its spec and status name. The tables below add what is neither:
+a TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's deployment,
+the users of a Checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+from stoker.operator.cluster.kinds import OURS
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.domain.plan import Key, Object, Observed, Report
+from stoker.operator.domain.references import references
+from stoker.operator.loop.store import Store, key_of
+
+
+def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "stoker-control-keys") -> Observed | None:
+    """Everything that the reconcile of `key` may look at, or None when the resource is gone.
+
+    `now_s` is monotonic time, for what is true for a while only. Objects of a kind are in the order of their names, each once.
+    """
+    resource = store.get(key)
+    if resource is None:
+        return None
+    around: dict[Key, Object] = {}
+    for found in _around(store, resource, keys_config_map):
+        around[key_of(found)] = found
+    around.pop(key, None)
+    ending = store.is_terminating(key.namespace, now_s)
+    return Observed(resource, _by_kind(around.values()), _reports(store, around.values()), ending)
+
+
+def interested(store: Store, changed: Object) -> set[Key]:
+    """The resources whose reconcile looks at `changed`."""
+    if changed["kind"] == "Node":
+        return {key for pod in store.referring_to(key_of(changed)) for key in interested(store, pod)}
+    keys = {*_owners(changed), *_labelled(changed), *_both_ways(store, changed)}
+    if changed["kind"] in OURS:
+        keys.add(key_of(changed))
+    if changed["kind"] == "Checkpoint":
+        job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
+        keys |= _keys(found for found in store.referring_to(job) if found["kind"] == "InferenceDeployment")
+    if changed["kind"] == "InferenceDeployment" or _role(changed) == "router":
+        uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
+        keys |= _keys(store.labelled(DEPLOYMENT_UID, uid, "EnginePool"))
+    return keys
+
+
+def only_heartbeat(old: Object, new: Object) -> bool:
+    """Whether a node says that it is as it was."""
+    return new["kind"] == "Node" and old.get("status") == new.get("status")
+
+
+def only_progress(old: Object, new: Object) -> bool:
+    """Whether a job's figures moved and nothing else: of interest to nobody but the job, and far too frequent."""
+    return new["kind"] == "TrainingJob" and _without_figures(old) == _without_figures(new)
+
+
+def _without_figures(job: Object) -> Object:
+    status = {name: value for name, value in (job.get("status") or {}).items() if name not in ("progress", "message")}
+    metadata = {name: value for name, value in job["metadata"].items() if name != "resourceVersion"}
+    return {**job, "metadata": metadata, "status": status}
+
+
+def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Object]:
+    metadata = resource["metadata"]
+    namespace = metadata.get("namespace", "")
+    yield from store.owned_by(metadata["uid"])
+    named = [*references(resource), Key("ConfigMap", namespace, keys_config_map)]
+    yield from (found for found in map(store.get, sorted(named)) if found is not None)
+    yield from _EXTRA[resource["kind"]](store, resource)
+
+
+def _around_job(store: Store, job: Object) -> Iterator[Object]:
+    """Its pods, tasks and Checkpoints by label, adopted or not; pods that were evicted leave their last word."""
+    yield from store.gone(JOB_UID, job["metadata"]["uid"])
+    yield from store.labelled(JOB_UID, job["metadata"]["uid"])
+
+
+def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
+    """Its job with the pods that can save now, and everything that uses it (users name it in spec or status); when it goes, those
+    that may have the same data."""
+    metadata = checkpoint["metadata"]
+    yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
+    yield from store.referring_to(key_of(checkpoint))
+    if metadata.get("deletionTimestamp"):
+        yield from store.of_kind("Checkpoint", metadata.get("namespace", ""))
+    for job in _jobs_of(store, checkpoint):
+        yield job
+        yield from store.labelled(JOB_UID, job["metadata"]["uid"], "Pod")
+
+
+def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
+    """Pools, engines and routers by label, and the Checkpoints of the job that a selector chooses from."""
+    yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
+    for job in references(deployment):
+        if job.kind == "TrainingJob":
+            saves = store.labelled(JOB, job.name, "Checkpoint")
+            yield from (found for found in saves if key_of(found).namespace == job.namespace)
+
+
+def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
+    """Its deployment and the deployment's routers, whose reports tell which snapshot they took."""
+    uid = _label(pool, DEPLOYMENT_UID)
+    deployment = store.by_uid(uid)
+    if deployment is not None:
+        yield deployment
+    yield from (found for found in store.labelled(DEPLOYMENT_UID, uid, "Pod") if _role(found) == "router")
+
+
+_EXTRA: dict[str, Callable[[Store, Object], Iterator[Object]]] = {
+    "TrainingJob": _around_job,
+    "Checkpoint": _around_checkpoint,
+    "InferenceDeployment": _around_deployment,
+    "EnginePool": _around_pool,
+}
+
+
+def _jobs_of(store: Store, checkpoint: Object) -> Iterator[Object]:
+    job = store.by_uid(_label(checkpoint, JOB_UID))
+    if job is not None:
+        yield job
+    for key in references(checkpoint):
+        found = store.get(key) if key.kind == "TrainingJob" else None
+        if found is not None and found is not job:
+            yield found
+
+
+def _owners(changed: Object) -> Iterator[Key]:
+    namespace = changed["metadata"].get("namespace", "")
+    for owner in changed["metadata"].get("ownerReferences") or ():
+        if owner["kind"] in OURS:
+            yield Key(owner["kind"], namespace, owner["name"])
+
+
+def _labelled(changed: Object) -> Iterator[Key]:
+    namespace = changed["metadata"].get("namespace", "")
+    for kind, label in (("TrainingJob", JOB), ("InferenceDeployment", DEPLOYMENT)):
+        name = _label(changed, label)
+        if name:
+            yield Key(kind, namespace, name)
+
+
+def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
+    yield from _keys(found for found in store.referring_to(key_of(changed)) if found["kind"] in OURS)
+    yield from (target for target in references(changed) if target.kind in OURS)
+    checkpoint = store.by_uid(_label(changed, CHECKPOINT_UID))
+    if checkpoint is not None:
+        yield key_of(checkpoint)
+    if _role(changed) == "trainer":
+        job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
+        saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID), "Checkpoint"), *store.referring_to(job)]
+        yield from _keys(found for found in saves if _waits_for_word(found))
+
+
+def _waits_for_word(found: Object) -> bool:
+    """A Checkpoint that the trainer may say something new about: its save is wanted, or not read back yet."""
+    status = found.get("status") or {}
+    phase = status.get("phase", "Pending")
+    unverified = phase == "Complete" and not status.get("verifiedAt")
+    return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or unverified)
+
+
+def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:
+    kinds: defaultdict[str, list[Object]] = defaultdict(list)
+    for found in sorted(around, key=key_of):
+        kinds[found["kind"]].append(found)
+    return {kind: tuple(found) for kind, found in kinds.items()}
+
+
+def _reports(store: Store, around: Iterable[Object]) -> dict[str, Report]:
+    uids = [found["metadata"]["uid"] for found in around if found["kind"] == "Pod"]
+    reports = {uid: store.report(uid) for uid in uids}
+    return {uid: report for uid, report in reports.items() if report is not None}
+
+
+def _keys(resources: Iterable[Object]) -> set[Key]:
+    return {key_of(resource) for resource in resources}
+
+
+def _label(resource: Object, label: str) -> str:
+    return str((resource["metadata"].get("labels") or {}).get(label, ""))
+
+
+def _role(resource: Object) -> str:
+    return _label(resource, ROLE)

@@ -1,0 +1,212 @@
+"""The loop: informers fill the store, changes put keys on the queue, workers observe, reconcile and execute.
+
+`work` is the whole story of one key. Everything that decides is in the reconcilers, everything that acts in the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+from stoker.operator.cluster.interface import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NameTaken,
+    NotFound,
+    TooManyRequests,
+)
+from stoker.operator.cluster.kinds import KINDS, OURS
+from stoker.operator.domain.backoff import Jitter
+from stoker.operator.domain.clock import Clock, SystemClock
+from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.informer import Informer
+from stoker.operator.loop.lost_pods import mark_lost, removed_by_force, with_outage
+from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.node_watch import NodeWatch
+from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
+from stoker.operator.loop.poller import Poller
+from stoker.operator.loop.public_keys import PublicKeys
+from stoker.operator.loop.refusal import with_refusal
+from stoker.operator.loop.store import Change, Store, key_of
+from stoker.operator.loop.work_queue import WorkQueue
+from stoker.operator.render.trainer import keys_object
+
+log = logging.getLogger(__name__)
+
+Reconciler = Callable[[Observed, Settings, datetime], Plan]
+
+REST, LONGEST_REST_S = 2.0, 1.0
+"""After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
+
+WATCHED = tuple(kind for kind in KINDS if kind != "Event")
+
+
+class Operator:
+    """One per cluster; with several replicas only the holder of the lease runs it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        reconcilers: Mapping[str, Reconciler],
+        *,
+        clock: Clock | None = None,
+        jitter: Jitter = random.random,
+        namespaces: Sequence[str] = (),
+        kinds: Sequence[str] = WATCHED,
+        metrics: OperatorMetrics | None = None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics or OperatorMetrics()
+        self.reconcilers = reconcilers
+        self.clock = clock or SystemClock()
+        self.jitter = jitter
+        self.store = Store()
+        self.store.listeners.append(self._on_change)
+        self.queue = WorkQueue(self.clock, jitter)
+        self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
+        self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
+        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._hears_of_nodes, self.wake)
+        self._refusals: dict[Key, str] = {}
+        self.informers = [
+            Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
+            for kind in kinds
+            for namespace in (namespaces if namespaces and KINDS[kind].namespaced else (None,))
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled. No key is worked on before every kind was listed once."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self.informers:
+                tasks.create_task(informer.run())
+            for informer in self.informers:
+                await informer.synced.wait()
+            await self.keys.leave_emptied()
+            tasks.create_task(self.nodes.run())
+            tasks.create_task(self.poller.run())
+            tasks.create_task(self._resync())
+            tasks.create_task(self.queue.keep_time())
+            for _ in range(self.settings.workers):
+                tasks.create_task(self._serve())
+
+    async def work(self, key: Key) -> None:
+        """One pass over one resource."""
+        seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
+        if seen is None:
+            await self.keys.leave(key.namespace)
+            return
+        now = self.clock.now()
+        marked = mark_lost(seen, self.nodes.verdict())
+        plan = removed_by_force(self.reconcilers[key.kind](marked.observed, self.settings, now), marked)
+        plan = with_outage(plan, marked, now)
+        refusal = self._refusals.get(key)
+        if refusal is not None:
+            plan = with_refusal(plan, seen.resource, refusal, now)
+        await self.executor.execute(seen.resource, plan)
+        if plan.requeue_after_s is not None:
+            self.queue.add_after(key, plan.requeue_after_s)
+
+    def wake(self, changed: Object) -> None:
+        """Put every resource that looks at `changed` on the queue."""
+        for key in sorted(interested(self.store, changed)):
+            if key.kind in self.reconcilers:
+                self.queue.add(key)
+
+    @property
+    def synced(self) -> bool:
+        """Every kind was listed."""
+        return all(informer.synced.is_set() for informer in self.informers)
+
+    def stuck_s(self) -> float:
+        """The longest time without a sign of life of an informer: the operator's liveness."""
+        return max(informer.stuck_s() for informer in self.informers)
+
+    def _hears_of_nodes(self) -> bool:
+        """The last that an informer of nodes got was not a failure."""
+        return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
+
+    def figures(self) -> Figures:
+        """This moment, for Prometheus."""
+        silence: dict[str, float] = {}
+        for informer in self.informers:
+            silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
+        return Figures(
+            queue=len(self.queue),
+            delayed=self.queue.delayed,
+            polls=self.poller.running,
+            objects=self.store.counts(),
+            silence_s=silence,
+            nodes=self.nodes.counts,
+        )
+
+    async def _serve(self) -> None:
+        while True:
+            key = await self.queue.get()
+            began = self.clock.monotonic()
+            try:
+                await self._attempt(key)
+            finally:
+                self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
+
+    async def _attempt(self, key: Key) -> None:
+        """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        began = self.clock.monotonic()
+        problem: Exception | None = None
+        try:
+            await self.work(key)
+        except Exception as error:  # noqa: BLE001  the queue goes on
+            problem = error
+        self.metrics.reconciled(key.kind, self.clock.monotonic() - began, type(problem).__name__ if problem else None)
+        if problem is None:
+            self.queue.forget(key)
+            if self._refusals.pop(key, None) is not None:
+                self.queue.add(key)  # its status says that it is refused until it is looked at again
+            return
+        await self._judge(key, problem)
+        self.queue.retry(key, (problem.retry_after_s or 0.0) if isinstance(problem, TooManyRequests) else 0.0)
+
+    async def _judge(self, key: Key, problem: Exception) -> None:
+        """What is said about a pass that failed."""
+        where = "/".join(key)
+        if isinstance(problem, Invalid | Forbidden | NameTaken):
+            log.warning("%s: the cluster refused an object: %s", where, problem)
+            self._refusals[key] = str(problem)
+            await self._tell(key, Event("Warning", "Refused", str(problem)))
+        elif isinstance(problem, Conflict | NotFound):
+            log.debug("%s changed meanwhile: %s", where, problem)
+        elif isinstance(problem, ClusterError):
+            log.warning("%s: %s", where, problem)
+        else:
+            log.error("the reconcile of %s failed", where, exc_info=problem)
+
+    async def _tell(self, key: Key, event: Event) -> None:
+        resource = self.store.get(key)
+        if resource is not None:
+            await self.executor.record(resource, event)
+
+    async def _resync(self) -> None:
+        """Look at everything now and then, spread over a tenth of the interval: a lost wake-up costs time, not truth."""
+        while True:
+            await self.clock.sleep(self.settings.resync_interval_s)
+            for kind in OURS:
+                for resource in self.store.of_kind(kind):
+                    self.queue.add_after(key_of(resource), self.jitter() * self.settings.resync_interval_s / 10)
+
+    def _on_change(self, change: Change) -> None:
+        if change.old and change.new and only_progress(change.old, change.new):
+            self.queue.add(key_of(change.new))
+            return
+        if change.old and change.new and only_heartbeat(change.old, change.new):
+            return
+        for version in (change.old, change.new):
+            if version is not None:
+                self.wake(version)

@@ -1,0 +1,88 @@
+"""Asks running pods for their `/status` and puts the answers into the store.
+
+A failed poll changes nothing: the old answer ages. Nothing is ever judged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from stoker.operator.cluster.interface import Cluster, ClusterError
+from stoker.operator.domain.clock import Clock
+from stoker.operator.domain.labels import NODE_RANK, ROLE
+from stoker.operator.domain.plan import Object, Ref
+from stoker.operator.loop.store import Store
+
+log = logging.getLogger(__name__)
+
+MAX_POLLS = 64
+"""Polls at the same time."""
+
+Wake = Callable[[Object], None]
+
+
+class Poller:
+    """Polls pod 0 of each running job, and every engine and router pod. `wake` hears of a pod whose answer is new."""
+
+    def __init__(self, cluster: Cluster, store: Store, clock: Clock, wake: Wake, *, interval_s: float) -> None:
+        self.cluster = cluster
+        self.store = store
+        self.clock = clock
+        self.wake = wake
+        self.interval_s = interval_s
+        self._slots = asyncio.Semaphore(MAX_POLLS)
+        self._polls: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Poll for ever. A pod that answers slowly delays no other."""
+        try:
+            while True:
+                self._start()
+                await self.clock.sleep(self.interval_s)
+        finally:
+            for poll in self._polls.values():
+                poll.cancel()
+
+    async def look(self) -> None:
+        """One round, to its end."""
+        self._start()
+        await asyncio.gather(*self._polls.values())
+
+    @property
+    def running(self) -> int:
+        """Polls under way."""
+        return sum(not poll.done() for poll in self._polls.values())
+
+    def _start(self) -> None:
+        self._polls = {uid: poll for uid, poll in self._polls.items() if not poll.done()}
+        for pod in polled_pods(self.store):
+            uid = pod["metadata"]["uid"]
+            if uid not in self._polls:
+                self._polls[uid] = asyncio.ensure_future(self._poll(pod))
+
+    async def _poll(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        ref = Ref("Pod", metadata.get("namespace", ""), metadata["name"], metadata["uid"])
+        try:
+            async with self._slots:
+                answer = await self.cluster.poll(ref)
+        except ClusterError as error:
+            log.debug("no status from pod %s/%s: %s", ref.namespace, ref.name, error)
+            return
+        if self.store.put_report(ref.uid, answer):
+            self.wake(pod)
+
+
+def polled_pods(store: Store) -> list[Object]:
+    """Running pods that have something to tell: node rank 0 of a gang (it gathers the others), engines, routers."""
+    return [pod for pod in store.of_kind("Pod") if _speaks(pod)]
+
+
+def _speaks(pod: Object) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    if (pod.get("status") or {}).get("phase") != "Running":
+        return False
+    role = labels.get(ROLE)
+    return role in ("engine", "router") or (role == "trainer" and labels.get(NODE_RANK, "0") == "0")

@@ -1,0 +1,71 @@
+"""The operator's public keys in the namespaces of its resources.
+
+All pods of a namespace mount one ConfigMap, so no resource owns it and nothing takes it along: it is removed here, after the last resource.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from stoker.operator.cluster.interface import ClusterError
+from stoker.operator.domain.labels import APPLIED_HASH
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.store import Store, key_of
+
+log = logging.getLogger(__name__)
+
+USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")
+"""Kinds whose pods mount the keys."""
+
+
+class PublicKeys:
+    """One ConfigMap in each namespace. `wanted` gives the one of a namespace with the keys of now."""
+
+    def __init__(self, store: Store, executor: Executor, wanted: Callable[[str], Object]) -> None:
+        self.store = store
+        self.executor = executor
+        self.wanted = wanted
+
+    async def leave(self, namespace: str) -> None:
+        """Remove the keys from a namespace whose last resource is gone. A namesake that was not applied by the operator stays.
+
+        Raises:
+            ClusterError: they could not be removed.
+        """
+        keys = self.store.get(self._key(namespace))
+        if self._used(namespace) or keys is None or APPLIED_HASH not in (keys["metadata"].get("labels") or {}):
+            return
+        await self.executor.discard(keys)
+        if self._used(namespace):  # a resource that came meanwhile found the keys there, and will not look again
+            await self.executor.apply(self.wanted(namespace))
+
+    async def leave_emptied(self) -> None:
+        """The same in every namespace: the last resource may have gone while nobody led."""
+        for namespace in self._namespaces():
+            try:
+                await self.leave(namespace)
+            except ClusterError as problem:
+                log.warning("the public keys stay in namespace %s: %s", namespace, problem)
+
+    async def renew(self) -> None:
+        """Bring the keys of now to every namespace that has those of an earlier time.
+
+        Raises:
+            ClusterError: the first failure; what comes after it was not tried.
+        """
+        for namespace in self._namespaces():
+            if self.store.get(self._key(namespace)) is not None:  # it may have been left meanwhile
+                await self.executor.apply(self.wanted(namespace))
+
+    def _used(self, namespace: str) -> bool:
+        return any(self.store.of_kind(kind, namespace) for kind in USERS)
+
+    def _namespaces(self) -> list[str]:
+        """Those with such a ConfigMap."""
+        found = [key_of(item) for item in self.store.of_kind("ConfigMap")]
+        return [key.namespace for key in found if key == self._key(key.namespace)]
+
+    def _key(self, namespace: str) -> Key:
+        return key_of(self.wanted(namespace))

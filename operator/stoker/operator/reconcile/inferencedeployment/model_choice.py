@@ -1,0 +1,112 @@
+"""Which model an InferenceDeployment serves: the Checkpoint or folder that `spec.model` means now, or the line that says why there is none. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.operator.api.checkpoint import Checkpoint
+from stoker.operator.api.inferencedeployment import CheckpointSelector, CurrentCheckpoint
+from stoker.operator.domain.labels import JOB, JOB_UID
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.trainingjob.saves import EXPIRED
+from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_source
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """Nothing to serve (yet)."""
+
+    reason: str
+    message: str
+    stalled: bool = False
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """What a new revision would serve."""
+
+    source: ModelSource
+    checkpoint: CurrentCheckpoint | None
+
+
+def choose_model(view: DeploymentView) -> ModelChoice | NoModel:
+    """Resolve `spec.model`. Only verified checkpoints are served."""
+    model = view.deployment.spec.model
+    if model.uri is not None:
+        source = uri_source(model.uri)
+        if source.claim is not None and source.claim not in _claims(view):
+            return NoModel("ClaimMissing", f"PersistentVolumeClaim {source.claim} does not exist (spec.model.uri)")
+        return ModelChoice(source, None)
+    if model.checkpoint_ref is not None:
+        return _by_name(view, model.checkpoint_ref.name)
+    assert model.checkpoint_selector is not None, "admission asks for exactly one"
+    return _by_selector(view, model.checkpoint_selector)
+
+
+def _by_name(view: DeploymentView, name: str) -> ModelChoice | NoModel:
+    found = next((item for item in view.checkpoints if item.metadata.name == name), None)
+    if found is None:
+        return NoModel("CheckpointMissing", f"Checkpoint {name} does not exist (spec.model.checkpointRef)")
+    if found.status.phase in {"Corrupt", "Failed", "Deleted", "Deleting"}:
+        text = f"Checkpoint {name} is {found.status.phase} (spec.model.checkpointRef)"
+        return NoModel(f"Checkpoint{found.status.phase}", text, stalled=True)
+    if not _usable(found):
+        return NoModel("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
+    return _choice(found)
+
+
+def _by_selector(view: DeploymentView, selector: CheckpointSelector) -> ModelChoice | NoModel:
+    usable = [found for found in view.checkpoints if _usable(found) and _of_job(found, selector)]
+    if not usable:
+        text = f"no verified checkpoint of TrainingJob {selector.job_ref.name} yet (spec.model.checkpointSelector)"
+        return NoModel("WaitingForCheckpoint", text)
+    if selector.policy == "newest":
+        return _choice(max(usable, key=_age))
+    scored = [found for found in usable if _score(found, selector) is not None]
+    if not scored:
+        text = (
+            f"no verified checkpoint of TrainingJob {selector.job_ref.name} has a {selector.metric or 'validationLoss'}"
+        )
+        return NoModel("WaitingForCheckpoint", text)
+    return _choice(min(scored, key=lambda found: (_score(found, selector) or 0.0, -(found.status.step or 0))))
+
+
+def _choice(found: Checkpoint) -> ModelChoice:
+    status = found.status
+    assert status.storage is not None
+    assert status.folder is not None
+    assert status.digest is not None
+    source = checkpoint_source(status.storage, status.job.name if status.job else "", status.folder, status.digest)
+    current = CurrentCheckpoint(
+        name=found.metadata.name,
+        uid=found.metadata.uid,
+        folder=status.folder,
+        step=status.step,
+        digest=status.digest,
+    )
+    return ModelChoice(source, current)
+
+
+def _usable(found: Checkpoint) -> bool:
+    status = found.status
+    gone = found.deleting or EXPIRED in found.metadata.labels or status.phase != "Complete"
+    return status.verified and not gone and None not in (status.storage, status.folder, status.digest)
+
+
+def _of_job(found: Checkpoint, selector: CheckpointSelector) -> bool:
+    labels = found.metadata.labels
+    wanted = selector.job_ref
+    return labels.get(JOB) == wanted.name and wanted.uid in (None, labels.get(JOB_UID))
+
+
+def _age(found: Checkpoint) -> tuple[int, str, str]:
+    return found.status.step or 0, found.status.saved_at or "", found.metadata.name
+
+
+def _score(found: Checkpoint, selector: CheckpointSelector) -> float | None:
+    text = found.status.loss if selector.metric == "loss" else found.status.validation_loss
+    return float(text) if text is not None else None
+
+
+def _claims(view: DeploymentView) -> set[str]:
+    return {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}

@@ -1,0 +1,32 @@
+"""TrainingJob: which attempt runs, what it resumes, when it is over. Pure: the same observation gives the same plan.
+
+One attempt is one gang of pods. `status.attempt` is written before its pods are made, its end before they are removed; a pod that is missing is
+made only while the gang was never seen whole, afterwards it is lost.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from stoker.operator.domain.plan import Observed, Plan
+from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.unsupported import unsupported
+from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
+from stoker.operator.reconcile.trainingjob.follow import follow
+from stoker.operator.reconcile.trainingjob.recover import recover
+from stoker.operator.reconcile.trainingjob.start import start
+from stoker.operator.reconcile.trainingjob.stop import by_deadline, stop
+from stoker.operator.reconcile.trainingjob.view import look
+
+
+def reconcile_trainingjob(seen: Observed, settings: Settings, now: datetime) -> Plan:
+    """What should change next; a converged job gives an empty plan."""
+    view = look(seen, settings, now)
+    if view.job.deleting:
+        return clean_up(view)
+    if view.job.status.terminal:
+        return after_end(view)
+    refused = unsupported("TrainingJob", seen.resource["spec"])
+    if refused and not view.live:
+        return stall(view, "NotSupported", "; ".join(refused))
+    return by_deadline(view, stop(view) or recover(view) or start(view) or follow(view))

@@ -1,0 +1,195 @@
+"""Opening the next attempt of a TrainingJob and making its gang of pods."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
+from stoker.operator.domain.conditions import Health, summary
+from stoker.operator.domain.plan import Event, Object, Plan
+from stoker.operator.domain.pods import ended, label
+from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.reconcile.trainingjob.end import finish
+from stoker.operator.reconcile.trainingjob.orphaned_saves import list_saves, needs_listing
+from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
+from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
+from stoker.operator.reconcile.trainingjob.status import checkpoint_figures, gang_size, moment, undeleted
+from stoker.operator.reconcile.trainingjob.view import TrainingView, settle
+from stoker.operator.render.names import attempt_config_name, writer_of
+from stoker.operator.render.trainer import (
+    StartCheckpoint,
+    attempt_config,
+    attempt_pods,
+    intent_of,
+    keys_config_map,
+    pin,
+    service,
+)
+
+MAX_ATTEMPTS_KEPT = 10
+
+
+def start(view: TrainingView) -> Plan | None:
+    """Open the next attempt when the old one is over, then make its pods."""
+    attempt = view.attempt
+    if attempt is None or attempt.ended_at is not None:
+        return _open_attempt(view, attempt)
+    if attempt.phase is not None or len(view.gang) >= gang_size(view):
+        return None
+    return _make_gang(view, attempt)
+
+
+def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
+    waiting = _wait_before_start(view, last)
+    if waiting is not None:
+        return waiting
+    found = resolve_start(view)
+    if isinstance(found, Blocked):
+        return _blocked(view, found)
+    choice = choose_resume(view, found)
+    if isinstance(choice, Blocked):
+        return _blocked(view, choice)
+    pinned = _pinned(view, found)
+    attempt = _next_attempt(view, last, choice, pinned)
+    message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
+    changes = {
+        "phase": "Starting",
+        "message": message,
+        "attempt": attempt,
+        "started_at": view.job.status.started_at or view.time,
+        "pinned": pinned,
+        "requests": (),
+        "world_size": view.job.spec.world_size,
+        "data_parallel": view.job.spec.data_parallel,
+        **_account(view, last, attempt.first_step or 0),
+        **checkpoint_figures(view),
+    }
+    config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
+    children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
+    event = Event("Normal", "AttemptStarted", message)
+    plan = Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,))
+    return settle(view, changes, summary(Health.PROGRESSING, "Starting", message), plan)
+
+
+def _pinned(view: TrainingView, found: StartCheckpoint | None) -> Pinned:
+    """What was rendered for the user's present intent, however long ago."""
+    pinned = view.job.status.pinned
+    return pinned if pinned and pinned.intent == intent_of(view.job.spec) else pin(view.job, found, view.settings)
+
+
+def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:
+    number = last.number + 1 if last else 0
+    return Attempt(
+        number=number,
+        writer=writer_of(view.job.metadata.uid, number),
+        revision=pinned.revision,
+        started_at=view.time,
+        first_step=choice.saved.step if choice.saved else 0,
+        resumed_from=choice.saved,
+    )
+
+
+def _account(view: TrainingView, last: Attempt | None, step: int) -> dict[str, Any]:
+    """What is remembered of the attempts before one that begins at `step`."""
+    status = view.job.status
+    if last is None:
+        return {}
+    last = _with_found_saves(last)
+    return {
+        "attempts": (last, *status.attempts)[:MAX_ATTEMPTS_KEPT],
+        "restarts": status.restarts + (last.failure is not None),
+        "lost_steps": status.lost_steps + max(0, (last.last_step or 0) - step),
+        "progress": Progress(step=step, total_steps=status.progress.total_steps) if status.progress else None,
+    }
+
+
+def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
+    """Old pods must be gone, their saves known, and the delay over."""
+    if view.live:
+        return settle(
+            view, checkpoint_figures(view), (), Plan(delete=undeleted(view.live), create=new_checkpoints(view))
+        )
+    if last is None:
+        return None
+    if needs_listing(view):
+        return list_saves(view)
+    fresh = new_checkpoints(view)
+    if fresh:
+        return settle(view, checkpoint_figures(view), (), Plan(create=fresh))
+    if _spent(view, last):
+        return _give_up(view, last)
+    delay_s = _delay_s(view, last)
+    if delay_s and last.ended_at:
+        left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
+        if left_s > 0:
+            return settle(view, checkpoint_figures(view), (), Plan(requeue_after_s=left_s))
+    return None
+
+
+def _spent(view: TrainingView, last: Attempt) -> bool:
+    """No cause came to light that would have given the last retry back."""
+    failed = last.failure is not None and last.failure.action == Action.RETRY
+    return failed and exhausted(view.job.status.failures_without_progress, view.job.spec.run.backoff_limit)
+
+
+def _give_up(view: TrainingView, last: Attempt) -> Plan:
+    assert last.failure is not None
+    failure = last.failure.model_copy(update={"action": Action.FAIL.value})
+    message = f"{failure.cause}: {failure.detail or ''}".rstrip(": ")[:1024]
+    changes = {"attempt": last.model_copy(update={"failure": failure}), "last_failure": failure}
+    return finish(view, "Failed", Health.STALLED, failure.cause, message, **changes)
+
+
+def _delay_s(view: TrainingView, last: Attempt) -> float:
+    """After a failure; and where attempts are taken away one after the other before they get on, though nobody counts those."""
+    action = last.failure.action if last.failure else None
+    if action == Action.RETRY:
+        return retry_delay_s(view.job.status.failures_without_progress)
+    idle = sum(1 for _ in takewhile(_taken_away_idle, (last, *view.job.status.attempts)))
+    return retry_delay_s(idle - 1) if idle > 1 else 0.0
+
+
+def _taken_away_idle(attempt: Attempt) -> bool:
+    free = attempt.failure is not None and attempt.failure.action == Action.RETRY_FREE
+    return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
+
+
+def _outlived(view: TrainingView, number: int) -> list[Object]:
+    """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
+    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, "job-uid") == view.job.metadata.uid]
+    old = [found for found in configs if label(found, "attempt") not in ("", str(number))]
+    return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
+
+
+def _blocked(view: TrainingView, blocked: Blocked) -> Plan:
+    """Something outside must change first; the line says what."""
+    health = Health.STALLED if blocked.stalled else Health.PROGRESSING
+    phase = view.job.status.phase if view.job.status.attempt else "Pending"
+    changes = {"phase": phase, "message": blocked.message, **checkpoint_figures(view)}
+    return settle(view, changes, summary(health, blocked.reason, blocked.message))
+
+
+def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
+    """Pods by POST, once their configuration is there. Names are deterministic: a repeated create finds its own pod."""
+    pinned = view.job.status.pinned
+    assert pinned is not None, "an attempt is opened together with its pinned rendering"
+    name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
+    present = {found["metadata"]["name"] for found in view.seen.of_kind("ConfigMap")}
+    if not {name, view.settings.control_keys_config_map} <= present:
+        choice = choose_resume(view, None, attempt)
+        if isinstance(choice, Blocked):
+            return _blocked(view, choice)
+        config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
+        keys = keys_config_map(view.seen.resource, view.settings)
+        return Plan(apply=(keys, service(view.job, view.seen.resource), config))
+    existing = {pod["metadata"]["name"] for pod in view.gang}
+    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
+    return Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing))
+
+
+def _with_found_saves(last: Attempt) -> Attempt:
+    """A killed attempt has done at least what it saved, whatever it said last."""
+    done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
+    return last.model_copy(update={"last_step": done})

@@ -1,0 +1,188 @@
+"""The operator's configuration file: what an installation decides. Strict like every other program's (docs/operator.md lists it for people)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from stoker.operator.domain.settings import Settings
+from stoker.pod.config_file import Config
+
+Seconds = Annotated[float, Field(gt=0)]
+Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
+Resources = Mapping[Literal["requests", "limits"], Mapping[str, str]]
+
+
+def _requests(cpu: str, memory: str) -> Resources:
+    return {"requests": {"cpu": cpu, "memory": memory}}
+
+
+class ApiConfig(Config):
+    """How the API server is reached and how hard it may be pressed."""
+
+    kubeconfig: str | None = None
+    """A kubeconfig file; without one the pod's service account is used."""
+    context: str | None = None
+    """A context of that file; its current one by default."""
+    qps: float = Field(default=400.0, gt=0)
+    """Requests per second in the long run, watches not counted."""
+    burst: int = Field(default=1500, ge=1)
+    """Requests at once after a rest."""
+    timeout_s: Seconds = 15.0
+    """Of one request; a watch has its own."""
+    page_size: int = Field(default=100, ge=1, le=5000)
+    """Objects in one page of a list: the operator's memory never holds more of them whole."""
+    max_requests: int = Field(default=128, ge=1)
+    """Writes at the same time."""
+
+
+class ListenConfig(Config):
+    """Where `/livez`, `/readyz`, `/metrics` and `/status` are served."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=8080, ge=0, le=65535)
+
+
+class LeaseConfig(Config):
+    """Leader election among replicas."""
+
+    name: ObjectName = "stoker-operator"
+    duration_s: int = Field(default=15, ge=1)
+    """After so long without a renewal another replica takes over."""
+    renew_deadline_s: Seconds = 10.0
+    """The holder stops its work when it could not renew for so long; shorter than `duration_s`."""
+    retry_s: Seconds = 2.0
+    """Between two tries to renew or to take over."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> LeaseConfig:
+        if not self.retry_s < self.renew_deadline_s < self.duration_s:
+            raise ValueError(
+                f"retry_s {self.retry_s:g} < renew_deadline_s {self.renew_deadline_s:g} < duration_s {self.duration_s} is needed"
+            )
+        return self
+
+
+class ControlKeyConfig(Config):
+    """The key pair that signs control calls to pods."""
+
+    secret: ObjectName = "stoker-control-key"
+    """Secret in the operator's namespace with `current.pem` and `next.pem` (Ed25519, PKCS#8); made on the first start."""
+    rotate_days: int = Field(default=90, ge=0)
+    """`next` becomes `current` after so many days; 0: only a person rotates."""
+    folder: str | None = None
+    """A mounted folder with `current.pem` (and `next.pem`) instead of the Secret; nothing is made or rotated then."""
+
+
+class ImagesConfig(Config):
+    """What pods run where their resource names no image."""
+
+    runtime: str = Settings.runtime_image
+    """Trainers and engines."""
+    control: str = Settings.control_image
+    """Routers and tasks."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: tuple[ObjectName, ...] = ()
+    """Added to the pull secrets of every pod; they must exist in the pod's namespace."""
+
+
+class PollConfig(Config):
+    """Questions to running pods."""
+
+    interval_s: Seconds = Settings.poll_interval_s
+    timeout_s: Seconds = Settings.poll_timeout_s
+
+
+class RoutersConfig(Config):
+    """Router pods of an InferenceDeployment that names no resources for them."""
+
+    resources: Resources = _requests("250m", "256Mi")
+
+
+class TasksConfig(Config):
+    """Task pods: verify, inspect, import, delete, list."""
+
+    resources: Resources = _requests("250m", "512Mi")
+    deadline_s: int = Field(default=Settings.task_deadline_s, ge=1)
+
+
+class PodsConfig(Config):
+    """Pods in general."""
+
+    drain_timeout_s: Seconds = Settings.drain_timeout_s
+    """Longest drain of an engine before its pod is deleted all the same."""
+    node_lost_s: float = Field(default=Settings.node_lost_s, ge=0)
+    """A pod counts as lost when its node has not been heard of for so long after the cluster called it NotReady."""
+    node_outage_share: float = Field(default=Settings.node_outage_share, gt=0, le=1)
+    """No pod counts as lost while more than this share of the nodes with pods (of all, or of one zone) is silent at once; 1: never an outage."""
+    node_outage_nodes: int = Field(default=Settings.node_outage_nodes, ge=1)
+    """Fewer silent nodes than this are no outage."""
+
+
+class WatchConfig(Config):
+    """What the operator may look at beyond its own objects. Off means less RBAC and poorer messages."""
+
+    secrets: bool = True
+    """Names of Secrets (metadata only), to say that one is missing."""
+    nodes: bool = True
+    """Nodes, to see that one is lost before the cluster evicts its pods."""
+
+
+class OperatorConfig(Config):
+    """The whole file; every key has a default."""
+
+    namespace: Namespace | None = None
+    """The operator's own: Lease and control key are there. By default that of its service account."""
+    namespaces: tuple[Namespace, ...] = ()
+    """Where resources are looked after; empty: everywhere."""
+    identity: str | None = Field(default=None, min_length=1)
+    """This replica's name in the Lease; by default its host name with a random end."""
+    api: ApiConfig = ApiConfig()
+    listen: ListenConfig = ListenConfig()
+    lease: LeaseConfig = LeaseConfig()
+    control_key: ControlKeyConfig = ControlKeyConfig()
+    images: ImagesConfig = ImagesConfig()
+    poll: PollConfig = PollConfig()
+    routers: RoutersConfig = RoutersConfig()
+    tasks: TasksConfig = TasksConfig()
+    pods: PodsConfig = PodsConfig()
+    watch: WatchConfig = WatchConfig()
+    workers: int = Field(default=Settings.workers, ge=1)
+    """Reconciles at the same time."""
+    resync_interval_s: Seconds = Settings.resync_interval_s
+    wake_ups: tuple[Literal["TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool"], ...] = (
+        "InferenceDeployment",
+    )
+    """Kinds that Kopf watches beside the informers, so that a dead watch costs no time. It takes about 1 ms for each change and
+    40 KiB for each object, so the many are left out."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    def settings(self) -> Settings:
+        """What reconcilers get to know of it; the public keys come from the key ring."""
+        return Settings(
+            runtime_image=self.images.runtime,
+            control_image=self.images.control,
+            image_pull_policy=self.images.pull_policy,
+            image_pull_secrets=self.images.pull_secrets,
+            poll_interval_s=self.poll.interval_s,
+            poll_timeout_s=self.poll.timeout_s,
+            resync_interval_s=self.resync_interval_s,
+            workers=self.workers,
+            max_requests=self.api.max_requests,
+            router_resources=_plain(self.routers.resources),
+            task_resources=_plain(self.tasks.resources),
+            drain_timeout_s=self.pods.drain_timeout_s,
+            task_deadline_s=self.tasks.deadline_s,
+            node_lost_s=self.pods.node_lost_s,
+            node_outage_share=self.pods.node_outage_share,
+            node_outage_nodes=self.pods.node_outage_nodes,
+            sees_secrets=self.watch.secrets,
+        )
+
+
+def _plain(resources: Resources) -> dict[str, dict[str, str]]:
+    return {str(name): dict(amounts) for name, amounts in resources.items()}

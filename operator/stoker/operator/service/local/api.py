@@ -1,0 +1,165 @@
+"""The supervisor's HTTP API, for the command line of the same user only (Unix socket, mode 0600).
+
+Objects are applied as a person would with `kubectl`; errors carry the message that the API server would give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Conflict, Invalid, NotFound
+from stoker.operator.cluster.kinds import find_kind
+from stoker.operator.cluster.local.addresses import Addresses, Host
+from stoker.operator.cluster.local.folders import StateFolders
+from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.domain.plan import Key, Object, Ref
+from stoker.operator.loop.store import key_of
+
+MANAGER = "stoker-cli"
+MAX_LOG_BYTES = 1 << 20
+STATUS_CODES: Mapping[type[Exception], int] = {
+    NotFound: 404,
+    AlreadyExists: 409,
+    Conflict: 409,
+    Invalid: 422,
+    ValueError: 400,
+}
+
+Endpoint = Callable[[Request], Awaitable[JSONResponse]]
+
+
+class Control(Protocol):
+    """What the API may ask of the supervisor."""
+
+    def stop(self, grace_s: float | None = None) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def facts(self) -> Mapping[str, object]: ...
+
+
+def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> Starlette:
+    """All routes."""
+    api = _Api(objects, addresses, folders, control)
+    routes: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/v1/status", api.status),
+        ("POST", "/v1/apply", api.apply),
+        ("GET", "/v1/objects/{kind}", api.objects_of),
+        ("DELETE", "/v1/objects/{kind}/{namespace}/{name}", api.delete),
+        ("GET", "/v1/logs/{namespace}/{pod}", api.logs),
+        ("POST", "/v1/detach", api.detach),
+        ("POST", "/v1/down", api.down),
+    ]
+    return Starlette(routes=[Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in routes])
+
+
+class _Api:
+    def __init__(self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> None:
+        self.objects = objects
+        self.addresses = addresses
+        self.folders = folders
+        self.control = control
+
+    async def status(self, _: Request) -> JSONResponse:
+        return JSONResponse({**self.control.facts(), "endpoints": self._endpoints()})
+
+    async def apply(self, request: Request) -> JSONResponse:
+        """Each object on its own: one that is refused does not hold the others back."""
+        body = await request.json()
+        return JSONResponse({"results": [self._apply(found) for found in body["objects"]]})
+
+    async def objects_of(self, request: Request) -> JSONResponse:
+        kind = find_kind(request.path_params["kind"])
+        name = request.query_params.get("name")
+        items = self.objects.of_kind(kind.name, request.query_params.get("namespace"))
+        chosen = [item for item in items if name in (None, item["metadata"]["name"])]
+        if name and not chosen:
+            raise NotFound(f"{kind.name} {name} does not exist")
+        return JSONResponse({"items": chosen})
+
+    async def delete(self, request: Request) -> JSONResponse:
+        given = request.path_params
+        key = Key(find_kind(given["kind"]).name, given["namespace"], given["name"])
+        left = self.objects.delete(Ref(*key, self.objects.get(key)["metadata"]["uid"]))
+        return JSONResponse({"gone": left is None})
+
+    async def logs(self, request: Request) -> JSONResponse:
+        """A part of a pod's log from a byte offset on; `ended` when nothing will be added any more."""
+        key = Key("Pod", request.path_params["namespace"], request.path_params["pod"])
+        file = self.folders.log(key.namespace, key.name)
+        pod = self.objects.find(key)
+        if pod is None and not file.exists():
+            raise NotFound(f"pod {key.namespace}/{key.name} does not exist")
+        ended = pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        offset = int(request.query_params.get("offset", 0))
+        content = await asyncio.to_thread(_read, file, offset)
+        return JSONResponse(
+            {"text": content.decode(errors="replace"), "offset": offset + len(content), "ended": ended and not content}
+        )
+
+    async def detach(self, _: Request) -> JSONResponse:
+        self.control.detach()
+        return JSONResponse({}, status_code=202)
+
+    async def down(self, request: Request) -> JSONResponse:
+        body = await request.json()
+        self.control.stop(body.get("grace_s"))
+        return JSONResponse({}, status_code=202)
+
+    def _apply(self, body: Object) -> dict[str, object]:
+        metadata = body.get("metadata") if isinstance(body, dict) else None
+        names = (
+            {name: (metadata or {}).get(name) for name in ("name", "namespace")} if isinstance(metadata, dict) else {}
+        )
+        about: dict[str, object] = {"kind": body.get("kind") if isinstance(body, dict) else None, **names}
+        try:
+            before = self.objects.version
+            applied = self.objects.apply(body, MANAGER)
+        except ClusterError as error:
+            return {**about, "result": "refused", "error": str(error)}
+        key = key_of(applied)
+        result = "unchanged" if self.objects.version == before else "configured"
+        created = applied["metadata"].get("generation") == 1 and int(applied["metadata"]["resourceVersion"]) > before
+        return {**key._asdict(), "result": "created" if created else result}
+
+    def _endpoints(self) -> dict[str, str]:
+        """Where each Service is reached from this machine: `namespace/name:port` -> URL."""
+        found = {}
+        for service in self.objects.of_kind("Service"):
+            key = key_of(service)
+            if service["spec"].get("clusterIP") == "None":
+                continue
+            host = Host("service", key.namespace, key.name)
+            for port in service["spec"].get("ports") or ():
+                local = self.addresses.port(host, int(port["port"]))
+                found[f"{key.namespace}/{key.name}:{port['port']}"] = f"http://{self.addresses.ip(host)}:{local}"
+        return found
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """Errors as `{"error": message}` with their status code."""
+
+    async def answer(request: Request) -> JSONResponse:
+        try:
+            return await endpoint(request)
+        except (ClusterError, ValueError) as error:
+            code = next((code for kind, code in STATUS_CODES.items() if isinstance(error, kind)), 500)
+            return JSONResponse({"error": str(error)}, status_code=code)
+
+    return answer
+
+
+def _read(file: Path, offset: int) -> bytes:
+    if not file.exists():
+        return b""
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(MAX_LOG_BYTES)

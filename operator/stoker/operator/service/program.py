@@ -1,0 +1,221 @@
+"""One replica: HTTP and Kopf's shell always, the operator itself while this replica holds the Lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+
+from stoker.operator.cluster.fenced import FencedCluster
+from stoker.operator.cluster.interface import Cluster, ClusterError
+from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.credentials import Access, own_namespace
+from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
+from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.pod_http import PodHttp
+from stoker.operator.domain.clock import Clock, SystemClock, timestamp
+from stoker.operator.domain.plan import Key
+from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.operator import WATCHED, Operator
+from stoker.operator.service.config import OperatorConfig
+from stoker.operator.service.key_ring import KeyRing, KeySecret, read_folder
+from stoker.operator.service.lease import Elector, Terms
+from stoker.operator.service.lease_object import KubeLease
+from stoker.operator.service.reconcilers import RECONCILERS
+from stoker.operator.service.shell import Shell, connection_info
+from stoker.pod.config_file import ConfigError
+from stoker.pod.http import probe_routes
+from stoker.pod.serve import Server, bind_tcp
+
+log = logging.getLogger(__name__)
+
+STUCK_S = 180.0
+"""An informer or elector without any sign of life for so long: the process is not alive."""
+KEYS_S = 60.0
+"""Between two looks at the control key."""
+LEASE_QPS = 10.0
+OURS_BY_LABEL = {"app.kubernetes.io/managed-by": "stoker-operator"}
+VIEW = View(
+    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget"), OURS_BY_LABEL),
+    metadata_only=frozenset({"ConfigMap", "Secret"}),
+)
+"""Others' pods are not even listed; of configuration and secrets only the names are read."""
+
+
+class Program:
+    """Make it and `run` it inside one event loop."""
+
+    def __init__(self, config: OperatorConfig, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.access = Access(config.api.kubeconfig, config.api.context)
+        self.namespace = self._namespace()
+        self.identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self.metrics = OperatorMetrics()
+        self.metrics.watch(self._figures)
+        self.operator: Operator | None = None
+        lease = KubeLease(self._connection(LEASE_QPS, 20), self.namespace, config.lease.name)
+        self._lease = lease
+        terms = Terms(config.lease.duration_s, config.lease.renew_deadline_s, config.lease.retry_s)
+        self.elector = Elector(lease, self.identity, terms, self.clock)
+        self.shell = (
+            Shell(
+                partial(connection_info, self.access), self._wake, namespaces=config.namespaces, kinds=config.wake_ups
+            )
+            if config.wake_ups
+            else None
+        )
+        self.server = Server(self._app(), bind_tcp(config.listen.host, config.listen.port))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`: then the work ends, the Lease is given back, and the server goes last.
+
+        Raises:
+            Exception: what ended the operator's loop.
+        """
+        await self.server.start()
+        log.info("%s listens on port %d", self.identity, self.server.port)
+        if self.shell is not None:
+            self.shell.start()
+        try:
+            await self.elector.run(self._lead, stop)
+        finally:
+            if self.shell is not None:
+                await self.shell.stop()
+            await self._lease.connection.close()
+            await self.server.stop(2.0)
+
+    async def _lead(self) -> None:
+        """What only the holder of the Lease does."""
+        config = self.config
+        folder = config.control_key.folder
+        pods = PodHttp(b"", self.clock, lambda: secrets.token_hex(16), poll_timeout_s=config.poll.timeout_s)
+        connection = self._connection(config.api.qps, config.api.burst, self.metrics.requested)
+        kube = KubeCluster(connection, pods, view=VIEW, page_size=config.api.page_size)
+        cluster = FencedCluster(kube, self.elector.valid)
+        try:
+            secret = KeySecret(
+                cluster,
+                self.clock,
+                self.namespace,
+                config.control_key.secret,
+                rotate_days=config.control_key.rotate_days,
+            )
+            ring = read_folder(Path(folder)) if folder else await self._first_keys(secret)
+            pods.private_key = ring.current
+            self.operator = self._operator(cluster, ring)
+            self.metrics.lead(True)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.operator.run())
+                tasks.create_task(self._follow_keys(secret, pods, ring))
+        finally:
+            self.metrics.lead(False)
+            self.operator = None
+            await kube.close()
+
+    def _operator(self, cluster: Cluster, ring: KeyRing) -> Operator:
+        watch = self.config.watch
+        left_out = {name for name, seen in (("Secret", watch.secrets), ("Node", watch.nodes)) if not seen}
+        return Operator(
+            cluster,
+            replace(self.config.settings(), control_public_keys=ring.public_keys()),
+            RECONCILERS,
+            clock=self.clock,
+            jitter=random.random,
+            namespaces=self.config.namespaces,
+            kinds=[kind for kind in WATCHED if kind not in left_out],
+            metrics=self.metrics,
+        )
+
+    async def _first_keys(self, secret: KeySecret) -> KeyRing:
+        """Nothing is done before the keys are there: a pod that was started without them could never be told anything."""
+        while True:
+            try:
+                return await secret.read()
+            except ClusterError as error:
+                log.warning("the control key cannot be read: %s", error)
+                await self.clock.sleep(self.config.lease.retry_s)
+
+    async def _follow_keys(self, secret: KeySecret, pods: PodHttp, ring: KeyRing) -> None:
+        """Take over keys that changed, and bring them to every namespace with pods."""
+        folder = self.config.control_key.folder
+        operator = self.operator
+        assert operator is not None
+        while True:
+            try:
+                newest = read_folder(Path(folder)) if folder else await secret.read()
+                if newest != ring:
+                    log.info("the control key has changed")
+                    pods.private_key = newest.current
+                    ring = newest
+                    operator.settings = replace(operator.settings, control_public_keys=ring.public_keys())
+                if operator.synced:
+                    await operator.keys.renew()
+            except (ClusterError, ValueError) as error:
+                log.warning("the control key was not brought up to date: %s", error)
+            await self.clock.sleep(KEYS_S)
+
+    def _wake(self, key: Key) -> None:
+        """Kopf saw a change."""
+        self.metrics.woken()
+        if self.operator is not None:
+            self.operator.queue.add(key)
+
+    def _figures(self) -> Figures | None:
+        return self.operator.figures() if self.operator is not None else None
+
+    def _alive(self) -> bool:
+        operator = self.operator
+        silent = self.elector.stuck_s() if operator is None else max(operator.stuck_s(), self.elector.stuck_s())
+        return silent < STUCK_S
+
+    def _ready(self) -> bool:
+        """Synced, or standing by with the Lease in view."""
+        return self.operator.synced if self.operator is not None else self.elector.holder != ""
+
+    def _status(self) -> Mapping[str, Any]:
+        operator = self.operator
+        status: dict[str, Any] = {
+            "identity": self.identity,
+            "leading": self.elector.leading,
+            "leader": self.elector.holder,
+            "transitions": self.elector.transitions,
+            "namespaces": list(self.config.namespaces),
+            "time": timestamp(self.clock.now()),
+        }
+        if operator is not None:
+            now = operator.figures()
+            silence = {kind: round(seconds, 1) for kind, seconds in now.silence_s.items()}
+            status |= {
+                "synced": operator.synced,
+                "queue": now.queue,
+                "objects": dict(now.objects),
+                "silence_s": silence,
+            }
+        return status
+
+    def _app(self) -> Starlette:
+        return Starlette(
+            routes=probe_routes(
+                alive=self._alive, ready=self._ready, status=self._status, registry=self.metrics.registry
+            )
+        )
+
+    def _connection(self, qps: float, burst: int, listener: Any = None) -> Connection:
+        limit = RateLimit(self.clock, per_second=qps, burst=burst)
+        return Connection(self.access, limit, timeout_s=self.config.api.timeout_s, listener=listener)
+
+    def _namespace(self) -> str:
+        found = self.config.namespace or own_namespace(self.access)
+        if found is None:
+            raise ConfigError("namespace is missing: outside a pod nothing else tells where the Lease is")
+        return found

@@ -1,0 +1,87 @@
+"""The rank grid and the refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
+from stoker.trainer.protocol.parallel_dims import Mesh, check_supported, plan_mesh
+
+
+def config(**changes: Any) -> TrainerConfig:
+    fields: dict[str, Any] = {
+        "job": {"name": "run", "uid": "u", "writer": "0a1b2c3d"},
+        "gang": {"nodes": 1, "ranks_per_node": 4},
+        "termination_log": "log",
+        "work_dir": "work",
+        "model": {"architecture": "llama"},
+        "training": {"total_steps": 2, "global_batch_size": 8},
+        "data": {"sources": [{"name": "a", "path": "a.txt"}]},
+        "checkpoint": {"root": "root"},
+    }
+    for path, value in changes.items():
+        *sections, field = path.split("__")
+        section = fields
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[field] = value
+    return parse(TrainerConfig, fields)
+
+
+def test_what_is_left_of_the_world_is_the_shard_axis() -> None:
+    mesh = plan_mesh(ParallelismConfig(tensor=2, pipeline=2), 16)
+    assert mesh == Mesh(pipeline=2, replicate=1, shard=4, context=1, tensor=2)
+    assert mesh.world_size == 16
+
+
+def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> None:
+    with pytest.raises(
+        ConfigError, match="pipeline 3 x replicate 1 x context 1 x tensor 1 = 3 does not divide the 4 ranks"
+    ):
+        plan_mesh(ParallelismConfig(pipeline=3), 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "message"),
+    [
+        ("parallelism__tensor", 2, "not supported yet: parallelism.tensor 2"),
+        ("parallelism__pipeline", 2, "not supported yet: parallelism.pipeline 2"),
+        ("parallelism__context", 2, "not supported yet: parallelism.context 2"),
+        ("parallelism__expert", 2, "not supported yet: parallelism.expert 2"),
+        ("parallelism__replicate", 2, "not supported yet: parallelism.replicate 2"),
+        ("parallelism__sequence_parallel", True, "not supported yet: parallelism.sequence_parallel True"),
+        ("memory__zero_stage", 3, r"not supported yet: memory.zero_stage 3 \(allowed now: 0, 1, 2\)"),
+        ("memory__precision", "fp8", "not supported yet: memory.precision 'fp8'"),
+        ("memory__cpu_offload", True, "not supported yet: memory.cpu_offload True"),
+        ("memory__nvme_offload", {"path": "/x"}, "not supported yet: memory.nvme_offload"),
+        (
+            "memory__activation_checkpointing",
+            "selective",
+            "not supported yet: memory.activation_checkpointing 'selective'",
+        ),
+        ("optimization__optimizer", "lamb", "not supported yet: optimization.optimizer 'lamb'"),
+        ("logging__tensorboard", "runs", "not supported yet: logging.tensorboard 'runs'"),
+        (
+            "training__global_batch_size",
+            6,
+            "global_batch_size 6 is not a multiple of 4 data-parallel ranks x micro_batch_size 1 = 4",
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_supported(config(**{change: value}))
+
+
+def test_any_data_parallel_needs_a_power_of_two() -> None:
+    with pytest.raises(ConfigError, match="power of two of data-parallel ranks, got 3"):
+        check_supported(
+            config(gang__ranks_per_node=3, training__global_batch_size=9, training__deterministic="AnyDataParallel")
+        )
+
+
+def test_a_plain_configuration_is_taken() -> None:
+    assert check_supported(config()).data_parallel == 4

@@ -1,0 +1,115 @@
+"""A byte-level BPE tokenizer learned from the corpus, for a run whose model brings none.
+
+The result is a folder as Hugging Face's tools write it (`tokenizer.json`, `tokenizer_config.json`), and equal for equal corpora and sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker.trainer.protocol.config import DataConfig, TrainerConfig
+from stoker.trainer.rank.data.cache import content_digest, only_one
+from stoker.trainer.rank.data.corpus import cache_folder
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.source import Conversation, Document, list_files, read_documents
+
+END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+MAX_CHARACTERS = 256 << 20
+"""Text that is looked at, shared equally by the sources; more changes the merges little and costs memory."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""ChatML."""
+
+
+def train_tokenizer(config: TrainerConfig, report: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of the tokenizer that `data.tokenizer.vocab_size` and the sources determine; learned once per pod.
+
+    Raises:
+        DataError: a source is missing, unreadable, or all sources are empty.
+    """
+    cache = cache_folder(config)
+    with only_one(cache, report):
+        folder = cache / f"bpe-{_name(config.data, cache)}"
+        if not folder.is_dir():
+            report("TrainingTokenizer")
+            _write(folder, config.data)
+    return folder
+
+
+def _name(data: DataConfig, cache: Path) -> str:
+    facts = [1, data.tokenizer.vocab_size, [[s.format, content_digest(list_files(s), cache)] for s in data.sources]]
+    return blake3(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _write(folder: Path, data: DataConfig) -> None:
+    seen = _Seen(data)
+    tokenizer = _learn(seen, data.tokenizer.vocab_size)
+    if not seen.characters:
+        raise DataError(f"data sources {', '.join(s.name for s in data.sources)} hold no text to train a tokenizer on")
+    aside = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    (aside / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))  # its own `save` hides what the disk said
+    (aside / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(seen.conversations), indent=1))
+    aside.rename(folder)
+
+
+def _learn(texts: _Seen, vocab_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, MESSAGE_START, MESSAGE_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return tokenizer
+
+
+def _tokenizer_config(conversations: bool) -> dict[str, object]:
+    """A model of conversations stops at the end of a message, one of plain text at the end of a document."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": MESSAGE_END if conversations else END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+class _Seen:
+    """The texts of all sources, and what was found on the way."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self.data = data
+        self.characters = 0
+        self.conversations = False
+
+    def __iter__(self) -> Iterator[str]:
+        limit = MAX_CHARACTERS // len(self.data.sources)
+        for source in self.data.sources:
+            left = limit
+            for document in read_documents(source, list_files(source)):
+                for text in self._texts(document):
+                    left -= len(text)
+                    self.characters += len(text)
+                    yield text
+                if left <= 0:
+                    break
+
+    def _texts(self, document: Document) -> list[str]:
+        if isinstance(document, Conversation):
+            self.conversations = True
+            return [message["content"] for message in document.messages]
+        return [document.text]

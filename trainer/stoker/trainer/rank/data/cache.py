@@ -1,0 +1,83 @@
+"""The folder of tokenised shards that the ranks of a pod share: who may write, and under which name."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from stoker.checkpoint.storage import path_in_errors
+from stoker.trainer.rank.data.error import DataError
+
+POLL_S = 0.1
+REPORT_S = 5.0
+
+
+@contextlib.contextmanager
+def only_one(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Held by one process of the machine at a time (a lock that the kernel frees when its holder dies); says that it waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as handle:
+        reported = time.monotonic()
+        while not _try_lock(handle.fileno()):
+            time.sleep(POLL_S)
+            if time.monotonic() - reported >= REPORT_S:
+                reported = time.monotonic()
+                report("WaitingForTokens")
+        with path_in_errors(folder):
+            yield
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def content_digest(files: list[Path], folder: Path) -> str:
+    """Digest of the files' contents in their order; names do not count.
+
+    Reading everything again at each start (and in each rank) would be slow, so the digest is kept in `folder` under the files' paths,
+    sizes, times of change and inodes, as make and rsync know files.
+    """
+    try:
+        seen = blake3(json.dumps([_stat_line(file) for file in files]).encode()).hexdigest()
+        kept = folder / f"contents-{seen[:32]}.txt"
+        if kept.is_file():
+            return kept.read_text()
+        digest = _read_digest(files)
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror}") from error
+    write_whole(kept, digest.encode())
+    return digest
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """The file appears with all of its content or not at all."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
+    aside.write_bytes(content)
+    aside.replace(file)
+
+
+def _stat_line(file: Path) -> list[str | int]:
+    facts = file.stat()
+    return [str(file.resolve()), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+
+def _read_digest(files: list[Path]) -> str:
+    whole = blake3()
+    for file in files:
+        one = blake3()
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                one.update(chunk)
+        whole.update(one.digest())
+    return whole.hexdigest()

@@ -1,0 +1,200 @@
+"""The corpus of a run: every source tokenised and packed, ready to be read at random.
+
+`open_corpus` is called by every rank; one per pod does the work and leaves it in `data.cache_dir`, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
+from stoker.trainer.rank.data.cache import content_digest, only_one
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.pack import Packing, pack
+from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
+from stoker.trainer.rank.data.source import is_jsonl, list_files, read_documents
+
+FORMAT = 1
+"""Part of every name in the cache: a change of tokenising or packing takes another number."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """One source as sequences."""
+
+    name: str
+    shard: Shard
+    packing: Packing
+    targets: NDArray[np.int64]
+    """[sequences]; positions of each that count in the loss."""
+
+    def __len__(self) -> int:
+        return len(self.packing)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    sources: tuple[PackedSource, ...]
+    weights: tuple[float, ...]
+    validation: tuple[PackedSource, ...]
+    """The validation source, or what each source holds out; empty without validation."""
+    vocab_size: int
+    """The tokenizer's, at most the model's: every token is below."""
+    pad_id: int
+    fingerprint: str
+    """Of everything that decides which tokens a sample holds: contents, tokenizer, sequence length, packing, weights, held-out share."""
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(len(source) for source in self.sources)
+
+
+def open_corpus(
+    config: TrainerConfig, encoder: Encoder, *, model_vocab_size: int | None = None, report: Report = lambda _: None
+) -> Corpus:
+    """Tokenise what is not tokenised yet, and open all of it. `report` gets a line about progress now and then.
+
+    Raises:
+        DataError: a source is missing, empty or unreadable, or has tokens that the model does not know.
+    """
+    _check_vocabulary(config, encoder, model_vocab_size)
+    data, cache = config.data, cache_folder(config)
+    held_out = data.validation.fraction if data.validation is not None else None
+    keys: list[str] = []
+    sources: list[PackedSource] = []
+    held: list[PackedSource] = []
+    for source in data.sources:
+        key, shard = _shard(source, encoder, cache, report)
+        chosen = _held_out(source, shard, held_out)
+        sources.append(_packed(source.name, shard, ~chosen, config))
+        if chosen.any():
+            held.append(_packed(source.name, shard, chosen, config))
+        keys.append(key)
+    return Corpus(
+        sources=tuple(sources),
+        weights=tuple(source.weight for source in data.sources),
+        validation=_validation(config, encoder, cache, report) or tuple(held),
+        vocab_size=encoder.vocab_size,
+        pad_id=encoder.pad_id,
+        fingerprint=_fingerprint(config, keys),
+    )
+
+
+def cache_folder(config: TrainerConfig) -> Path:
+    return Path(config.data.cache_dir) if config.data.cache_dir else Path(config.work_dir) / "tokens"
+
+
+def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size: int | None) -> None:
+    size = model_vocab_size or (config.model or {}).get("vocab_size")
+    if size is not None and encoder.vocab_size > size:
+        raise DataError(
+            f"the tokenizer has {encoder.vocab_size} tokens, the model's vocab_size is {size}: at least as many are needed "
+            "(for a tokenizer that is trained, data.tokenizer.vocab_size sets its size)"
+        )
+
+
+def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
+    files = list_files(source)
+    with only_one(cache, report):
+        key = _digest(
+            {
+                "format": FORMAT,
+                "contents": content_digest(files, cache),
+                "jsonl": [is_jsonl(source, file) for file in files],
+                "tokenizer": encoder.fingerprint,
+            }
+        )
+        folder = cache / key
+        if not folder.is_dir():
+            total = max(1, sum(file.stat().st_size for file in files))
+            write_shard(
+                folder,
+                read_documents(source, files),
+                encoder,
+                lambda done: report(f"Tokenizing {source.name} {min(99, 100 * done // total)} %"),
+            )
+    shard = open_shard(folder)
+    if (shard.lengths > 1).sum() == 0:
+        raise DataError(f"data source {source.name}: {source.path} holds no document ({len(files)} files, all empty)")
+    return key, shard
+
+
+def _held_out(source: DataSourceConfig, shard: Shard, fraction: float | None) -> NDArray[np.bool_]:
+    """[documents]; which ones validate. Those with the smallest content hashes: growth of the corpus moves few of them, and equal documents stay together."""
+    if fraction is None:
+        return np.zeros(len(shard), dtype=bool)
+    count = max(1, math.floor(fraction * len(shard)))
+    chosen: NDArray[np.bool_] = shard.hashes <= np.sort(shard.hashes)[count - 1]
+    if chosen.all():
+        raise DataError(
+            f"data source {source.name}: a validation fraction of {fraction} holds out all of its {len(shard)} documents; at least two different ones are needed"
+        )
+    return chosen
+
+
+def _packed(name: str, shard: Shard, chosen: NDArray[np.bool_], config: TrainerConfig) -> PackedSource:
+    """Only the `chosen` documents, in sequences of the configured length."""
+    length = config.training.sequence_length
+    tokens = np.where(chosen, shard.lengths, 0)
+    if shard.learned is not None:
+        tokens[_nothing_to_learn(shard, length)] = 0
+    if (tokens > 1).sum() == 0:
+        raise DataError(
+            f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; training.sequence_length must be larger"
+        )
+    packing = pack(tokens, shard.whole, length, several=config.data.packing)
+    return PackedSource(name, shard, packing, _targets(shard, packing))
+
+
+def _nothing_to_learn(shard: Shard, length: int) -> NDArray[np.bool_]:
+    """[documents]; those that are shortened before the first token that counts."""
+    assert shard.learned is not None
+    seen = np.concatenate([[0], np.cumsum(shard.learned, dtype=np.int64)])
+    first_target = np.minimum(shard.offsets[:-1] + 1, shard.offsets[1:])
+    last_target = np.minimum(shard.offsets[:-1] + length + 1, shard.offsets[1:])
+    nothing: NDArray[np.bool_] = (shard.whole == 1) & (seen[last_target] == seen[first_target])
+    return nothing
+
+
+def _targets(shard: Shard, packing: Packing) -> NDArray[np.int64]:
+    document, start, length = packing.spans.T
+    counts = length
+    if shard.learned is not None:
+        seen = np.concatenate([[0], np.cumsum(shard.learned, dtype=np.int64)])
+        begin = shard.offsets[document] + start + 1
+        counts = seen[begin + length] - seen[begin]
+    return np.add.reduceat(counts, packing.first[:-1])
+
+
+def _validation(config: TrainerConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[PackedSource, ...]:
+    wanted = config.data.validation
+    if wanted is None or wanted.source is None:
+        return ()
+    _, shard = _shard(wanted.source, encoder, cache, report)
+    return (_packed(wanted.source.name, shard, np.ones(len(shard), dtype=bool), config),)
+
+
+def _fingerprint(config: TrainerConfig, keys: list[str]) -> str:
+    data: DataConfig = config.data
+    return _digest(
+        {
+            "sources": [[source.name, source.weight, key] for source, key in zip(data.sources, keys, strict=True)],
+            "sequence_length": config.training.sequence_length,
+            "packing": data.packing,
+            "held_out": data.validation.fraction if data.validation is not None else None,
+        }
+    )
+
+
+def _digest(facts: object) -> str:
+    return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

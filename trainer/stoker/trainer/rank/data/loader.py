@@ -1,0 +1,192 @@
+"""Hands each rank its micro-batches: every layout sees the same global ones, in the same order, at any step.
+
+Step s (the first is 0; a run that has finished k steps goes on with step k) trains the samples `s * global_batch_size` and the following
+ones. They form `global_batch_size / micro_batch_size` micro-batches, of which each data-parallel rank takes one contiguous, equal run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.data.corpus import Corpus, PackedSource
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.order import Order, Place, permute
+from stoker.trainer.rank.data.pack import Span
+
+
+class Loader:
+    """Reads a corpus in the order of a run. Holds no position: every answer depends on the arguments alone."""
+
+    def __init__(self, corpus: Corpus, config: TrainerConfig) -> None:
+        training = config.training
+        if training.global_batch_size % training.micro_batch_size:
+            raise ConfigError(
+                f"training.global_batch_size {training.global_batch_size} is not a multiple of micro_batch_size {training.micro_batch_size}"
+            )
+        self.corpus = corpus
+        self.seed = training.seed
+        self.global_batch_size = training.global_batch_size
+        self.micro_batch_size = training.micro_batch_size
+        self.sequence_length = training.sequence_length
+        self.max_validation_sequences = config.data.validation.max_sequences if config.data.validation else 0
+        self.order = Order(
+            seed=training.seed,
+            names=tuple(source.name for source in corpus.sources),
+            sizes=tuple(len(source) for source in corpus.sources),
+            weights=corpus.weights,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
+    def steps_in(self, epochs: int) -> int:
+        """Steps until `epochs` times as many samples were trained as the corpus has sequences, rounded up once."""
+        return -(-epochs * self.corpus.num_sequences // self.global_batch_size)
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        """This rank's part of step `step`, in the order of the global micro-batch index."""
+        count = self.global_batch_size // self.micro_batch_size
+        if count % dp_size:
+            raise ConfigError(
+                f"global_batch_size {self.global_batch_size} / micro_batch_size {self.micro_batch_size} = {count} micro-batches "
+                f"cannot be shared equally by {dp_size} data-parallel ranks"
+            )
+        share = self.global_batch_size // dp_size
+        first = step * self.global_batch_size + dp_rank * share
+        places = self.order.samples(first, first + share)
+        for start in range(0, share, self.micro_batch_size):
+            yield self._micro_batch(self.corpus.sources, places[start : start + self.micro_batch_size])
+
+    def target_tokens(self, step: int) -> int:
+        """Targets that count in the loss of step `step`, over all ranks."""
+        first = step * self.global_batch_size
+        places = self.order.samples(first, first + self.global_batch_size)
+        return sum(int(self.corpus.sources[place.source].targets[place.sequence]) for place in places)
+
+    def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        """This rank's part of the validation set; as many micro-batches on every rank, the last ones of the last rank may be all padding."""
+        places = self._validation_places()
+        count = -(-len(places) // (self.micro_batch_size * dp_size))
+        first = dp_rank * count * self.micro_batch_size
+        for start in range(first, first + count * self.micro_batch_size, self.micro_batch_size):
+            yield self._micro_batch(self.corpus.validation, places[start : start + self.micro_batch_size])
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        """Where the run stands after `step` steps: what a checkpoint keeps. Counters give the position exactly; there is nothing else to restore."""
+        return {
+            "step": step,
+            "samples": step * self.global_batch_size,
+            "global_batch_size": self.global_batch_size,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+        }
+
+    def check(self, cursor: Mapping[str, Any]) -> None:
+        """Make sure that going on at `cursor` continues the same order.
+
+        Raises:
+            DataError: the corpus, its packing, the seed or the global batch size are not those of the checkpoint.
+        """
+        step = cursor.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise DataError(f"the checkpoint's data cursor has no usable step: {dict(cursor)!r}")
+        wanted = self.cursor(step)
+        wrong = [
+            f"{name} was {cursor.get(name)!r}, is {wanted[name]!r}"
+            for name in wanted
+            if cursor.get(name) != wanted[name]
+        ]
+        if wrong:
+            raise DataError(
+                f"the data is not that of the checkpoint at step {step}: {'; '.join(wrong)} "
+                "(the fingerprint covers contents, tokenizer, sequence_length, packing, weights and the held-out fraction)"
+            )
+
+    def _validation_places(self) -> list[Place]:
+        """At most `max_sequences`, spread over all validation data by a fixed permutation."""
+        every = [
+            Place(index, sequence)
+            for index, source in enumerate(self.corpus.validation)
+            for sequence in range(len(source))
+        ]
+        chosen = min(self.max_validation_sequences, len(every))
+        if not chosen:
+            return []
+        return [every[index] for index in sorted(permute(np.arange(chosen), len(every), "validation").tolist())]
+
+    def _micro_batch(self, sources: Sequence[PackedSource], places: Sequence[Place]) -> MicroBatch:
+        page = _Page(self.micro_batch_size * self.sequence_length, self.corpus.pad_id)
+        for row in range(self.micro_batch_size):
+            if row < len(places):
+                source = sources[places[row].source]
+                for span in source.packing.sequence(places[row].sequence):
+                    page.write(source, span)
+            page.pad_to((row + 1) * self.sequence_length)
+        if max(page.tokens_T.max(), page.targets_T.max()) >= self.corpus.vocab_size:
+            self._refuse(sources, places)
+        return page.micro_batch()
+
+    def _refuse(self, sources: Sequence[PackedSource], places: Sequence[Place]) -> NoReturn:
+        """On the device such a token would read and train a row of nowhere."""
+        allowed = f"the tokenizer's vocabulary has {self.corpus.vocab_size}, from 0 on"
+        for place in places:
+            source = sources[place.source]
+            for span in source.packing.sequence(place.sequence):
+                begin = int(source.shard.offsets[span.document]) + span.start
+                largest = int(source.shard.tokens[begin : begin + span.length + 1].max())
+                if largest >= self.corpus.vocab_size:
+                    raise DataError(
+                        f"data source {source.name}: document {span.document} of the tokenised shard {source.shard.folder} holds token {largest}; "
+                        f"{allowed}; delete the folder to tokenise again"
+                    )
+        raise DataError(f"the token that pads is {self.corpus.pad_id}; {allowed}")
+
+
+class _Page:
+    """A micro-batch that is being filled from the left."""
+
+    def __init__(self, size: int, pad_id: int) -> None:
+        self.tokens_T = np.full(size, pad_id, dtype=np.int64)
+        self.positions_T = np.zeros(size, dtype=np.int64)
+        self.targets_T = np.zeros(size, dtype=np.int64)
+        self.weights_T = np.zeros(size, dtype=np.float32)
+        self.starts = [0]
+
+    def write(self, source: PackedSource, span: Span) -> None:
+        begin = int(source.shard.offsets[span.document]) + span.start
+        end = begin + span.length
+        room = self._take(span.length)
+        self.tokens_T[room] = source.shard.tokens[begin:end]
+        self.targets_T[room] = source.shard.tokens[begin + 1 : end + 1]
+        learned = source.shard.learned
+        self.weights_T[room] = 1 if learned is None else learned[begin + 1 : end + 1]
+
+    def pad_to(self, end: int) -> None:
+        if self.starts[-1] < end:
+            self._take(end - self.starts[-1])
+
+    def micro_batch(self) -> MicroBatch:
+        cu_seqlens = np.array(self.starts, dtype=np.int32)
+        return MicroBatch(
+            tokens_T=self.tokens_T,
+            positions_T=self.positions_T,
+            targets_T=self.targets_T,
+            weights_T=self.weights_T,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=int(np.diff(cu_seqlens).max()),
+        )
+
+    def _take(self, length: int) -> slice:
+        """The next `length` places as a document of their own."""
+        start = self.starts[-1]
+        self.starts.append(start + length)
+        room = slice(start, start + length)
+        self.positions_T[room] = np.arange(length)
+        return room

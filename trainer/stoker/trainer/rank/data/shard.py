@@ -1,0 +1,189 @@
+"""A tokenised source on disk: memory-mapped arrays that every rank of a pod shares.
+
+A shard folder appears whole (written aside, then renamed) and never changes; its name says which contents and which tokenizer it is of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.trainer.rank.data.batch import Array
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.source import Conversation, Document
+
+BATCH_CHARACTERS = 1 << 20
+"""Text handed to the tokenizer at once."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A document as token ids. `learned` tells for each token whether it may be a target; None means all of them."""
+
+    ids: Sequence[int]
+    learned: Sequence[bool] | None = None
+
+
+class Encoder(Protocol):
+    """What turns documents into tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs whenever the same text may become other tokens."""
+        ...
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]: ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The tokens of all documents of a source, end to end."""
+
+    folder: Path
+    tokens: Array
+    """uint16 or uint32 [tokens]"""
+    learned: NDArray[np.uint8] | None
+    """[tokens]; 0 for a token that is never a target. None: every token may be one."""
+    offsets: NDArray[np.int64]
+    """[documents + 1]; where each document begins."""
+    whole: NDArray[np.uint8]
+    """[documents]; 1 for a conversation, which is shortened where plain text would be split."""
+    hashes: NDArray[np.uint64]
+    """[documents]; of the document's content. They decide what is held out for validation."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        return np.diff(self.offsets)
+
+
+def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, progress: Callable[[int], None]) -> None:
+    """Tokenise `documents` into `folder`; `progress` gets the count of characters so far.
+
+    Raises:
+        DataError: a document cannot be read or encoded.
+    """
+    aside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        with (aside / "tokens.bin").open("wb") as tokens, (aside / "learned.bin").open("wb") as learned:
+            written = _Written(tokens, learned, encoder)
+            for batch in _batches(documents):
+                written.add(batch)
+                progress(written.characters)
+        written.save_index(aside)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def open_shard(folder: Path) -> Shard:
+    """Map a shard that `write_shard` made.
+
+    Raises:
+        DataError: a file of it is missing or has the wrong size (delete the folder to tokenise again).
+    """
+    try:
+        facts = json.loads((folder / "shard.json").read_text())
+        tokens = _map(folder / "tokens.bin", np.dtype(facts["dtype"]))
+        learned = _map(folder / "learned.bin", np.dtype(np.uint8)) if facts["masked"] else None
+        index = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "whole", "hashes")}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"tokenised shard {folder}: {error}; delete the folder and start again") from error
+    shard = Shard(folder=folder, tokens=tokens, learned=learned, **index)
+    if len(tokens) != shard.offsets[-1] or (learned is not None and len(learned) != len(tokens)):
+        raise DataError(f"tokenised shard {folder} is cut short; delete the folder and start again")
+    return shard
+
+
+class _Written:
+    """The growing files of a shard."""
+
+    def __init__(self, tokens: BinaryIO, learned: BinaryIO, encoder: Encoder) -> None:
+        self.tokens, self.learned, self.encoder = tokens, learned, encoder
+        self.dtype = np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32)
+        self.offsets, self.whole, self.hashes = array("q", [0]), array("B"), array("Q")
+        self.masked = False
+        self.characters = 0
+
+    def add(self, documents: Sequence[Document]) -> None:
+        for document, encoded in zip(documents, self.encoder.encode(documents), strict=True):
+            ids = np.asarray(encoded.ids, dtype=np.int64)
+            if len(ids) and not 0 <= ids.min() <= ids.max() < self.encoder.vocab_size:
+                raise DataError(
+                    f"the tokenizer gave token {ids.max()}, its vocabulary ends at {self.encoder.vocab_size}"
+                )
+            self.tokens.write(ids.astype(self.dtype).tobytes())
+            self._add_mask(encoded, len(ids))
+            self.offsets.append(self.offsets[-1] + len(ids))
+            self.whole.append(isinstance(document, Conversation))
+            self.hashes.append(content_hash(document))
+            self.characters += characters(document)
+
+    def _add_mask(self, encoded: Encoded, count: int) -> None:
+        """The mask's file is filled for all documents, and used only if one of them has something that is not learned."""
+        mask = (
+            np.ones(count, dtype=np.uint8) if encoded.learned is None else np.asarray(encoded.learned, dtype=np.uint8)
+        )
+        if len(mask) != count:
+            raise DataError(f"the tokenizer gave {count} tokens with a mask of {len(mask)}")
+        self.masked = self.masked or encoded.learned is not None
+        self.learned.write(mask.tobytes())
+
+    def save_index(self, folder: Path) -> None:
+        for name, dtype in (("offsets", np.int64), ("whole", np.uint8), ("hashes", np.uint64)):
+            np.save(folder / f"{name}.npy", np.array(getattr(self, name), dtype=dtype))
+        if not self.masked:
+            (folder / "learned.bin").unlink()
+        (folder / "shard.json").write_text(json.dumps({"dtype": self.dtype.name, "masked": self.masked}))
+
+
+def content_hash(document: Document) -> int:
+    """64 bits of the document's content: the same text always falls on the same side of a split."""
+    content = json.dumps(document.messages) if isinstance(document, Conversation) else document.text
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
+
+
+def characters(document: Document) -> int:
+    if isinstance(document, Conversation):
+        return sum(len(message["content"]) for message in document.messages)
+    return len(document.text)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += characters(document)
+        if size >= BATCH_CHARACTERS or len(batch) >= 4096:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _map(file: Path, dtype: np.dtype[Any]) -> Array:
+    if file.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=dtype)
+    return np.memmap(file, dtype=dtype, mode="r")

@@ -1,0 +1,100 @@
+"""The tokenizer of a run, and how documents become tokens with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.model.tokenizer import Tokenizer, TokenizerError
+from stoker.model.travelling_files import read_travelling_files
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.data.byte_bpe import train_tokenizer
+from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.shard import Encoded
+from stoker.trainer.rank.data.source import Conversation, Document, Text
+
+Report = Callable[[str], None]
+
+
+def open_encoder(
+    config: TrainerConfig, weights_files: Mapping[str, bytes], report: Report = lambda _: None
+) -> TokenEncoder:
+    """The encoder that `data.tokenizer` asks for. `weights_files`: the tokenizer files of the starting weights, if they have any.
+
+    Raises:
+        ConfigError: `path` is missing where it is needed, or given where it is not.
+        DataError: the tokenizer cannot be opened, or there is nothing to train one on.
+    """
+    wanted = config.data.tokenizer
+    if (wanted.path is not None) != (wanted.kind == "path"):
+        raise ConfigError(
+            f"data.tokenizer: path is needed with kind path only, got kind {wanted.kind} and path {wanted.path}"
+        )
+    try:
+        if wanted.path is not None:
+            return TokenEncoder(Tokenizer.open(wanted.path))
+        if wanted.kind == "auto" and "tokenizer.json" in weights_files:
+            return TokenEncoder(Tokenizer(weights_files, name="the starting weights' tokenizer"))
+        folder = train_tokenizer(config, report)
+        return TokenEncoder(Tokenizer(read_travelling_files(folder), name=str(folder)))
+    except TokenizerError as error:
+        raise DataError(f"data.tokenizer: {error}") from error
+
+
+@dataclass(frozen=True)
+class TokenEncoder:
+    """`Encoder` over a tokenizer of the model. A text gets what the tokenizer puts around texts, and the end-of-sequence token where it ends."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Name -> content, to travel with every checkpoint."""
+        return self.tokenizer.files
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @property
+    def end_id(self) -> int | None:
+        """Ends a text; None where the tokenizer knows no such token."""
+        own = self.tokenizer.special_id("eos_token")
+        return own if own is not None else next(iter(self.tokenizer.eos_ids), None)
+
+    @property
+    def pad_id(self) -> int:
+        """Fills up sequences; any token will do, because nothing attends to padding or learns from it."""
+        return next((number for number in (self.tokenizer.pad_id, self.end_id) if number is not None), 0)
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        """In the order of `documents`. Raises DataError with the document's place where the chat template refuses it."""
+        texts = [document for document in documents if isinstance(document, Text)]
+        encoded = iter(self._encode_texts(texts))
+        return [
+            self._encode_conversation(document) if isinstance(document, Conversation) else next(encoded)
+            for document in documents
+        ]
+
+    def _encode_texts(self, texts: Sequence[Text]) -> list[Encoded]:
+        end = self.end_id
+        ids = self.tokenizer.encode_many([text.text for text in texts])
+        return [Encoded(_ended(tokens, end if text.ends else None)) for text, tokens in zip(texts, ids, strict=True)]
+
+    def _encode_conversation(self, conversation: Conversation) -> Encoded:
+        try:
+            tokens = self.tokenizer.encode_conversation(conversation.messages)
+        except ValueError as error:
+            raise DataError(f"{conversation.where}: {error}") from error
+        if not any(tokens.mask):
+            raise DataError(f"{conversation.where}: the assistant says nothing, so there is nothing to learn")
+        return Encoded(tokens.ids, tokens.mask)
+
+
+def _ended(ids: list[int], end: int | None) -> list[int]:
+    return ids if end is None or (ids and ids[-1] == end) else [*ids, end]

@@ -1,0 +1,102 @@
+"""One bucket's gradient of one micro-batch, as autograd made it, on its way to the other ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.communicator import Pending
+
+
+class GradientWire:
+    """Collects the gradients of one micro-batch in the compute dtype, in a buffer that it borrows for as long as it is filled and sent."""
+
+    def __init__(self, bucket: Bucket, buffers: WireBuffers) -> None:
+        self._bucket = bucket
+        self._buffers = buffers
+        self._flat: Tensor | None = None
+        self._views: list[Tensor] = []
+        self._seen: set[int] = set()
+
+    def begin_step(self, num_micro_batches: int) -> None:  # noqa: ARG002  each micro-batch is sent by itself
+        self._seen.clear()
+
+    def place(self, index: int) -> Tensor | None:
+        self._open()
+        return self._views[index].detach()
+
+    def add(self, index: int, grad: Tensor) -> bool:
+        self._open()
+        view = self._views[index]
+        if view.data_ptr() != grad.data_ptr():
+            view.copy_(grad)
+        self._seen.add(index)
+        return len(self._seen) == len(self._views)
+
+    def end_micro_batch(self) -> Tensor:
+        flat = self._open()
+        for index in set(range(len(self._views))) - self._seen:
+            self._views[index].zero_()
+        self._flat = None
+        self._seen.clear()
+        return flat
+
+    def _open(self) -> Tensor:
+        if self._flat is None:
+            self._flat = self._buffers.borrow(self._bucket)
+            self._views = list(self._bucket.views(self._flat))
+        return self._flat
+
+
+@dataclass(frozen=True, eq=False)
+class Loan:
+    """A buffer that a reduction reads."""
+
+    bucket: Bucket
+    buffer: Tensor
+    reading: Pending
+
+
+class WireBuffers:
+    """Buffers that buckets of one layout share.
+
+    With a `depth` there are at most so many of each layout, and the one lent first is taken again once its reduction is over: the current stream waits for that, not the host.
+    Without one there are as many as are in use.
+    """
+
+    def __init__(self, depth: int | None) -> None:
+        self._depth = depth
+        self._free: dict[object, list[Tensor]] = {}
+        self._lent: dict[object, deque[Loan]] = {}
+
+    def borrow(self, bucket: Bucket) -> Tensor:
+        """A buffer of the bucket's length and dtype; its padding is zero, the rest anything."""
+        lent, free = self._lent.setdefault(_layout(bucket), deque()), self._free.setdefault(_layout(bucket), [])
+        if free:
+            return free.pop()
+        if self._depth is None or len(lent) < self._depth:
+            return torch.zeros_like(bucket.flat)
+        oldest = lent.popleft()
+        oldest.reading.wait()
+        return oldest.buffer
+
+    def lend(self, bucket: Bucket, buffer: Tensor, reading: Pending) -> Loan:
+        loan = Loan(bucket, buffer, reading)
+        self._lent[_layout(bucket)].append(loan)
+        return loan
+
+    def give_back(self, loan: Loan) -> None:
+        """Its reduction was waited for. A buffer that was taken again meanwhile is left alone."""
+        lent = self._lent[_layout(loan.bucket)]
+        if loan in lent:
+            lent.remove(loan)
+            self._free[_layout(loan.bucket)].append(loan.buffer)
+
+
+def _layout(bucket: Bucket) -> object:
+    """Buckets with the same padding may share a buffer."""
+    return bucket.flat.dtype, bucket.plan.numel, tuple((item.offset, item.numel) for item in bucket.plan.ranges)

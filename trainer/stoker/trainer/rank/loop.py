@@ -1,0 +1,237 @@
+"""The training loop: step, log, validate, save, stop when asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from stoker.model.parameter import Part
+from stoker.pod.exit_code import Cause
+from stoker.trainer.protocol.channel import Beacon, RequestEvent, SaveReason, StepEvent, ValidationEvent
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.step_signals import Inbox, Wishes
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.metrics import MetricLog, StepClock
+from stoker.trainer.rank.saver import SavePlan, Saver
+from stoker.trainer.rank.schedule import learning_rate
+from stoker.trainer.rank.snapshot import Snapshots, state_tensors
+from stoker.trainer.rank.train_step import ForwardPass, StepResult, TrainStep, validation_loss
+from stoker.trainer.rank.zero import Zero
+
+
+class Batches(Protocol):
+    """The loader as the loop sees it; `step` counts from 0 (finished steps so far)."""
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
+    def target_tokens(self, step: int) -> int: ...
+    def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
+    def cursor(self, step: int) -> dict[str, Any]: ...
+    def check(self, cursor: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: what a resume needs besides tensors."""
+
+    step: int = 0
+    """Finished optimizer steps."""
+    tokens: int = 0
+    """Over all ranks, padding included."""
+    loss: float | None = None
+    """Of the last step."""
+    elapsed_s: float = 0.0
+    """Time in steps over all attempts."""
+
+
+class Loop:
+    """One rank's run from `progress` to `total_steps`."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        batches: Batches,
+        forward: ForwardPass,
+        zero: Zero,
+        parts: list[Part],
+        saver: Saver,
+        beacon: Beacon,
+        inbox: Inbox,
+        log: MetricLog,
+        meta: Mapping[str, Any],
+        progress: Progress,
+        total_steps: int,
+    ) -> None:
+        """`meta`: what every checkpoint of this run says about it (layout, configuration, lineage, ...)."""
+        training = config.training
+        self.progress = progress
+        self.total_steps = total_steps
+        self._config = config
+        self._batches = batches
+        self._forward = forward
+        self._zero = zero
+        self._parts = parts
+        self._snapshots = Snapshots(zero, parts)
+        self._saver = saver
+        self._beacon = beacon
+        self._inbox = inbox
+        self._log = log
+        self._meta = meta
+        self._train_step = TrainStep(forward, zero, config.optimization.gradient_clipping)
+        self._tokens_per_step = training.global_batch_size * training.sequence_length
+        self._clock = StepClock(self._tokens_per_step)
+
+    def train(self) -> Cause:
+        """Run to the end, or until a rank is told to stop.
+
+        Raises:
+            NonFinite: loss or gradient is not finite.
+            StorageFailed: the last save could not be written.
+        """
+        self._beacon.phase("FirstStep")
+        self._snapshots.prepare()
+        while self.progress.step < self.total_steps:
+            result = self._step()
+            self._validate_if_due()
+            self._save_if_due(result.wishes)
+            if result.wishes.stop is not None:
+                self._finish()
+                return Cause.CANCELLED if result.wishes.stop == "cancel" else Cause.INTERRUPTED
+        self._finish()
+        return Cause.COMPLETED
+
+    def _step(self) -> StepResult:
+        done, communicator = self.progress.step, self._zero.communicator
+        rate = learning_rate(self._config.optimization, done + 1, self.total_steps)
+        self._clock.start()
+        result = self._train_step(
+            done + 1,
+            self._batches.micro_batches(done, communicator.rank, communicator.size),
+            self._micro_batches_per_rank,
+            self._batches.target_tokens(done),
+            rate,
+            self._wishes,
+        )
+        self._report(result, rate, self._clock.stop())
+        return result
+
+    def _wishes(self) -> Wishes:
+        """This rank's. Only rank 0 wants timed saves, so its own view of a save in flight decides for all."""
+        wishes = self._inbox.wishes()
+        return replace(wishes, timed_save=wishes.timed_save and not self._saver.busy)
+
+    @property
+    def _micro_batches_per_rank(self) -> int:
+        training = self._config.training
+        return training.global_batch_size // training.micro_batch_size // self._zero.communicator.size
+
+    def _report(self, result: StepResult, rate: float, step_s: float) -> None:
+        self.progress = Progress(
+            self.progress.step + 1,
+            self.progress.tokens + self._tokens_per_step,
+            result.loss,
+            self.progress.elapsed_s + step_s,
+        )
+        event = self._event(result, rate, step_s)
+        self._beacon.send(event)
+        if self._clock.steps == 1:
+            self._beacon.phase("Training")
+        if self._leads:
+            self._log.step(event)
+
+    def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
+        return StepEvent(
+            step=self.progress.step,
+            total_steps=self.total_steps,
+            tokens=self.progress.tokens,
+            loss=result.loss,
+            learning_rate=rate,
+            grad_norm=result.grad_norm,
+            tokens_per_s=self._clock.tokens_per_s,
+            step_s=step_s,
+            eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
+        )
+
+    def _validate_if_due(self) -> None:
+        validation, step = self._config.data.validation, self.progress.step
+        if validation is None or (step % validation.every_steps and step != self.total_steps):
+            return
+        self._beacon.phase("Validating")
+        communicator = self._zero.communicator
+        loss, tokens = validation_loss(
+            self._forward, self._zero, self._batches.validation(communicator.rank, communicator.size)
+        )
+        event = ValidationEvent(step=step, loss=loss, tokens=tokens)
+        if self._leads:
+            self._beacon.send(event)
+            self._log.validation(event)
+        self._beacon.phase("Training")
+
+    def _save_if_due(self, wishes: Wishes) -> None:
+        reason = save_reason(self._config, self.progress.step, self.total_steps, wishes)
+        if reason is None:
+            return
+        self._beacon.phase("Saving")
+        self._saver.start(self._plan(reason), self._snapshots.take)
+        if not self._config.checkpoint.async_save:
+            self._saver.wait()
+        self._beacon.phase("Training")
+
+    def _plan(self, reason: SaveReason) -> SavePlan:
+        progress = self.progress
+        return SavePlan(
+            step=progress.step,
+            tokens=progress.tokens,
+            loss=progress.loss,
+            reason=reason,
+            requests=self._inbox.take_requests(),
+            tensors=state_tensors(self._parts),
+            meta={**self._meta, **self._facts()},
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint says about this moment of the run."""
+        progress, optimization = self.progress, self._config.optimization
+        return {
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "loss": progress.loss,
+            "learning_rate": learning_rate(optimization, progress.step, self.total_steps),
+            "elapsed_s": progress.elapsed_s,
+            "schedule": {
+                "kind": optimization.schedule,
+                "warmup_steps": optimization.warmup_steps,
+                "total_steps": self.total_steps,
+            },
+            "cursor": self._batches.cursor(progress.step),
+            "saved_at": time.time(),
+        }
+
+    def _finish(self) -> None:
+        self._beacon.phase("Finishing")
+        problem = self._saver.wait()
+        self._inbox.wishes()
+        for request in self._inbox.take_requests():
+            self._beacon.send(RequestEvent(id=request, state="Failed", detail="the run has ended"))
+        if problem is not None:
+            raise problem
+
+    @property
+    def _leads(self) -> bool:
+        return self._zero.communicator.rank == 0
+
+
+def save_reason(config: TrainerConfig, step: int, total_steps: int, wishes: Wishes) -> SaveReason | None:
+    """Why to save after step `step`, or None. Same answer on every rank, because wishes are those of all ranks."""
+    if wishes.stop is not None:
+        return "interrupt" if wishes.save_on_stop else None
+    if step == total_steps:
+        return "final"
+    if wishes.save:
+        return "request"
+    every = config.checkpoint.interval_steps
+    if every is not None and step % every == 0:
+        return "interval"
+    return "minutes" if wishes.timed_save else None

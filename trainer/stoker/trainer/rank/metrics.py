@@ -1,0 +1,83 @@
+"""Numbers of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stoker.checkpoint.storage import path_in_errors
+from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+
+WINDOW = 20
+"""Steps that the time left is estimated from."""
+
+
+class StepClock:
+    """Measures steps. Time between `start` and `stop` counts; validation and saves outside of it do not."""
+
+    def __init__(self, tokens_per_step: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._tokens_per_step = tokens_per_step
+        self._clock = clock
+        self._started = 0.0
+        self.steps = 0
+        """Measured so far."""
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    def start(self) -> None:
+        self._started = self._clock()
+
+    def stop(self) -> float:
+        """Seconds of the step."""
+        self.steps += 1
+        self._recent.append(max(self._clock() - self._started, 1e-9))
+        return self._recent[-1]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the last step, over all ranks."""
+        return self._tokens_per_step / self._recent[-1]
+
+    def eta_s(self, steps_left: int) -> float:
+        """Time left, by the mean of the last steps (without the first, which warms up, when there are others)."""
+        steps = list(self._recent)[1:] or list(self._recent)
+        return steps_left * sum(steps) / len(steps)
+
+
+class MetricLog:
+    """JSON lines: one for every `every_steps`-th step and for every validation. `path=None` writes nothing."""
+
+    def __init__(self, path: str | None, every_steps: int) -> None:
+        self._every_steps = every_steps
+        self._stream: FileIO | None = None
+        if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._stream = FileIO(path, "a")
+
+    def step(self, event: StepEvent) -> None:
+        if event.step % self._every_steps == 0 or event.step == event.total_steps:
+            self._write("step", event)
+
+    def validation(self, event: ValidationEvent) -> None:
+        self._write("validation", event)
+
+    def _write(self, kind: str, event: StepEvent | ValidationEvent) -> None:
+        if self._stream is not None:
+            line = json.dumps({"kind": kind, **asdict(event)}) + "\n"
+            with path_in_errors(Path(str(self._stream.name))):
+                self._stream.write(line.encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()

@@ -1,0 +1,47 @@
+"""From a rank's flat shard to checkpoint tensors by Hugging Face name, and back: which elements of which tensor lie where in the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stoker.checkpoint.manifest import Box
+from stoker.model.parameter import Part
+from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.zero import STATE_KINDS
+
+
+@dataclass(frozen=True)
+class ShardPiece:
+    """Elements `[start, end)` of a shard are `box[flat[0]:flat[1]]` of the tensor."""
+
+    name: str
+    """Hugging Face name; the tensor in the checkpoint has a state kind in front."""
+    shape: tuple[int, ...]
+    box: Box
+    flat: tuple[int, int]
+    start: int
+    end: int
+
+
+def shard_pieces(bucket: Bucket, shard: int, parts: Iterable[Part]) -> list[ShardPiece]:
+    """The parts of the bucket's parameters that shard number `shard` holds, in the order of the shard."""
+    of_parameter: dict[int, list[Part]] = {}
+    for part in parts:
+        of_parameter.setdefault(id(part.parameter), []).append(part)
+    first, end = bucket.plan.shard(shard)
+    pieces = []
+    for item, parameter in zip(bucket.plan.ranges, bucket.parameters, strict=True):
+        for part in of_parameter[id(parameter)]:
+            begin = item.offset + part.flat_start
+            start, stop = max(begin, first), min(begin + part.num_elements, end)
+            if start < stop:
+                flat = (start - begin, stop - begin)
+                box = Box(part.start, part.size)
+                pieces.append(ShardPiece(part.hf_name, part.global_shape, box, flat, start - first, stop - first))
+    return pieces
+
+
+def state_names(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the state with its global shape."""
+    return {f"{kind}.{part.hf_name}": part.global_shape for kind in STATE_KINDS for part in parts}

@@ -1,0 +1,144 @@
+"""The state of a rank between its tensors and a checkpoint: snapshot to host memory, and loading from a checkpoint of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.dtype import to_float32
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest import TensorInfo
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.model.parameter import Part
+from stoker.trainer.rank.communicator import Pending
+from stoker.trainer.rank.piece_map import ShardPiece, shard_pieces, state_names
+from stoker.trainer.rank.pinned import pinned_memory
+from stoker.trainer.rank.saver import HostPiece
+from stoker.trainer.rank.zero import STATE_KINDS, BucketState, Zero
+
+READERS = 4
+"""Parts that are read and verified at once when a checkpoint is loaded."""
+
+
+def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
+    """Every tensor of the whole state: fp32 masters and moments."""
+    return [TensorInfo(name, shape, "float32") for name, shape in state_names(parts).items()]
+
+
+class Snapshots:
+    """Copies of this rank's shards in host memory, cut by tensor: one at a time.
+
+    On a GPU the memory is page-locked and allocated once; the copy goes on beside the next forward and backward, bucket by bucket, and only the next
+    update waits for it, on the device. On the CPU the copy is made at once.
+    """
+
+    def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
+        self._zero = zero
+        self._pieces = [shard_pieces(state.bucket, zero.communicator.rank, parts) for state in zero.states]
+        device = zero.states[0].master.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._memory: Future[list[dict[str, Tensor]]] | None = None
+
+    def prepare(self) -> None:
+        """Begin to allocate the memory, in a thread: locking many gigabytes takes seconds. Without this the first snapshot waits for it."""
+        if self._stream is not None and self._memory is None:
+            allocator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+            self._memory = allocator.submit(self._allocate)
+            allocator.shutdown(wait=False)
+
+    @property
+    def ready(self) -> bool:
+        """A snapshot would not wait for memory."""
+        return self._stream is None or (self._memory is not None and self._memory.done())
+
+    def take(self) -> Iterator[HostPiece]:
+        """The state as it is now, whatever is done to it later. The pieces come as they arrive, in any thread; they live until the next `take`."""
+        states = self._zero.states
+        if self._stream is None:
+            host = [{kind: shard.detach().clone() for kind, shard in state.shards().items()} for state in states]
+            return self._cut(host, [None] * len(host))
+        self.prepare()
+        assert self._memory is not None
+        memory = self._memory.result()
+        return self._cut(memory, [self._copy(state, host) for state, host in zip(states, memory, strict=True)])
+
+    def _allocate(self) -> list[dict[str, Tensor]]:
+        states = self._zero.states
+        with torch.cuda.device(states[0].master.device):
+            return [{kind: pinned_memory(shard.numel()) for kind, shard in state.shards().items()} for state in states]
+
+    def _copy(self, state: BucketState, host: dict[str, Tensor]) -> torch.cuda.Event:
+        stream, device = self._stream, state.master.device
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for kind, shard in state.shards().items():
+                host[kind].copy_(shard.detach(), non_blocking=True)
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        state.hold(Pending(lambda: torch.cuda.current_stream(device).wait_event(copied)))
+        return copied
+
+    def _cut(self, host: Sequence[dict[str, Tensor]], copied: Sequence[torch.cuda.Event | None]) -> Iterator[HostPiece]:
+        for shards, event, items in zip(host, copied, self._pieces, strict=True):
+            if event is not None:
+                event.synchronize()
+            for item in items:
+                for kind in STATE_KINDS:
+                    tensor = TensorInfo(f"{kind}.{item.name}", item.shape, "float32")
+                    yield HostPiece(tensor, item.box, item.flat, shards[kind][item.start : item.end].numpy())
+
+
+def load_state(
+    zero: Zero, parts: Sequence[Part], reader: CheckpointReader, kinds: Sequence[str], report: Callable[[str], None]
+) -> None:
+    """Fill masters (and moments, when `kinds` names them) from a checkpoint, each rank its shards, then the parameters (collective).
+
+    Raises:
+        OtherModel: the checkpoint is of another model; nothing was changed.
+        CheckpointCorrupt: a piece is damaged.
+    """
+    check_same_model(reader, parts, kinds)
+    done = 0
+
+    def read(wanted: tuple[str, ShardPiece]) -> Tensor:
+        kind, item = wanted
+        name = f"{kind}.{item.name}"
+        return torch.from_numpy(to_float32(reader.read(name, item.box, item.flat), reader.tensor(name).dtype))
+
+    def fill(state: BucketState, shards: dict[str, Tensor]) -> None:
+        nonlocal done
+        pieces = shard_pieces(state.bucket, zero.communicator.rank, parts)
+        wanted = [(kind, item) for item in pieces for kind in kinds]
+        for (kind, item), values in zip(wanted, readers.map(read, wanted), strict=True):
+            shards[kind][item.start : item.end].copy_(values)
+        done += 1
+        report(f"LoadingCheckpoint {100 * done // len(zero.states)} %")
+
+    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="load") as readers:
+        zero.set_shards(fill)
+
+
+class OtherModel(CheckpointError):
+    """The checkpoint is sound, but its tensors are not those of the model."""
+
+
+def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:
+    """Refuse a checkpoint whose tensors are not those of this model."""
+    wanted = {
+        name: shape
+        for name, shape in state_names(parts).items()
+        if name.startswith(tuple(f"{kind}." for kind in kinds))
+    }
+    have = {name: info.shape for name, info in reader.manifest.tensors.items()}
+    problems = [
+        f"{name} {shape} is {have.get(name, 'missing')}" for name, shape in wanted.items() if have.get(name) != shape
+    ]
+    surplus = [name for name in have if name.startswith("model.") and name not in wanted]
+    problems += [f"{name} {have[name]} is not in the model" for name in surplus]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise OtherModel(f"{reader.folder} is a checkpoint of another model: {'; '.join(problems[:3])}{more}")

@@ -1,0 +1,158 @@
+"""One optimizer step: micro-batches forward and backward, one exchange of losses and wishes, reduction, update.
+
+T tokens of one micro-batch, packed; D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from stoker.model.attend import Attend, PackedAttend
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import AttentionName
+from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.rank.clip import clip_factor
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.host_link import Readback, upload
+from stoker.trainer.rank.zero import Zero
+
+
+class NonFinite(RuntimeError):
+    """Loss or gradient norm is infinite or not a number; the weights are still those before the step."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did; the same values on every rank."""
+
+    loss: float
+    """Mean over all target tokens of the step, before the update."""
+    grad_norm: float
+    """Before clipping."""
+    wishes: Wishes
+    """What any rank was asked to do after this step."""
+
+
+class ForwardPass:
+    """The model's forward to a loss sum, with or without activation checkpointing."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: AttentionName,
+        device: torch.device,
+        ready: Callable[[str], None],
+        *,
+        recompute: bool,
+    ) -> None:
+        """`ready`: called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
+        self._decoder = decoder
+        self._attention = attention
+        self._device = device
+        self._ready = ready
+        self._recompute = recompute
+        """Keep only each block's input and compute the block again in backward."""
+
+    def loss_sum(self, batch: MicroBatch) -> Tensor:
+        """Sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
+        # Bounds and weights stay on the host: how many sequences and targets there are is asked there, without a wait for the device.
+        cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
+        attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
+        hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
+        return self._decoder.cross_entropy(hidden_TD, upload(batch.targets_T, self._device), weights_T).loss_sum
+
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        self._ready("embedding")
+        x_TD, update_TD = self._decoder.embed(tokens_T), None
+        for index, block in enumerate(self._decoder.blocks):
+            self._ready(f"blocks.{index}")
+            if self._recompute:
+                # Nothing in a block is random, so no generator state has to be kept for the second pass.
+                x_TD, update_TD = checkpoint(
+                    block, x_TD, update_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+        self._ready("head")
+        return self._decoder.norm(x_TD, update_TD)
+
+
+class TrainStep:
+    """Runs steps of one rank."""
+
+    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float) -> None:
+        self._forward = forward
+        self._zero = zero
+        self._clipping = clipping
+
+    def __call__(
+        self,
+        step: int,
+        batches: Iterable[MicroBatch],
+        num_batches: int,
+        target_tokens: int,
+        learning_rate: float,
+        wishes: Callable[[], Wishes],
+    ) -> StepResult:
+        """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
+
+        `wishes` is asked behind the last backward: a stop that arrives during the step ends the run with it, not one step later.
+
+        Raises:
+            NonFinite: on every rank alike; nothing was updated. Nothing here but the end holds up the host, and that while the device still updates.
+        """
+        # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
+        # of backward would be rounded to bf16.
+        self._zero.begin_step(num_batches)
+        sums = [self._backward(batch) for batch in batches]
+        assert len(sums) == num_batches
+        self._zero.finish_reduce()
+        mine = wishes().numbers()
+        numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
+        loss = numbers[:, width:].reshape(-1).sum() / target_tokens
+        norm = self._zero.gradient_norm() / target_tokens
+        scale = clip_factor(norm, self._clipping) / target_tokens
+        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # which updates nothing
+        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        # The update goes to the device before the host waits for the answer: the host is back in time to queue the next step behind it.
+        self._zero.update(step, learning_rate, scale.float())
+        return self._result(step, answer.read(), width)
+
+    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+        loss, norm = answer[:2].tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFinite(
+                f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
+            )
+        return StepResult(loss, norm, Wishes.merge(answer[2:].view(-1, width).tolist()))
+
+    def _backward(self, batch: MicroBatch) -> Tensor:
+        loss_sum = self._forward.loss_sum(batch)
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+        self._zero.end_micro_batch()
+        return loss_sum.detach()
+
+    def _exchange(self, sums: Tensor, wishes: list[float]) -> Tensor:
+        """One small gather per step carries wishes and losses of all ranks; a sum over them follows the global index of the micro-batches."""
+        mine = upload(wishes, sums.device, torch.float64)
+        return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
+
+
+def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+    """Mean loss over the weighted targets of all ranks, and how many they are. Every rank brings as many micro-batches."""
+    zero.wait_parameters()
+    loss_sum, targets = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            loss_sum += float(forward.loss_sum(batch))
+            targets += int(batch.weights_T.sum())
+    device = zero.states[0].bucket.device
+    by_rank = zero.communicator.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
+    total = by_rank.sum(0).tolist()
+    return total[0] / max(1.0, total[1]), int(total[1])

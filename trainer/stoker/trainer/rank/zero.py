@@ -1,0 +1,312 @@
+"""ZeRO stages 0 to 2 over flat buckets: who holds which fp32 state, and when bytes move.
+
+Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are all-gathered.
+Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than its shard of the sum.
+Stage 0: the reduced gradient is gathered and every rank updates everything.
+Reduction of a bucket starts inside backward, when its last gradient of the last micro-batch is there; the gather of updated parameters
+is waited for by the next forward, bucket by bucket. On GPUs no method but the constructor and `set_shards` holds up the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.communicator import DONE, Communicator, Pending
+from stoker.trainer.rank.gradient_sum import GradientSum
+from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
+from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.ordered_sum import sum_in_order
+
+STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+"""What is kept per parameter element: fp32 master weight and the two moments."""
+WIRE_DEPTH = 2
+"""Buffers of each layout for gradients on their way, where streams do the waiting: one is filled while the other is sent."""
+
+Fill = Callable[[Sequence[nn.Parameter]], None]
+"""Writes the starting values of some parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSettings:
+    stage: int
+    """0, 1 or 2."""
+    compute_dtype: torch.dtype
+    """Dtype of the parameters that forward and backward use."""
+    any_data_parallel: bool
+    """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
+
+    def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
+        """Whether each micro-batch's gradient goes to the other ranks by itself, in the compute dtype; else they are added up here first, in fp32."""
+        return ranks > 1 and (num_micro_batches == 1 or (self.stage == 2 and not self.any_data_parallel))
+
+
+class Zero:
+    """Parameters, gradients and optimizer state of one rank. Hooks on the parameters feed it; drive a step with
+    `begin_step`, `ready` before each bucket is used, `end_micro_batch` after each backward, `finish_reduce`, `gradient_norm`, `update`.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        communicator: Communicator,
+        optimizer: Adam,
+        norm: GradientNorm,
+        settings: ZeroSettings,
+        *,
+        fill: Fill | None = None,
+        placed: Collection[str] = (),
+    ) -> None:
+        """`fill` is needed when the parameters are empty (on the meta device).
+
+        `placed`: buckets each of whose parameters is used once in a forward pass, so that its gradient may be written where it belongs by whoever computes it.
+        """
+        self.communicator = communicator
+        self.settings = settings
+        self._optimizer = optimizer
+        self._norm = norm
+        self._micro_batches_left = 0
+        self._hooks: list[RemovableHandle] = []
+        wires = WireBuffers(WIRE_DEPTH if communicator.eager else None)
+        self.states = [BucketState(bucket, communicator, settings, norm, wires, fill) for bucket in buckets]
+        for state in self.states:
+            self._hook_gradients(state, state.bucket.name in placed)
+        self._by_name = {state.bucket.name: state for state in self.states}
+
+    def _hook_gradients(self, state: BucketState, placed: bool) -> None:
+        def hook(index: int) -> Callable[[Tensor], None]:
+            def accumulate(parameter: Tensor) -> None:
+                assert parameter.grad is not None
+                complete = state.gradients.add(index, parameter.grad)
+                parameter.grad = None
+                if complete:
+                    self._close(state)
+
+            return accumulate
+
+        for index, parameter in enumerate(state.bucket.parameters):
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
+            if placed:
+                parameter.gradient_place = partial(state.place, index)  # type: ignore[attr-defined]  # read by the kernels' backward
+
+    def close(self) -> None:
+        """Take the hooks off the parameters: they hold this object, and with it its memory, where no garbage collector looks."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        """Forget the last step's gradients."""
+        self._micro_batches_left = num_micro_batches
+        for state in self.states:
+            state.begin_step(num_micro_batches)
+
+    def ready(self, bucket: str) -> None:
+        """Call before the forward pass uses the parameters of a bucket: until they have their new values."""
+        self._by_name[bucket].wait_parameters()
+
+    def end_micro_batch(self) -> None:
+        """After backward: close the buckets in which some parameter got no gradient."""
+        for state in self.states:
+            if not state.closed:
+                self._close(state)
+            state.closed = False
+        self._micro_batches_left -= 1
+
+    def _close(self, state: BucketState) -> None:
+        state.end_micro_batch(self._micro_batches_left == 1)
+
+    def finish_reduce(self) -> None:
+        """Until every bucket's gradient is the sum over all ranks and micro-batches."""
+        for state in self.states:
+            state.finish_reduce()
+
+    def gradient_norm(self) -> Tensor:
+        """Norm of the whole gradient, fp64 scalar on the device (collective)."""
+        squares = [state.squares for state in self.states]
+        return self._norm.norm(squares, [state.bucket.plan for state in self.states], self.communicator)
+
+    def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
+        """Update this rank's state with the gradient times `scale` (fp32 scalar on the device), and start to gather the parameters. `step` counts from 1.
+
+        A scale that is not finite changes nothing.
+        """
+        for state in self.states:
+            state.update(self._optimizer, step, learning_rate, scale)
+            state.start_gather()
+
+    def wait_parameters(self) -> None:
+        """Until every parameter has its new value (before anything but the next forward reads them)."""
+        for state in self.states:
+            state.wait_parameters()
+
+    def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
+        """Let `fill` write this rank's shards of every state kind, then bring all ranks' parameters up to date (collective)."""
+        for state in self.states:
+            fill(state, state.shards())
+            state.spread_shards()
+        self.wait_parameters()
+
+
+class BucketState:
+    """One bucket's master weights, moments and gradient on this rank: its shard at stages 1 and 2, everything at stage 0."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        communicator: Communicator,
+        settings: ZeroSettings,
+        norm: GradientNorm,
+        wires: WireBuffers,
+        fill: Fill | None,
+    ) -> None:
+        self.bucket = bucket
+        self.closed = False
+        self._communicator = communicator
+        self._settings = settings
+        self._wires = wires
+        self._whole = settings.stage == 0
+        self._reducing: Pending = DONE
+        self._gathering: Pending = DONE
+        self._copying: Pending = DONE
+        self._loan: Loan | None = None
+        self._num_sent = 0
+        self.master = self._build_master(fill)
+        self.exp_avg = torch.zeros_like(self.master)
+        self.exp_avg_sq = torch.zeros_like(self.master)
+        self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
+        """Of this rank's shard of the reduced gradient, as `GradientNorm` wants them."""
+        self._total = partial(norm.total, self.squares)
+        self.gradients: GradientSum | GradientWire = GradientSum(bucket, settings.any_data_parallel)
+        self._sum = self.gradients
+        self._wire = GradientWire(bucket, wires)
+        self._received = self.master.new_empty(0)
+        self.gradient = self._received
+        """The reduced gradient, as long as `master`, between `finish_reduce` and `begin_step`."""
+
+    def _build_master(self, fill: Fill | None) -> Tensor:
+        """fp32 masters of what the parameters hold now, or of what `fill` gives them. In fp32 they are the parameters' own memory."""
+        dtype = self._settings.compute_dtype
+        if self.bucket.is_empty:
+            assert fill is not None, "parameters on the meta device need starting values"
+            master = self.bucket.materialise()
+            fill(self.bucket.parameters)
+        else:
+            master = self.bucket.master_copy()
+        self.bucket.adopt(master.to(dtype))  # no copy when it is fp32 already
+        held = master if self._whole else self._communicator.shard(master)
+        return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
+
+    @property
+    def decay_end(self) -> int:
+        """End of the decayed region inside of `master`."""
+        if self._whole:
+            return self.bucket.plan.decay_end
+        start, end = self.bucket.plan.shard(self._communicator.rank)
+        return min(max(self.bucket.plan.decay_end, start), end) - start
+
+    def owned(self, held: Tensor) -> Tensor:
+        """This rank's shard of one of the state tensors."""
+        return self._communicator.shard(held) if self._whole else held
+
+    def shards(self) -> dict[str, Tensor]:
+        """This rank's shard by state kind, as views: valid until the next update changes them."""
+        return dict(zip(STATE_KINDS, (self.owned(held) for held in self._held()), strict=True))
+
+    def _held(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.master, self.exp_avg, self.exp_avg_sq
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        self.closed = False
+        self._num_sent = 0
+        sends_each = self._settings.sends_each(self._communicator.size, num_micro_batches)
+        self.gradients = self._wire if sends_each else self._sum
+        self.gradients.begin_step(num_micro_batches)
+
+    def place(self, index: int) -> Tensor | None:
+        """Where the gradient of parameter `index` may be written right now, or None."""
+        return self.gradients.place(index)
+
+    def end_micro_batch(self, last: bool) -> None:
+        """Every gradient of this micro-batch is there: send it, or wait for more."""
+        self.closed = True
+        flat = self.gradients.end_micro_batch()
+        if self.gradients is self._wire:
+            self._send(flat, last)
+        elif last:
+            self.gradient = flat if self._whole else self._communicator.shard(flat)
+            self._reducing = self._communicator.reduce_scatter(flat, self.owned(self.gradient), total=self._total)
+
+    def _send(self, flat: Tensor, last: bool) -> None:
+        if not self._communicator.eager:
+            self._finish_reducing()
+        if self._received.numel() == 0:
+            self._received = torch.zeros_like(self.master)
+        self.gradient = self._received
+        self._reducing = self._communicator.reduce_scatter(
+            flat, self.owned(self.gradient), add=self._num_sent > 0, total=self._total if last else sum_in_order
+        )
+        self._loan = self._wires.lend(self.bucket, flat, self._reducing)
+        self._num_sent += 1
+
+    def _finish_reducing(self) -> None:
+        self._reducing.wait()
+        self._reducing = DONE
+        if self._loan is not None:
+            self._wires.give_back(self._loan)
+            self._loan = None
+
+    def finish_reduce(self) -> None:
+        self._finish_reducing()
+        if self._whole:
+            self._communicator.all_gather(self.gradient).wait()
+
+    def hold(self, copying: Pending) -> None:
+        """The next update must wait until the state has been copied away."""
+        self._copying = copying
+
+    def update(self, optimizer: Adam, step: int, learning_rate: float, scale: Tensor) -> None:
+        self._copying.wait()
+        self._copying = DONE
+        optimizer.update(
+            self.master,
+            self.gradient,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self._parameters(),
+            decay_end=self.decay_end,
+            step=step,
+            learning_rate=learning_rate,
+            scale=scale,
+        )
+
+    def _parameters(self) -> Tensor | None:
+        """The part of the parameters' memory that the masters are rounded into; None when they are the same memory."""
+        if self.bucket.flat.dtype == torch.float32:
+            return None
+        return self.bucket.flat if self._whole else self._communicator.shard(self.bucket.flat)
+
+    def start_gather(self) -> None:
+        """Bring the updated parameters to every rank."""
+        if not self._whole:
+            self._gathering = self._communicator.all_gather(self.bucket.flat)
+
+    def wait_parameters(self) -> None:
+        self._gathering.wait()
+        self._gathering = DONE
+
+    def spread_shards(self) -> None:
+        if self._whole:
+            for held in self._held():
+                self._communicator.all_gather(held).wait()
+        parameters = self._parameters()
+        if parameters is not None:
+            parameters.copy_(self.master)
+        self.start_gather()

@@ -83,6 +83,16 @@ def test_of_a_pods_status_remains_what_it_waits_for_and_how_it_ended() -> None:
     }
 
 
+def test_of_a_container_remains_the_digest_of_its_image_once_for_all_pods() -> None:
+    def held(number: int) -> Object:
+        image_id = f"ghcr.io/a/runtime@sha256:{'0' * 60}{number}"
+        found = thing("Pod", status={"containerStatuses": [{"name": "main", "imageID": image_id, "state": {}}]})
+        return dict(kept(found)["status"]["containerStatuses"][0])
+
+    assert held(1) == {"name": "main", "imageID": f"ghcr.io/a/runtime@sha256:{'0' * 60}1", "state": {}}
+    assert held(1)["imageID"] is held(1)["imageID"]
+
+
 def test_of_a_node_remains_whether_it_is_heard_of_and_its_zone() -> None:
     conditions = [{"type": "Ready", "status": "Unknown", "lastHeartbeatTime": "h", "lastTransitionTime": "t"}]
     node = thing("Node", spec={"podCIDR": "x"}, status={"images": ["many"], "conditions": conditions})

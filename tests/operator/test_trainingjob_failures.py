@@ -18,6 +18,7 @@ def test_a_failed_attempt_resumes_from_the_newest_verified_checkpoint() -> None:
     assert run.attempt == 1
     assert run.status["attempt"]["resumedFrom"]["step"] == 20
     assert (run.status["lastFailure"]["cause"], run.status["lastFailure"]["rank"]) == ("RankFailed", 1)
+    assert run.status["lastFailure"]["pod"].endswith("-a0-1")
     assert run.status["lostSteps"] == 6
     assert run.status["failuresWithoutProgress"] == 1
 

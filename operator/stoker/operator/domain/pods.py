@@ -105,6 +105,14 @@ def waiting_reason(pod: Object) -> str | None:
     return None if pod.get("status", {}).get("phase") == "Running" else "waiting for the pod to start"
 
 
+def image_id(pod: Object) -> str:
+    """The `imageID` of the main container; empty while its node reports none."""
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        if container.get("name") == MAIN:
+            return str(container.get("imageID") or "")
+    return ""
+
+
 def ref_of(item: Object) -> Ref:
     """The exact object."""
     metadata = item["metadata"]

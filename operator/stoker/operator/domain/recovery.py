@@ -65,6 +65,7 @@ class Ending:
     rank: int | None
     node_rank: int
     node: str
+    pod: str
     disrupted: bool
 
     @property
@@ -91,7 +92,7 @@ def disruption(pods: Iterable[Object]) -> Ending | None:
 
 def lost_pod(node_rank: int, name: str) -> Ending:
     """A pod of a started attempt that is gone without a trace (deleted by force, its node removed)."""
-    return Ending(Cause.RANK_KILLED, f"pod {name} is gone", None, None, None, node_rank, "", disrupted=True)
+    return Ending(Cause.RANK_KILLED, f"pod {name} is gone", None, None, None, node_rank, "", name, disrupted=True)
 
 
 def retry_delay_s(failures_in_a_row: int) -> float:
@@ -126,6 +127,7 @@ def _ending(pod: Object, exit_: Exit) -> Ending:
         rank=word.rank if word else None,
         node_rank=int(label(pod, "node-rank") or 0),
         node=str(pod["spec"].get("nodeName", "")),
+        pod=str(pod["metadata"]["name"]),
         disrupted=exit_.disrupted,
     )
 

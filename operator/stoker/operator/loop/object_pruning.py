@@ -74,7 +74,10 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 def _container(found: Mapping[str, Any]) -> dict[str, Any]:
     state = found.get("state") or {}
-    return {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+    left = {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+    if "@" in (found.get("imageID") or ""):  # a digest; long, and the same in thousands of pods
+        left["imageID"] = sys.intern(found["imageID"])
+    return left
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ TERMINATING_S = 600.0
 """For so long a namespace that took nothing new is believed to be ending."""
 MAX_GONE = 500
 """Pods that ended and are gone, remembered for their last word."""
+_FROZEN = ("pinned", "acceptedSpec")
+"""Parts of a status that repeat the spec, or what was rendered from it: equal in many objects, and to the spec itself."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,11 @@ class Store:
         owners = resource["metadata"].get("ownerReferences")
         if owners:
             resource["metadata"]["ownerReferences"] = self._shared.one(owners)
-        status = resource.get("status")
-        if (
-            status
-            and "pinned" in status
-            and (old is None or status["pinned"] is not (old.get("status") or {}).get("pinned"))
-        ):
-            resource["status"] = {**status, "pinned": self._shared.one(status["pinned"])}
+        status = resource.get("status") or {}
+        before = ((old or {}).get("status")) or {}
+        frozen = {name: status[name] for name in _FROZEN if name in status and status[name] is not before.get(name)}
+        if frozen:
+            resource["status"] = {**status, **{name: self._shared.one(value) for name, value in frozen.items()}}
         return resource
 
     # Writing

@@ -150,6 +150,7 @@ def _failure(view: TrainingView, ending: Ending, action: Action) -> Failure:
         cause=ending.cause.value,
         exit_code=ending.exit_code,
         node=ending.node or None,
+        pod=ending.pod,
         rank=ending.rank,
         step=ending.step,
         detail=shortened(ending.detail) or None,

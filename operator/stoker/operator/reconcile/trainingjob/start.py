@@ -14,17 +14,15 @@ from stoker.operator.reconcile.trainingjob.attempt import failures_without_progr
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt, changed_failure
+from stoker.operator.reconcile.trainingjob.pinning import pinned_for_next_attempt
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import attempt_config_name, writer_of
 from stoker.operator.render.trainer import (
-    StartCheckpoint,
     attempt_config,
     attempt_pods,
-    intent_of,
     keys_config_map,
-    pin,
     service,
 )
 
@@ -51,7 +49,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     choice = choose_resume(view, found)
     if isinstance(choice, Blocked):
         return _blocked(view, choice)
-    pinned = _pinned(view, found)
+    pinned = pinned_for_next_attempt(view, found)
     attempt = _next_attempt(view, last, choice, pinned)
     message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
     changes = JobChanges(
@@ -73,14 +71,6 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         changes=changes | _account(view, last, attempt.first_step or 0),
         plan=Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,)),
     )
-
-
-def _pinned(view: TrainingView, found: StartCheckpoint | None) -> Pinned:
-    """The rendering for the intent in force, however old; a new one where the user changed the intent."""
-    pinned = view.job.status.pinned
-    if pinned is not None and (pinned.intent == intent_of(view.job.spec) or view.intent.never_accepted):
-        return pinned
-    return pin(view.job, found, view.settings, view.intent.spec)
 
 
 def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:

@@ -164,7 +164,7 @@ async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str)
 async def _an_outage(folder: Path) -> None:
     world = embedded(folder, pods=FakePods())
     async with at_work(world, world.cluster, Settings(), "abcd") as operator:
-        operator.metrics.watch(operator.figures)
+        operator.metrics.watch(operator.state)
         for name in "abc":
             silence(world.objects, name, "Unknown")
         await world.clock.advance(3600)

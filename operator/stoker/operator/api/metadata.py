@@ -61,7 +61,7 @@ class KeyRef(Value):
     optional: bool | None = None
 
 
-class Condition(Value):
+class StatusCondition(Value):
     """One observation, in the form that kstatus, Argo CD and Flux read."""
 
     type: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z]+$")]
@@ -75,7 +75,7 @@ class Condition(Value):
 class Status(Value):
     """What every status says first."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    conditions: Annotated[tuple[StatusCondition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """`Ready` and, while they hold, `Reconciling` and `Stalled`, besides the kind's own."""
     observed_generation: Int64 | None = None
     message: Text | None = None

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.text import shortened
 
 
 class Health(StrEnum):
@@ -69,7 +70,7 @@ def _rendered(condition: Condition, old: Mapping[str, Any] | None, now: datetime
         "type": condition.type,
         "status": status,
         "reason": condition.reason,
-        "message": condition.message[:1024],
+        "message": shortened(condition.message),
         "observedGeneration": generation,
         "lastTransitionTime": timestamp(now) if flipped or old is None else old["lastTransitionTime"],
     }

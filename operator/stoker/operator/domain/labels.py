@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 PREFIX = "stoker.dev"
 
 JOB = f"{PREFIX}/job"
@@ -9,7 +11,12 @@ JOB_UID = f"{PREFIX}/job-uid"
 ATTEMPT = f"{PREFIX}/attempt"
 NODE_RANK = f"{PREFIX}/node-rank"
 ROLE = f"{PREFIX}/role"
-"""`trainer`, `engine`, `router` or `task`."""
+"""A `PodRole`."""
+TASK = f"{PREFIX}/task"
+"""What a task pod does: `verify`, `import`, `list` or `delete`."""
+TASK_TRY = f"{PREFIX}/try"
+WRITER = f"{PREFIX}/writer"
+"""The attempt whose folders a task pod lists."""
 DEPLOYMENT = f"{PREFIX}/deployment"
 DEPLOYMENT_UID = f"{PREFIX}/deployment-uid"
 POOL = f"{PREFIX}/pool"
@@ -18,6 +25,15 @@ CHECKPOINT_UID = f"{PREFIX}/checkpoint-uid"
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"
-"""Of nodes; Kubernetes' own."""
+"""Label of nodes; Kubernetes' own."""
 
 INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)
+
+
+class PodRole(StrEnum):
+    """What a pod of ours is for."""
+
+    TRAINER = "trainer"
+    ENGINE = "engine"
+    ROUTER = "router"
+    TASK = "task"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object, Ref
+from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
 from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
@@ -31,7 +33,7 @@ class PodState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Exit:
+class PodExit:
     """How a pod's main container ended."""
 
     cause: Cause
@@ -68,14 +70,14 @@ def is_ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
 
 
-def exit_of(pod: Object) -> Exit:
+def exit_of(pod: Object) -> PodExit:
     """How an ended pod ended, from its last word, else from its exit code and the kubelet's reason."""
     status = pod.get("status", {})
     terminated = _terminated(status)
     word = parse_termination_message(terminated.get("message", ""))
     code = terminated.get("exitCode")
     detail = word.detail if word else _kubelet_detail(status, terminated)
-    return Exit(
+    return PodExit(
         cause=word.cause if word else _cause_without_word(status, terminated),
         exit_code=code,
         detail=detail,
@@ -120,12 +122,9 @@ def ref_of(item: Object) -> Ref:
 
 
 def label(item: Object, name: str) -> str:
-    """A label below `stoker.dev/`; empty when it is absent."""
-    return str(item["metadata"].get("labels", {}).get(f"stoker.dev/{name}", ""))
-
-
-def with_label(items: Iterable[Object], name: str, value: str) -> tuple[Object, ...]:
-    return tuple(item for item in items if label(item, name) == value)
+    """The value of one of our labels (`labels.ROLE`); empty when it is absent. A name without prefix is one below `stoker.dev/`."""
+    full = name if "/" in name else f"{PREFIX}/{name}"
+    return str(item["metadata"].get("labels", {}).get(full, ""))
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -148,7 +147,7 @@ def _cause_without_word(status: Mapping[str, Any], terminated: Mapping[str, Any]
 def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
     reason = status.get("reason") or terminated.get("reason") or "the pod ended without a last word"
     message = status.get("message") or terminated.get("message") or ""
-    return f"{reason}: {message}".rstrip(": ")[:1024]
+    return shortened(f"{reason}: {message}".rstrip(": "))
 
 
 def _is_disrupted(status: Mapping[str, Any]) -> bool:

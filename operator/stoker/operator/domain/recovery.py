@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import Exit, PodState, exit_of, label, pod_state
+from stoker.operator.domain.pods import PodExit, PodState, exit_of, label, pod_state
 from stoker.pod.exit_code import Cause
 
 
@@ -117,7 +118,7 @@ def exhausted(failures_in_a_row: int, backoff_limit: int) -> bool:
     return failures_in_a_row > backoff_limit
 
 
-def _ending(pod: Object, exit_: Exit) -> Ending:
+def _ending(pod: Object, exit_: PodExit) -> Ending:
     word = exit_.word
     return Ending(
         cause=exit_.cause,
@@ -125,7 +126,7 @@ def _ending(pod: Object, exit_: Exit) -> Ending:
         exit_code=exit_.exit_code,
         step=word.step if word else None,
         rank=word.rank if word else None,
-        node_rank=int(label(pod, "node-rank") or 0),
+        node_rank=int(label(pod, NODE_RANK) or 0),
         node=str(pod["spec"].get("nodeName", "")),
         pod=str(pod["metadata"]["name"]),
         disrupted=exit_.disrupted,

@@ -27,6 +27,7 @@ from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
 from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Plan, Ref
+from stoker.operator.domain.text import shortened
 from stoker.operator.loop.store import Store, key_of
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 MANAGER = "stoker-operator"
 EVENT_WINDOW_S = 600
 """The same event about the same object appears once in this time."""
-MAX_EVENT_MESSAGE = 1024
 
 LARGEST_BATCH = 256
 """Objects made side by side. Batches begin with one and double: what the cluster refuses costs one request, not a thousand."""
@@ -42,7 +42,7 @@ LARGEST_BATCH = 256
 T = TypeVar("T")
 
 
-class Executor:
+class PlanExecutor:
     """The only writer of the operator."""
 
     def __init__(self, cluster: Cluster, store: Store, clock: Clock, *, max_requests: int = 32) -> None:
@@ -226,7 +226,7 @@ def event_object(resource: Object, event: Event, now: datetime) -> Object:
         "involvedObject": {"apiVersion": resource["apiVersion"], "kind": resource["kind"], **about},
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:MAX_EVENT_MESSAGE],
+        "message": shortened(event.message),
         "source": {"component": MANAGER},
         "reportingComponent": MANAGER,
         "reportingInstance": MANAGER,

@@ -70,7 +70,7 @@ class Informer:
                 await self.clock.sleep(max(delay, min(wait_s, LONGEST_BACKOFF_S)))
 
     async def _list(self) -> str:
-        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.keep)
+        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.pruned)
         version = int(listing.resource_version)
         self.store.forget_unlisted(self.kind, listing.items, version, self.namespace)
         for number, item in enumerate(listing.items):

@@ -10,7 +10,7 @@ ENTRIES = 20_000
 """Parts in one of the two generations; one that is not asked for in the life of a generation is forgotten, not lost."""
 
 
-class Shared:
+class Interner:
     """Plain JSON data in, equal data out that shares what was seen before. Nobody may change what comes out."""
 
     def __init__(self, entries: int = ENTRIES) -> None:
@@ -18,16 +18,16 @@ class Shared:
         self._young: dict[tuple[Any, ...], Any] = {}
         self._old: dict[tuple[Any, ...], Any] = {}
 
-    def one(self, value: Any) -> Any:
+    def intern(self, value: Any) -> Any:
         """From the leaves up. A part is known by its own parts: these are shared already, so their addresses say which they are.
 
         What stands in a table holds its parts, so an address in a key is never given to anything else.
         """
         if isinstance(value, Mapping):
-            made = {sys.intern(name): self.one(inner) for name, inner in value.items()}
+            made = {sys.intern(name): self.intern(inner) for name, inner in value.items()}
             return self._known((dict, *((name, _mark(inner)) for name, inner in made.items())), made)
         if isinstance(value, list | tuple):
-            items = [self.one(inner) for inner in value]
+            items = [self.intern(inner) for inner in value]
             return self._known((list, *map(_mark, items)), items)
         return sys.intern(value) if isinstance(value, str) else value
 

@@ -15,7 +15,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class OperatorMetrics:
-    """One registry per process. The figures of a leader are read from it when Prometheus asks, through `watch`."""
+    """One registry per process. The state of a leader are read from it when Prometheus asks, through `watch`."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -50,12 +50,12 @@ class OperatorMetrics:
     def lead(self, leading: bool) -> None:
         self._leader.set(1 if leading else 0)
 
-    def watch(self, figures: Callable[[], Figures | None]) -> None:
+    def watch(self, state: Callable[[], OperatorState | None]) -> None:
         """Gauges that are read from the operator at work; None: nothing is at work here."""
-        self.registry.register(_AtWork(figures))
+        self.registry.register(_AtWork(state))
 
 
-class Figures:
+class OperatorState:
     """A moment of the operator at work."""
 
     def __init__(
@@ -77,11 +77,11 @@ class Figures:
 
 
 class _AtWork(Collector):
-    def __init__(self, figures: Callable[[], Figures | None]) -> None:
-        self.figures = figures
+    def __init__(self, state: Callable[[], OperatorState | None]) -> None:
+        self.state = state
 
     def collect(self) -> Iterator[Metric]:
-        now = self.figures()
+        now = self.state()
         if now is None:
             return
         single = {

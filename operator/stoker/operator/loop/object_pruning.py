@@ -25,7 +25,7 @@ LONGEST_SHARED = 64
 """Characters. Shorter texts are kept once, however many objects say them."""
 
 
-def kept(resource: Object, old: Object | None = None) -> Object:
+def pruned(resource: Object, old: Object | None = None) -> Object:
     """The object without what no reconcile reads; equal texts are one text in memory, and so is what has not changed since `old`."""
     parts = dict(resource)
     parts["metadata"] = _metadata(resource["metadata"])
@@ -36,21 +36,21 @@ def kept(resource: Object, old: Object | None = None) -> Object:
         parts |= _pod(parts)
     if resource["kind"] == "Node":
         parts = _node(parts)
-    shared: Object = share(parts, old)
+    shared: Object = reuse_equal(parts, old)
     return shared
 
 
-def share(value: Any, old: Any = None) -> Any:
+def reuse_equal(value: Any, old: Any = None) -> Any:
     """The same plain data with short texts and all field names shared, and with the parts of `old` that are equal."""
     if isinstance(value, Mapping):
         if value == old:
             return old
         before = old if isinstance(old, Mapping) else {}
-        return {sys.intern(name): share(inner, before.get(name)) for name, inner in value.items()}
+        return {sys.intern(name): reuse_equal(inner, before.get(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         if value == old:
             return old
-        return [share(inner) for inner in value]
+        return [reuse_equal(inner) for inner in value]
     if isinstance(value, str) and len(value) <= LONGEST_SHARED:
         return sys.intern(value)
     return value

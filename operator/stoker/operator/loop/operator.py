@@ -26,9 +26,9 @@ from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
-from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.loop.poller import Poller
@@ -70,7 +70,7 @@ class Operator:
         self.store = Store()
         self.store.listeners.append(self._on_change)
         self.queue = WorkQueue(self.clock, jitter)
-        self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
         self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._nodes_are_watched, self.wake)
@@ -129,12 +129,12 @@ class Operator:
         """Whether news of nodes can arrive: the last answer to each of their informers was not a failure."""
         return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
 
-    def figures(self) -> Figures:
+    def state(self) -> OperatorState:
         """This moment, for Prometheus."""
         silence: dict[str, float] = {}
         for informer in self.informers:
             silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
-        return Figures(
+        return OperatorState(
             queue=len(self.queue),
             delayed=self.queue.delayed,
             polls=self.poller.running,

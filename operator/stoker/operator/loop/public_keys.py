@@ -11,7 +11,7 @@ from collections.abc import Callable
 from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.domain.labels import APPLIED_HASH
 from stoker.operator.domain.plan import Key, Object
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.store import Store, key_of
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")
 class PublicKeys:
     """One ConfigMap in each namespace. `wanted` gives the one of a namespace with the keys of now."""
 
-    def __init__(self, store: Store, executor: Executor, wanted: Callable[[str], Object]) -> None:
+    def __init__(self, store: Store, executor: PlanExecutor, wanted: Callable[[str], Object]) -> None:
         self.store = store
         self.executor = executor
         self.wanted = wanted

@@ -14,8 +14,8 @@ from typing import Any
 from stoker.operator.domain.labels import INDEXED
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.domain.references import references
-from stoker.operator.loop.interning import Shared
-from stoker.operator.loop.object_pruning import kept, share
+from stoker.operator.loop.interning import Interner
+from stoker.operator.loop.object_pruning import pruned, reuse_equal
 
 MAX_TOMBSTONES = 10_000
 TERMINATING_S = 600.0
@@ -70,7 +70,7 @@ class Store:
         self._gone: OrderedDict[str, Object] = OrderedDict()
         self._terminating: dict[str, float] = {}
         self._refusals: dict[Key, str] = {}
-        self._shared = Shared()
+        self._interner = Interner()
 
     # Reading
 
@@ -133,19 +133,19 @@ class Store:
         """
         return self._refusals.get(key)
 
-    def keep(self, resource: Object, old: Object | None = None) -> Object:
+    def pruned(self, resource: Object, old: Object | None = None) -> Object:
         """What is kept of an object, with the parts that many objects have in common as one."""
-        resource = kept(resource, old)
+        resource = pruned(resource, old)
         if old is None or resource.get("spec") is not old.get("spec"):
-            resource = {**resource, "spec": self._shared.one(resource["spec"])} if "spec" in resource else resource
+            resource = {**resource, "spec": self._interner.intern(resource["spec"])} if "spec" in resource else resource
         owners = resource["metadata"].get("ownerReferences")
         if owners:
-            resource["metadata"]["ownerReferences"] = self._shared.one(owners)
+            resource["metadata"]["ownerReferences"] = self._interner.intern(owners)
         status = resource.get("status") or {}
         before = ((old or {}).get("status")) or {}
         frozen = {name: status[name] for name in _FROZEN if name in status and status[name] is not before.get(name)}
         if frozen:
-            resource["status"] = {**status, **{name: self._shared.one(value) for name, value in frozen.items()}}
+            resource["status"] = {**status, **{name: self._interner.intern(value) for name, value in frozen.items()}}
         return resource
 
     # Writing
@@ -160,7 +160,7 @@ class Store:
             return False
         if old is not None and version_of(old) >= version:
             return False
-        resource = self.keep(resource, old)
+        resource = self.pruned(resource, old)
         self._unindex(key)
         self._index(key, resource)
         self._tell(Change(old, resource))
@@ -172,7 +172,7 @@ class Store:
         self._bury(uid, version)
         if old is None or old["metadata"]["uid"] != uid:
             return False
-        self._remember(kept(last, old) if last is not None else old)
+        self._remember(pruned(last, old) if last is not None else old)
         self._bury(uid, version_of(old))
         self._unindex(key)
         self._reports.pop(uid, None)
@@ -203,7 +203,7 @@ class Store:
         old = self._reports.get(pod_uid)
         if old == body:
             return False
-        self._reports[pod_uid] = share(body, old)
+        self._reports[pod_uid] = reuse_equal(body, old)
         return True
 
     def set_terminating(self, namespace: str, now_s: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.operator.domain.labels import TASK, TASK_TRY
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.domain.recovery import MAX_TASK_TRIES, left_s, task_delay_s
@@ -38,7 +39,7 @@ def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -
     evicted or lost with its node does not count.
     """
     mine = sorted(
-        (pod for pod in view.tasks if label(pod, "task") == verb), key=lambda pod: int(label(pod, "try") or 0)
+        (pod for pod in view.tasks if label(pod, TASK) == verb), key=lambda pod: int(label(pod, TASK_TRY) or 0)
     )
     for pod in mine:
         word = exit_of(pod).word if ended(pod) else None
@@ -55,7 +56,7 @@ def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -
     rest_s = left_s(ended_at(mine[-1]), task_delay_s(len(mine)), view.now) if mine else 0.0
     if rest_s:
         return TaskAnswer(retry_in_s=rest_s)
-    number = int(label(mine[-1], "try") or 0) + 1 if mine else 0
+    number = int(label(mine[-1], TASK_TRY) or 0) + 1 if mine else 0
     return TaskAnswer(pod=_pod(view, verb, folder, digest, number))
 
 

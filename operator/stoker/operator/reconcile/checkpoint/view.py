@@ -12,6 +12,7 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
@@ -89,10 +90,10 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
     if intent.refused and not intent.never_accepted:
         checkpoint = read(Checkpoint, {**seen.resource, "spec": intent.spec})
     job = _job(seen, checkpoint)
-    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, "job-uid") == job.metadata.uid]
-    trainers = [pod for pod in pods if label(pod, "role") == "trainer"]
+    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, JOB_UID) == job.metadata.uid]
+    trainers = [pod for pod in pods if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job is not None and job.status.attempt else ""
-    leader = next((p for p in trainers if label(p, "attempt") == number and label(p, "node-rank") == "0"), None)
+    leader = next((p for p in trainers if label(p, ATTEMPT) == number and label(p, NODE_RANK) == "0"), None)
     report = seen.reports.get(leader["metadata"]["uid"]) if leader is not None else None
     return CheckpointView(
         checkpoint=checkpoint,
@@ -105,7 +106,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
         saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
-        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
+        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, CHECKPOINT_UID) == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
         twins=tuple(_twins(seen, checkpoint)),
     )
@@ -117,7 +118,7 @@ def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
     wanted = source.save.job_ref if source.save else source.job_ref
     if wanted is None:
         return None
-    uid = wanted.uid or checkpoint.metadata.labels.get("stoker.dev/job-uid")
+    uid = wanted.uid or checkpoint.metadata.labels.get(JOB_UID)
     for found in seen.of_kind("TrainingJob"):
         if found["metadata"]["name"] == wanted.name and uid in (None, found["metadata"]["uid"]):
             return read(TrainingJob, found)

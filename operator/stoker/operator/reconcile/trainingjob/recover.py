@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label
 from stoker.operator.domain.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
@@ -129,7 +130,7 @@ def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:
     """A pod of a gang that was whole once is gone."""
     if attempt.phase is None or len(view.gang) >= gang_size(view):
         return None
-    present = {int(label(pod, "node-rank") or 0) for pod in view.gang}
+    present = {int(label(pod, NODE_RANK) or 0) for pod in view.gang}
     missing = min(set(range(gang_size(view))) - present)
     return lost_pod(missing, f"{stem(view.job.metadata.name, view.job.metadata.uid)}-a{attempt.number}-{missing}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.labels import PREFIX, TASK, WRITER
 from stoker.operator.domain.plan import Object, Patch, Ref
 from stoker.operator.domain.pods import ended, exit_of, label
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -147,7 +147,7 @@ def _last_words(view: TrainingView, attempt: int) -> Iterator[Save]:
 
 def _listed(view: TrainingView, attempt: int, writer: str) -> Iterator[Save]:
     for pod in view.tasks:
-        if label(pod, "task") != "list" or label(pod, "writer") != writer or not ended(pod):
+        if label(pod, TASK) != "list" or label(pod, WRITER) != writer or not ended(pod):
             continue
         word = exit_of(pod).word
         for raw in word.result.get("saves", ()) if word else ():

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
 from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
@@ -150,8 +151,8 @@ def _taken_away_idle(attempt: Attempt) -> bool:
 
 def _outlived(view: TrainingView, number: int) -> list[Object]:
     """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
-    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, "job-uid") == view.job.metadata.uid]
-    old = [found for found in configs if label(found, "attempt") not in ("", str(number))]
+    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, JOB_UID) == view.job.metadata.uid]
+    old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
 
 

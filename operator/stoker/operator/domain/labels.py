@@ -22,6 +22,8 @@ DEPLOYMENT_UID = f"{PREFIX}/deployment-uid"
 POOL = f"{PREFIX}/pool"
 REVISION = f"{PREFIX}/revision"
 CHECKPOINT_UID = f"{PREFIX}/checkpoint-uid"
+EXPIRED = f"{PREFIX}/expired"
+"""On a Checkpoint whose data the job's retention gives up; the Checkpoint's own reconcile deletes data and object."""
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.labels import EXPIRED
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
 from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, CheckpointOutcome
 from stoker.operator.reconcile.checkpoint.task import ask_task
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
-from stoker.operator.reconcile.trainingjob.saves import EXPIRED
 
 FINALIZER = "stoker.dev/checkpoint-data"
 

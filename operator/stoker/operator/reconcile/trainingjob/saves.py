@@ -8,15 +8,12 @@ from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.domain.labels import PREFIX, TASK, WRITER
+from stoker.operator.domain.labels import EXPIRED, PREFIX, TASK, WRITER
 from stoker.operator.domain.plan import Object, Patch, Ref
 from stoker.operator.domain.pods import ended, exit_of, label
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import writer_of
 from stoker.operator.render.trainer import job_labels
-
-EXPIRED = f"{PREFIX}/expired"
-"""Label on a Checkpoint whose data the job's retention gives up; the Checkpoint's own reconcile deletes data and object."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stoker.operator.domain.text import shortened
 
 
 class Health(StrEnum):
-    """The three answers that a client of any tool can read."""
+    """Health of a resource, as every client of kstatus reads it."""
 
     READY = "Ready"
     PROGRESSING = "Progressing"
@@ -25,7 +25,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """One wanted condition; `status` None removes it."""
+    """A condition to set; `status` None removes it."""
 
     type: str
     status: bool | None
@@ -34,7 +34,7 @@ class Condition:
 
 
 def summary(health: Health, reason: str, message: str = "") -> tuple[Condition, ...]:
-    """Ready, Reconciling and Stalled for one state of health."""
+    """The conditions Ready, Reconciling and Stalled for one state of health."""
     return (
         Condition("Ready", health is Health.READY, reason, message),
         Condition("Reconciling", True if health is Health.PROGRESSING else None, reason, message),
@@ -45,7 +45,7 @@ def summary(health: Health, reason: str, message: str = "") -> tuple[Condition, 
 def merge(
     current: Iterable[Mapping[str, Any]], wanted: Iterable[Condition], now: datetime, generation: int
 ) -> list[dict[str, Any]]:
-    """The new list, sorted by type: wanted ones replaced or removed, all others kept.
+    """The new list of conditions, sorted by type: wanted ones are replaced or removed, all others stay.
 
     `lastTransitionTime` moves only when the status flips.
     """

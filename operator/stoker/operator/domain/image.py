@@ -1,4 +1,4 @@
-"""Image references: which digest a node pulled for one. Pure."""
+"""References to images, and the digest that a node pulled for one. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ _PULLABLE = "docker-pullable://"
 
 
 def pulled_digest(image: str, image_id: str) -> str | None:
-    """`image` by digest, from the `imageID` that a kubelet reports for it; None where that names no digest of the same repository.
+    """Name `image` by the digest that a kubelet reports as its `imageID`.
 
-    An image that was loaded into a node by hand has an id that no registry knows, and the embedded cluster has no images: neither gives a digest.
+    None where that is no digest in the same repository: an image that was loaded into a node by hand has an id that no
+    registry has, and the embedded cluster has no images.
     """
     repository, at, digest = image_id.removeprefix(_PULLABLE).partition("@")
     if not at or not digest.startswith("sha256:") or full_repository(repository) != full_repository(image):
@@ -18,7 +19,7 @@ def pulled_digest(image: str, image_id: str) -> str | None:
 
 
 def full_repository(image: str) -> str:
-    """Registry and path of an image, without tag and digest: `docker.io/library/python` of `python:3.11`."""
+    """Registry and path of an image, without tag and digest: `docker.io/library/python` for `python:3.11`."""
     name = image.partition("@")[0]
     head, slash, tail = name.rpartition("/")
     path = f"{head}{slash}{tail.partition(':')[0]}"

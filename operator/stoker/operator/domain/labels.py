@@ -1,4 +1,4 @@
-"""Names of our labels: what children carry so that state survives the operator, and what the store indexes."""
+"""Names of our labels: those by which children survive an operator, and those that the store indexes."""
 
 from __future__ import annotations
 

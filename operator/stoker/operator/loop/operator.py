@@ -1,6 +1,6 @@
-"""The loop: informers fill the store, changes put keys on the queue, workers observe, reconcile and execute.
+"""The loop: informers fill the store, changes queue keys, workers observe, reconcile and execute.
 
-`work` is the whole story of one key. Everything that decides is in the reconcilers, everything that acts in the executor.
+`Operator.work` is one pass over one key. The reconcilers decide; the executor acts.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ log = logging.getLogger(__name__)
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
 REST, LONGEST_REST_S = 2.0, 1.0
-"""After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
+"""After a pass a key rests for twice the time that the pass took.
+
+A thousand pods that change one after the other then cause a few passes, not a thousand.
+"""
 
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
 class Operator:
-    """One per cluster; with several replicas only the holder of the lease runs it."""
+    """The loop of one cluster; with several replicas only the holder of the lease runs it."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Operator:
         ]
 
     async def run(self) -> None:
-        """Until cancelled. No key is worked on before every kind was listed once."""
+        """Work until cancelled. No pass begins before every kind was listed once."""
         async with asyncio.TaskGroup() as tasks:
             for informer in self.informers:
                 tasks.create_task(informer.run())
@@ -107,7 +110,7 @@ class Operator:
             self.queue.add_after(key, plan.requeue_after_s)
 
     def wake(self, changed: Object) -> None:
-        """Put every resource that looks at `changed` on the queue."""
+        """Queue every resource that observes `changed`."""
         for key in sorted(interested(self.store, changed)):
             if key.kind in self.reconcilers:
                 self.queue.add(key)
@@ -118,11 +121,11 @@ class Operator:
 
     @property
     def synced(self) -> bool:
-        """Every kind was listed."""
+        """Whether every kind was listed."""
         return all(informer.synced.is_set() for informer in self.informers)
 
     def stuck_s(self) -> float:
-        """The longest time without a sign of life of an informer: the operator's liveness."""
+        """Longest time without a sign of life of an informer, for the operator's liveness."""
         return max(informer.stuck_s() for informer in self.informers)
 
     def _nodes_are_watched(self) -> bool:
@@ -130,7 +133,7 @@ class Operator:
         return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
 
     def state(self) -> OperatorState:
-        """This moment, for Prometheus."""
+        """State of this moment, for Prometheus."""
         silence: dict[str, float] = {}
         for informer in self.informers:
             silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
@@ -153,7 +156,7 @@ class Operator:
                 self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
 
     async def _attempt(self, key: Key) -> None:
-        """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        """Run a pass; one that fails in any way is tried again, and stops no other resource."""
         began = self.clock.monotonic()
         problem: Exception | None = None
         try:
@@ -189,7 +192,10 @@ class Operator:
             await self.executor.record(resource, event)
 
     async def _resync(self) -> None:
-        """Look at everything now and then, spread over a tenth of the interval: a lost wake-up costs time, not truth."""
+        """Queue every resource now and then, spread over a tenth of the interval.
+
+        A lost wake-up then costs time, but nothing is missed.
+        """
         while True:
             await self.clock.sleep(self.settings.resync_interval_s)
             for kind in OURS:

@@ -1,4 +1,4 @@
-"""The status that a pass of the serving kinds leaves behind. They move to `outcome.derive_plan`; then this module goes."""
+"""Adapter between the serving kinds' untyped changes and `outcome.derive_plan`."""
 
 from __future__ import annotations
 

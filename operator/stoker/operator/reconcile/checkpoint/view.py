@@ -1,4 +1,4 @@
-"""What a Checkpoint's reconcile sees, sorted once: its job, the pods that may speak of it, its tasks, its users."""
+"""The observation of a Checkpoint, sorted once: its job, the pods that report it, its tasks, its users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReportedSave:
     digest: str
     verified: bool | None
     metrics: Mapping[str, Any]
-    """tokens, loss, bytes, layout, ... where the report has them."""
+    """Numbers of the report: tokens, loss, bytes, layout, ..."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class CheckpointView:
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
     leader_reports: bool
-    """The leader's agent has answered at least once, so that it can be asked."""
+    """Whether the leader's agent has answered at least once, so that it can take a request."""
     tasks: tuple[Object, ...]
     users: tuple[User, ...]
     twins: tuple[str, ...]
-    """Other Checkpoints with the same data, by name; only looked for when this one is being deleted."""
+    """Names of other Checkpoints with the same data; only filled while this one is being deleted."""
 
     @property
     def time(self) -> str:
@@ -113,7 +113,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
 
 
 def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
-    """The job that wrote it, or is asked to; by uid where it is known."""
+    """The job that wrote the save or is asked for it, by uid where that is known."""
     source = checkpoint.spec.source
     wanted = source.save.job_ref if source.save else source.job_ref
     if wanted is None:
@@ -135,13 +135,13 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
                 yield ReportedSave(
                     str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw
                 )
-        word = exit_of(pod).word if ended(pod) else None
-        for save in word.saves if word else ():
+        message = exit_of(pod).message if ended(pod) else None
+        for save in message.saves if message else ():
             yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
-    """An import of a folder that a job wrote, or a second request that the same save answered."""
+    """Yield other Checkpoints with the same data: an import, or a second request that the same save answered."""
     mine = _place(checkpoint)
     for found in (read(Checkpoint, item) for item in seen.of_kind("Checkpoint")):
         if mine is not None and _place(found) == mine and not found.deleting:
@@ -149,7 +149,7 @@ def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
-    """Claim, path and folder of the data, as far as it is known."""
+    """Claim, path and folder of the data; None while they are not known."""
     source, status = checkpoint.spec.source, checkpoint.status
     known = source.save or source.import_
     storage, folder = (known.storage, known.folder) if known else (status.storage, status.folder)

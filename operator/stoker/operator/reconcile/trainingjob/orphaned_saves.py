@@ -1,4 +1,4 @@
-"""Saves that nobody announced: a task pod lists what the writer of a lost attempt left behind."""
+"""Saves that no report names: a task pod lists what the writer of a lost attempt left behind."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stoker.operator.render.task import list_arguments, task_pod
 
 
 def needs_listing(view: TrainingView) -> bool:
-    """The last attempt ended without a word from its leader, and nobody has looked at its folder yet."""
+    """Whether the last attempt ended without a termination message of its leader, and its folder is not listed yet."""
     attempt, resumption = view.attempt, view.job.status.resumption
     if attempt is None or attempt.phase is None:
         return False
     if resumption is not None and resumption.listed_writer == attempt.writer:
         return False
-    return not any(ended(pod) and exit_of(pod).word for pod in view.gang if label(pod, NODE_RANK) == "0")
+    return not any(ended(pod) and exit_of(pod).message for pod in view.gang if label(pod, NODE_RANK) == "0")
 
 
 def list_orphaned_saves(view: TrainingView) -> JobOutcome:
-    """A task pod lists what the attempt's writer left; once it has answered, its saves become Checkpoints."""
+    """Let a task pod list what the attempt's writer left; the saves that it finds become Checkpoints."""
     attempt = view.attempt
     assert attempt is not None
     assert attempt.writer is not None
@@ -38,7 +38,7 @@ def list_orphaned_saves(view: TrainingView) -> JobOutcome:
         rejected = view.job.status.resumption.rejected if view.job.status.resumption else ()
         resumption = Resumption(listed_writer=attempt.writer, rejected=rejected)
         return JobOutcome(changes=JobChanges(resumption=resumption), plan=Plan(create=new_checkpoints(view)))
-    message = f"looking for saves of attempt {attempt.number}, which ended without a last word"
+    message = f"looking for saves of attempt {attempt.number}, whose leader left no termination message"
     running = [pod for pod in view.tasks if label(pod, WRITER) == attempt.writer and not ended(pod)]
     held = next((found.line for pod in running if (found := waiting(pod))), None)
     message = f"{message}: {held}" if held else message

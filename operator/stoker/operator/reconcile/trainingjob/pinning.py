@@ -1,7 +1,7 @@
-"""The pinned rendering of a TrainingJob: what every attempt reuses until the user changes the intent. Pure.
+"""The pinned rendering of a TrainingJob, which every attempt reuses until the user changes the intent. Pure.
 
-The trainer's image is pinned by the digest that pod 0's node reports, so that a tag that moves changes no restarted attempt. Where no digest is
-known (an image that was loaded by hand, the embedded cluster) the image stays as it is written.
+The trainer's image is pinned by the digest that pod 0's node reports, so a tag that moves changes no restarted attempt.
+Where no digest is known (an image that was loaded by hand, the embedded cluster) the image stays as it is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PinnedChanges(TypedDict, total=False):
 
 
 def pinned_for_next_attempt(view: TrainingView, start: StartCheckpoint | None) -> Pinned:
-    """The rendering for the intent in force, however old, with the image by digest; a new one where the user changed the intent."""
+    """The pinned rendering with the image by digest; a new rendering where the user changed the intent."""
     pinned = view.job.status.pinned
     if pinned is not None and (pinned.intent == intent_of(view.job.spec) or view.intent.never_accepted):
         return _with_pinned_image(pinned)

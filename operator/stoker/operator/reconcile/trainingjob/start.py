@@ -1,4 +1,4 @@
-"""Opening the next attempt of a TrainingJob and making its gang of pods."""
+"""The next attempt of a TrainingJob: open it, then make its gang of pods."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _wait_before_start(view: TrainingView, last: Attempt | None) -> JobOutcome |
 
 
 def _spent(view: TrainingView, last: Attempt) -> bool:
-    """No cause came to light that would have given the last retry back."""
+    """Whether the budget is spent, and no later cause gave the last retry back."""
     failed = last.failure is not None and last.failure.action == Action.RETRY
     return failed and exhausted(failures_without_progress(view), view.job.spec.run.backoff_limit)
 
@@ -136,21 +136,21 @@ def _give_up(view: TrainingView, last: Attempt) -> JobOutcome:
 
 
 def _delay_s(view: TrainingView, last: Attempt) -> float:
-    """After a failure; and where attempts are taken away one after the other before they get on, though nobody counts those."""
+    """Delay before the next attempt: after a failure, or after repeated evictions without progress."""
     action = last.failure.action if last.failure else None
     if action == Action.RETRY:
         return retry_delay_s(failures_without_progress(view))
-    idle = sum(1 for _ in takewhile(_taken_away_idle, (last, *view.job.status.attempts)))
+    idle = sum(1 for _ in takewhile(_evicted_idle, (last, *view.job.status.attempts)))
     return retry_delay_s(idle - 1) if idle > 1 else 0.0
 
 
-def _taken_away_idle(attempt: Attempt) -> bool:
+def _evicted_idle(attempt: Attempt) -> bool:
     free = attempt.failure is not None and attempt.failure.action == Action.RETRY_FREE
     return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
 
 
 def _outlived(view: TrainingView, number: int) -> list[Object]:
-    """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
+    """Objects that only earlier attempts needed. Pods of the attempt before `number` stay for their logs."""
     configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, JOB_UID) == view.job.metadata.uid]
     old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
@@ -167,7 +167,7 @@ def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:
 
 
 def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
-    """Pods by POST, once their configuration is there. Names are deterministic: a repeated create finds its own pod."""
+    """Make the pods, once their configuration exists. Names are deterministic: a repeated create finds its own pod."""
     pinned = view.job.status.pinned
     assert pinned is not None, "an attempt is opened together with its pinned rendering"
     name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
@@ -185,6 +185,6 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
 
 
 def _with_found_saves(last: Attempt) -> Attempt:
-    """A killed attempt has done at least what it saved, whatever it said last."""
+    """The attempt, with at least the step that it saved as its last one."""
     done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
     return changed_attempt(last, last_step=done)

@@ -1,4 +1,7 @@
-"""What a TrainingJob's reconcile sees, sorted once: the gang of the current attempt, older pods, tasks, Checkpoints, the agent's report."""
+"""The observation of a TrainingJob, sorted once.
+
+The gang of the current attempt, older pods, tasks, Checkpoints, the agent's report, the spec in force.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, accept
 
 CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
-"""Fields of the present spec that act even while the rest of an edit is refused."""
+"""Fields that always come from the present spec, also while the rest of an edit is refused."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class TrainingView:
     gang: tuple[Object, ...]
     """Pods of the current attempt that exist, by node rank."""
     older: tuple[Object, ...]
-    """Trainer pods of attempts before it."""
+    """Trainer pods of earlier attempts."""
     tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
-    """This job's, newest step first."""
+    """Checkpoints of this job, newest step first."""
     report: Mapping[str, Any] | None
     """The newest answer of pod 0's agent in this attempt, however old."""
 

@@ -1,6 +1,7 @@
-"""An edit that asks for something that is not built changes nothing but a condition, at any moment of a life. An accepted edit is never silent.
+"""A refused edit changes nothing but a condition, at any moment of a life; an accepted edit is never silent.
 
-The property runs every kind twice with the same events: once with the refused edit, once without. A kind joins by adding its `Life` to `LIVES`.
+The property runs every kind twice with the same events: once with the refused edit, once without. A kind joins by
+adding its `Life` to `LIVES`.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ SUPPORTED: Mapping[str, Mapping[str, Fits]] = {
     "EnginePool": {
         "revisions[].template.role": _only("colocated"),
         "revisions[].template.podsPerReplica": _only(1),
+        "revisions[].share": _only(0, 100),
     },
 }
 """Kind -> path below `spec` -> what works. A path that is not here works with every value that admission lets through."""

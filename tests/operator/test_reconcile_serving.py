@@ -538,6 +538,92 @@ def test_after_a_refused_edit_a_pool_replaces_its_engines_scales_and_keeps_its_f
     assert (serving.pool_status["phase"], len(running_engines(serving))) == ("Serving", 2)
 
 
+def test_other_shares_than_0_and_100_are_refused_by_name_and_every_pod_stays() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    before = {pod["metadata"]["uid"] for pod in serving.engines()}
+    serving.cluster.reconcilers = {"EnginePool": reconcile_enginepool}
+
+    def split(spec: dict[str, Any]) -> None:
+        (old,) = spec["revisions"]
+        spec["revisions"] = [{**old, "share": 70}, {**copy.deepcopy(old), "name": "r2", "share": 30}]
+
+    serving.cluster.change_spec(POOL, split)
+    serving.rest()
+    message = condition_of(serving.pool_status, "EditRefused")["message"]
+    assert "share 70" in message
+    assert "share 30" in message
+    assert {pod["metadata"]["uid"] for pod in serving.engines()} == before
+    assert (serving.pool_status["phase"], len(serving.pool_status["revisions"])) == ("Serving", 1)
+
+
+@pytest.mark.parametrize("autoscaling", [None, {"min": 0, "max": 4, "mode": "external"}], ids=["fixed", "external"])
+def test_a_deployment_without_replicas_is_scaled_to_zero_and_not_ready(autoscaling: dict[str, Any] | None) -> None:
+    pool = {"name": "main", "replicas": 1, **({"autoscaling": autoscaling} if autoscaling else {})}
+    serving = Serving(pools=[pool])
+    serving.checkpoint(10)
+    serving.rest()
+    if autoscaling:
+        serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=0))
+    else:
+        serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    serving.rest()
+    assert serving.engines() == []
+    assert (serving.status["phase"], serving.status["ready"]) == ("ScaledToZero", "0/0")
+    assert serving.status["message"] == "scaled to zero: no replicas in pool main"
+    assert [serving.condition(name) for name in ("Ready", "Reconciling", "Stalled")] == ["False", "absent", "absent"]
+    assert (serving.pool_status["phase"], condition_of(serving.pool_status, "Ready")["status"]) == (
+        "ScaledToZero",
+        "False",
+    )
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
+    serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=1))
+    serving.rest()
+    assert (serving.status["phase"], serving.condition("Ready")) == ("Serving", "True")
+
+
+def test_fields_that_an_external_scaler_makes_void_are_named_with_their_values() -> None:
+    autoscaling = {"min": 1, "max": 4, "ttftMs": 300, "mode": "external"}
+    serving = Serving(pools=[{"name": "main", "replicas": 1, "autoscaling": autoscaling}])
+    serving.checkpoint(10)
+    serving.rest()
+    assert condition_of(serving.status, "AutoscalingLimited")["message"] == (
+        "spec.pools[main].autoscaling: min 1, max 4, ttftMs 300, scaleDownAfterSeconds 300 have no effect with mode"
+        " external: configure them in the scaler that writes /scale of EnginePool chat-main"
+    )
+    assert serving.condition("Ready") == "True"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].pop("autoscaling"))
+    serving.rest()
+    assert serving.condition("AutoscalingLimited") == "absent"
+
+
+STUCK = "EngineStalled: no progress for 12 s"
+
+
+def test_an_engine_that_makes_no_progress_says_why_the_deployment_is_not_ready_until_it_is_replaced() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    stuck = serving.engines()[0]
+    stuck["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    serving.cluster.report(stuck, {"phase": "Serving", "message": STUCK})
+    for _ in range(2):
+        serving.cluster.settle_once()
+    assert serving.pool_status["message"] == f"1 of 2 replicas are ready: {STUCK}"
+    assert (serving.status["ready"], serving.status["message"]) == ("1/2", serving.pool_status["message"])
+    assert (serving.condition("Ready"), serving.condition("Reconciling")) == ("False", "True")
+    assert stuck["metadata"]["uid"] not in {backend["pod_uid"] for backend in serving.snapshot()["backends"]}
+
+    serving.cluster.kill(stuck)  # as the kubelet does after the liveness probe has failed
+    for _ in range(2):
+        serving.cluster.settle_once()
+    assert f"RankKilled: the pod ended without a last word; last reported: {STUCK}" in serving.status["message"]
+    serving.rest()
+    assert (serving.status["phase"], serving.status["ready"], serving.pool_status["failures"]) == ("Serving", "2/2", 0)
+    assert STUCK in serving.pool_status["lastFailure"]
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(

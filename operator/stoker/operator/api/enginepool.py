@@ -121,7 +121,7 @@ class EnginePoolStatus(EditableStatus):
     engines: Annotated[tuple[EngineStatus, ...], Field(max_length=256, json_schema_extra=list_map("name"))] = ()
     """The pods, at most 256 of them."""
     failures: Int32 = 0
-    """Pods that ended before they served, since one last served."""
+    """Engines that ended by themselves since all replicas were last ready."""
     last_failure: Text | None = None
     retry_at: Time | None = None
 

@@ -21,7 +21,7 @@ def count_failures(view: PoolView) -> tuple[Failures, tuple[Event, ...]]:
         count = _failures_in_a_row(view) + len(fresh)
         retry_at = timestamp(view.now + timedelta(seconds=retry_delay_s(count)))
         return Failures(count, text, retry_at), (Event("Warning", cause, text),)
-    if view.spec_changed or any(is_ready(pod) and label(pod, "revision") == view.target.name for pod in view.serving):
+    if view.spec_changed or _all_ready(view):
         return Failures(0, old.last_failure), ()
     return Failures(old.failures, old.last_failure, old.retry_at), ()
 
@@ -38,6 +38,13 @@ def replacement_delay_s(view: PoolView) -> float:
 def _failures_in_a_row(view: PoolView) -> int:
     """Failures of the spec in force that the status counts so far."""
     return 0 if view.spec_changed else view.pool.status.failures
+
+
+def _all_ready(view: PoolView) -> bool:
+    """Whether every wanted replica is ready. While a rollout is paused every revision counts."""
+    target, paused = view.target.name, view.pool.spec.paused
+    ready = sum(is_ready(pod) and (paused or label(pod, "revision") == target) for pod in view.serving)
+    return ready >= view.pool.spec.replicas
 
 
 def _fresh_failures(view: PoolView) -> tuple[Object, ...]:

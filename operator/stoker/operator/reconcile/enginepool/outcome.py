@@ -11,7 +11,7 @@ from stoker.operator.reconcile.outcome import Outcome
 
 @dataclass(frozen=True)
 class Failures:
-    """Engines that ended by themselves since one was last ready."""
+    """Engines that ended by themselves since all replicas were last ready."""
 
     count: int = 0
     last: str | None = None

@@ -32,10 +32,10 @@ def pool_state(view: PoolView, failures: Failures) -> PoolState:
     why = _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""
     if others:
-        text = f"{updated} of {wanted} replicas are updated{f'; {last}' if last else why}"
+        text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"
         return PoolState(Health.PROGRESSING, "Updating", text[:1024])
     if ready < wanted and last:
-        text = f"{ready} of {wanted} replicas are ready; {last}"[:1024]
+        text = f"{ready} of {wanted} replicas are ready{why}; last failure: {last}"[:1024]
         if ready:
             return PoolState(Health.PROGRESSING, "Degraded", text)
         given_up = failures.count >= FAILURES_TO_STALL

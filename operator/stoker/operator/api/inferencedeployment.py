@@ -138,6 +138,7 @@ class RevisionStatus(Value):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     intent: Annotated[str, Field(max_length=64)] | None = None
     generation: Int64 | None = None
+    """Of the spec that it was made from; absent where that spec was in force only because a later edit is refused."""
     created_at: Time | None = None
     share: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of the traffic."""

@@ -8,6 +8,7 @@ from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Event, Object
 from stoker.operator.domain.pods import ended, exit_of, is_ready, label
 from stoker.operator.domain.recovery import retry_delay_s
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import Failures
 from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving
 
@@ -65,4 +66,4 @@ def _describe(view: PoolView, pod: Object) -> tuple[str, str]:
     known = view.known(pod)
     if exit_.word is None and known is not None and known.message:
         detail = f"{detail}; last reported: {known.message}".removeprefix("; ")
-    return exit_.cause.value, f"{pod['metadata']['name']}: {exit_.cause}: {detail}".rstrip(": ")[:1024]
+    return exit_.cause.value, shortened(f"{pod['metadata']['name']}: {exit_.cause}: {detail}".rstrip(": "))

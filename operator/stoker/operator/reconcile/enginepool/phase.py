@@ -33,22 +33,22 @@ def pool_state(view: PoolView, failures: Failures) -> PoolState:
     last = (failures.last or "") if failures.count else ""
     if others:
         text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"
-        return PoolState(Health.PROGRESSING, "Updating", text[:1024])
+        return PoolState(Health.PROGRESSING, "Updating", text)
     if ready < wanted and last:
-        text = f"{ready} of {wanted} replicas are ready{why}; last failure: {last}"[:1024]
+        text = f"{ready} of {wanted} replicas are ready{why}; last failure: {last}"
         if ready:
             return PoolState(Health.PROGRESSING, "Degraded", text)
         given_up = failures.count >= FAILURES_TO_STALL
         return PoolState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", text)
     phase: PoolPhase = "Scaling" if ready else "Starting"
-    return PoolState(Health.PROGRESSING, phase, f"{ready} of {wanted} replicas are ready{why}"[:1024])
+    return PoolState(Health.PROGRESSING, phase, f"{ready} of {wanted} replicas are ready{why}")
 
 
 def _complete_state(view: PoolView) -> PoolState:
     """The wanted pods are ready; others may still be draining."""
     leaving_pods = sum(draining(pod) for pod in view.pods)
     if leaving_pods:
-        return PoolState(Health.PROGRESSING, "Scaling", f"{leaving_pods} engines are draining")
+        return PoolState(Health.PROGRESSING, "Scaling", f"draining engines: {leaving_pods}")
     if view.pool.spec.replicas == 0:
         return PoolState(Health.IDLE, "ScaledToZero", "scaled to zero: spec.replicas is 0")
     return PoolState(Health.READY, "Serving")

@@ -8,6 +8,7 @@ from typing import Any
 from stoker.operator.api.enginepool import EngineStatus, RevisionReplicas
 from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import ended, is_ready, label
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import PoolFields, PoolOutcome
 from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
@@ -87,7 +88,7 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
         phase=_engine_phase(pod, str(body.get("phase") or "Pending")),
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
-        message=str(body.get("message") or "")[:1024] or None,
+        message=shortened(str(body.get("message") or "")) or None,
         drain_requested_at=(asked or view.time) if draining(pod) else None,
     )
 

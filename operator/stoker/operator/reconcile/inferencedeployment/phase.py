@@ -60,7 +60,7 @@ def _rollout_state(view: DeploymentView, status: RolloutStatus, ready: int, why:
     """The state while replicas of the target revision are missing."""
     if is_overdue(view, status):
         limit_s = view.deployment.spec.rollout.progress_deadline_seconds
-        text = f"the rollout has made no progress for {limit_s} s{f': {why}' if why else ''}"[:1024]
+        text = f"the rollout has made no progress for {limit_s} s{f': {why}' if why else ''}"
         return DeploymentState(Health.STALLED, "Degraded" if ready else "Failed", text)
     failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
     if failed and not ready:
@@ -74,7 +74,7 @@ def _rollout_state(view: DeploymentView, status: RolloutStatus, ready: int, why:
 def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:
     """Not ready, because no engine can answer; nothing is wrong either."""
     remaining = sum(not ended(pod) for pod in view.engines)
-    rest = f"; {remaining} engines are draining" if remaining else ""
+    rest = f"; draining engines: {remaining}" if remaining else ""
     text = f"scaled to zero: no replicas in pool {', '.join(pools)}{rest}"
     return DeploymentState(Health.PROGRESSING if remaining else Health.IDLE, "ScaledToZero", text)
 
@@ -84,4 +84,4 @@ def _reason_without_router(view: DeploymentView) -> str:
     held = [known.line for pod in view.routers if not ended(pod) and (known := waiting(pod)) is not None]
     failed = [exit_of(pod) for pod in view.routers if ended(pod)]
     why = [*held, *(f"{exit_.cause}: {exit_.detail}".rstrip(": ") for exit_ in failed)]
-    return f"no router is ready: {why[0]}"[:1024] if why else "no router is ready"
+    return f"no router is ready: {why[0]}" if why else "no router is ready"

@@ -114,7 +114,7 @@ def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
     return RevisionStatus(
         name=f"r{intent}",
         intent=intent,
-        generation=view.deployment.metadata.generation,
+        generation=None if view.intent.refused else view.deployment.metadata.generation,
         created_at=view.time,
         checkpoint=choice.checkpoint,
     )

@@ -1,4 +1,4 @@
-"""A simulated cluster with one InferenceDeployment, and an environment that behaves: what the tests of the serving kinds share."""
+"""A simulated cluster with one InferenceDeployment and a well-behaved environment, for tests of the serving kinds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Serving:
         return [p for p in found if revision in (None, p["metadata"]["labels"]["stoker.dev/revision"])]
 
     def live(self) -> None:
-        """One round of an environment that behaves: pods get ready, routers take snapshots, engines drain, deleted pods end."""
+        """One well-behaved round: pods get ready, routers take snapshots, engines drain, deleted pods end."""
         cluster = self.cluster
         for pod in [*cluster.pods("engine"), *cluster.pods("router")]:
             cluster.run(pod)

@@ -1,4 +1,4 @@
-"""The reconciles of InferenceDeployment and EnginePool, in a simulated cluster: single stories, then any order and any crash point."""
+"""The reconciles of InferenceDeployment and EnginePool: single stories, then any order and any crash point."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
 from stoker.pod.exit_code import Cause
 from tests.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
 
-REFUSED = "not supported yet: spec.router.policy cacheAware"
+REFUSED = "spec.router.policy cacheAware"
 
 
 def refuse_edit(serving: Serving, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""Engines that end by themselves: how many in a row, why the last one ended, and when the next pod may be made. Pure."""
+"""Engines that end by themselves: how many in a row, why the last one ended, when the next pod may be made. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def _fresh_failures(view: PoolView) -> tuple[Object, ...]:
 
 
 def _describe(view: PoolView, pod: Object) -> tuple[str, str]:
-    """The cause, and a line with pod, cause and detail. Without a termination message the pod's last report is the detail."""
+    """The cause, and a line with pod, cause and detail.
+
+    Without a termination message the line ends with the pod's last report.
+    """
     exit_ = exit_of(pod)
     detail = exit_.detail.removeprefix(f"{exit_.cause}: ")
     known = view.known(pod)

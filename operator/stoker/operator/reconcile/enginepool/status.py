@@ -99,7 +99,10 @@ def _remembered_report(known: EngineStatus | None) -> Mapping[str, Any]:
 
 
 def _engine_phase(pod: Object, reported: str) -> str:
-    """The reported phase. `Failed` is kept for pods that have ended and are counted; one that is about to end is `Failing`."""
+    """The reported phase.
+
+    `Failed` is kept for pods that have ended and are counted as failures. One that is about to end is `Failing`.
+    """
     if ended(pod):
         return "Failed"
     return "Failing" if reported == "Failed" else reported

@@ -1,7 +1,7 @@
-"""How many replicas to make and to take away next, as a pure step on numbers, for scaling and for moving between revisions.
+"""How many replicas to make and to take away next: a pure step on numbers, for scaling and for moving revisions.
 
-Invariants: at most `replicas + surge` pods that are not draining. A step drains no pod while fewer than `replicas - unavailable`
-would stay ready. Repeated steps end at `replicas` pods of the wanted revision.
+Invariants: at most `replicas + surge` pods are not draining. A step drains no pod if fewer than
+`replicas - unavailable` would stay ready. Repeated steps end at `replicas` pods of the wanted revision.
 """
 
 from __future__ import annotations

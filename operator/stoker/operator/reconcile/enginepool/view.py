@@ -1,4 +1,4 @@
-"""What an EnginePool's reconcile observes, sorted once: its pods with their revisions and reports, and the routers in front of them."""
+"""What an EnginePool's reconcile observes, sorted once: its pods, their reports, the routers in front of them."""
 
 from __future__ import annotations
 

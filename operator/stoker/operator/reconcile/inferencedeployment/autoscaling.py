@@ -7,7 +7,7 @@ from stoker.operator.domain.conditions import Condition
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 
 AUTOSCALING_LIMITED = "AutoscalingLimited"
-"""Condition while an external scaler sets the replicas of a pool: the operator does not enforce the pool's bounds and goals."""
+"""Condition while an external scaler sets the replicas of a pool: the pool's bounds and goals are not enforced."""
 
 
 def autoscaling_condition(view: DeploymentView) -> Condition:

@@ -1,4 +1,4 @@
-"""The snapshot of backends that the routers follow. It is versioned, and written to its ConfigMap before it is sent. Pure."""
+"""The versioned snapshot of backends that the routers follow, written to a ConfigMap before it is sent. Pure."""
 
 from __future__ import annotations
 

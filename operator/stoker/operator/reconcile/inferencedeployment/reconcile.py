@@ -1,4 +1,4 @@
-"""One pass over an InferenceDeployment: choose the model, move the pools to it, keep routers and their backends. Pure."""
+"""One pass over an InferenceDeployment: choose the model, move the pools to it, keep the routers. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The move of an InferenceDeployment from one revision to the next: the wanted revision, its EnginePools, the progress. Pure.
+"""The move of an InferenceDeployment from one revision to the next: wanted revision, EnginePools, progress. Pure.
 
-A revision's name is a hash of the user's intent and the checkpoint. Its template is frozen in the EnginePools when it is first made.
+A revision's name is a hash of the user's intent and the checkpoint. Its template is frozen in the EnginePools when it
+is first made.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stoker.operator.render.router import deployment_labels
 
 MAX_REVISIONS = 24
 _POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
-"""Fields of a pool that do not make a new revision."""
+"""Fields of a pool whose change makes no new revision."""
 
 
 @dataclass(frozen=True)

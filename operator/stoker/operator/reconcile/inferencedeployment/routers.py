@@ -33,7 +33,10 @@ MAX_FAILED = 8
 
 @dataclass(frozen=True)
 class RouterRendering:
-    """The routers' pod and configuration as first rendered for the user's intent; an operator upgrade does not change it."""
+    """The routers' pod and configuration as first rendered for the user's intent.
+
+    It is pinned in the status, so an operator upgrade restarts no router.
+    """
 
     revision: str
     base: Mapping[str, Any]
@@ -119,7 +122,10 @@ def _pod_changes(view: DeploymentView, pinned: RouterRendering) -> tuple[tuple[O
 
 
 def _recent_failures(view: DeploymentView, revision: str) -> list[Object]:
-    """Routers of the revision that ended by themselves lately, the newest first. Their pods stay for the logs and the count."""
+    """Routers of the revision that ended by themselves lately, the newest first.
+
+    Their pods are kept for the logs and for the count.
+    """
     lately = view.now - timedelta(seconds=FORGOTTEN_AFTER_S)
     found = [
         (at, pod["metadata"]["name"], pod)

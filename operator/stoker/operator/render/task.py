@@ -9,7 +9,7 @@ from stoker.operator.api.storage import Storage
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.pod import TERMINATION_LOG, Program, claim_volume, metadata_of, render_pod, scratch_volume
-from stoker.operator.render.trainer import storage_root
+from stoker.operator.render.storage import storage_root
 
 
 def task_pod(

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
-from stoker.operator.api.metadata import Condition as StatusCondition
-from stoker.operator.api.metadata import Status
+from stoker.operator.api.metadata import Status, StatusCondition
 from stoker.operator.domain.conditions import Condition, Health, is_true, merge, summary
 from stoker.operator.domain.plan import Event, Object, Observed, Plan
 from stoker.operator.domain.text import shortened

@@ -13,7 +13,7 @@ from typing import Any
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
@@ -24,7 +24,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -52,7 +52,7 @@ class ModelSource:
     digest: str | None = None
 
 
-def checkpoint_source(storage: Storage, default_path: str, folder: str, digest: str) -> ModelSource:
+def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
     return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
 
 
@@ -170,7 +170,7 @@ def _pod_template(
         items = [{"key": key.key, "path": "keys"}]
         secret = {"name": "stoker-api-keys", "secret": {"secretName": key.name, "items": items}}
         pairs.append((secret, {"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
-    program = Program(
+    program = PodProgram(
         image=pool.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.engine", "--config", CONFIG_FILE],
         port=settings.engine_port,

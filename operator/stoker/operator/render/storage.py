@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.render.pod import CHECKPOINT_FOLDER
 
 
-def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
+def storage_root(storage: StorageSpec, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
     """Return the folder with the `step-...` folders, as the pod sees it."""
     return f"{mount}/{storage.path or default_path}"

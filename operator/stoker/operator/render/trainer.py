@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
@@ -31,7 +31,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -53,7 +53,7 @@ PLACEHOLDER = "stoker-attempt"
 class StartCheckpoint:
     """The Checkpoint object that `modelFrom.checkpoint` names, resolved."""
 
-    storage: Storage
+    storage: StorageSpec
     folder: str
     step: int
     digest: str
@@ -197,7 +197,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
                 {"name": "stoker-start", "mountPath": START_FOLDER, "readOnly": True},
             )
         )
-    program = Program(
+    program = PodProgram(
         image=workers.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.trainer", "--config", CONFIG_FILE],
         port=settings.agent_port,

@@ -63,7 +63,7 @@ def store(plane: Plane, manifest: Object, namespace: str) -> Object:
     return asyncio.run(whole())
 
 
-def local_causes(refused: Invalid) -> Causes:
+def local_causes(refused: InvalidObject) -> Causes:
     """What the embedded cluster says, without the advice that it adds in parentheses at the end."""
     return {
         (cause.field, re.sub(r" \((did you mean|a text is needed).*\)$", "", cause.message)) for cause in refused.causes
@@ -79,7 +79,7 @@ def server_causes(refused: ApiRefused) -> Causes:
     }
 
 
-def assert_same_refusal(refused: ApiRefused, local: Invalid) -> None:
+def assert_same_refusal(refused: ApiRefused, local: InvalidObject) -> None:
     here, there = local_causes(local), server_causes(refused)
     assert here <= there
     assert {cause for cause in there - here if not any(text in cause[1] for text in FOLLOW_UPS)} == set()

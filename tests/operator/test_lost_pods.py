@@ -9,8 +9,9 @@ from typing import Any
 from stoker.operator.domain.lost_nodes import Outage, Verdict
 from stoker.operator.domain.plan import Event, Object, Observed, Plan
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
-from stoker.operator.domain.recovery import Action, first_failure
+from stoker.operator.domain.recovery import first_failure
 from stoker.operator.loop.lost_pods import Seen, mark_lost, removed_by_force, with_outage
+from stoker.pod.causes import Action
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LOST = Verdict(lost=frozenset("n"))

@@ -110,7 +110,7 @@ class Run:
     def word(self, step: int, verified: bool | None = True) -> dict[str, Any]:
         known = self.save(step, verified)
         names = ("id", "folder", "step", "digest", "verified")
-        return {name: known[name] for name in names} | {"figures": {name: known[name] for name in FIGURE_NAMES}}
+        return {name: known[name] for name in names} | {"metrics": {name: known[name] for name in FIGURE_NAMES}}
 
     def next_attempt(self) -> None:
         """Old pods end, the delay passes, a new gang runs."""
@@ -196,7 +196,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("word_says", [{}, {"figures": {}}], ids=["told in the last word", "told before"])
+@pytest.mark.parametrize("word_says", [{}, {"metrics": {}}], ids=["told in the last word", "told before"])
 def test_a_checkpoint_shows_the_figures_of_its_save_whoever_tells_them(word_says: dict[str, Any]) -> None:
     run = Run()
     run.start()

@@ -147,7 +147,7 @@ def _words(trainers: list[Object], seen: Observed) -> Iterator[Word]:
                 yield Word(str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw)
         word = exit_of(pod).word if ended(pod) else None
         for save in word.saves if word else ():
-            yield Word(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+            yield Word(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:

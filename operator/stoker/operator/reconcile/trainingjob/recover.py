@@ -8,7 +8,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.domain.conditions import Health, summary
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label
-from stoker.operator.domain.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
+from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.status import (
@@ -22,7 +22,7 @@ from stoker.operator.reconcile.trainingjob.status import (
 )
 from stoker.operator.reconcile.trainingjob.view import TrainingView, settle
 from stoker.operator.render.names import stem
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Action, Cause
 
 
 def recover(view: TrainingView) -> Plan | None:

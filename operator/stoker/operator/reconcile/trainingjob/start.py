@@ -10,7 +10,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health, summary
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
-from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_saves, needs_listing
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
@@ -27,6 +27,7 @@ from stoker.operator.render.trainer import (
     pin,
     service,
 )
+from stoker.pod.causes import Action
 
 MAX_ATTEMPTS_KEPT = 10
 

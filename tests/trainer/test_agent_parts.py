@@ -216,9 +216,9 @@ def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
     ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
     assert state.save_counts == ends
     for number in range(MAX_REQUESTS + 1):
-        assert state.ask(f"r{number}") is None
-    assert state.ask("r5") is not None
-    assert state.ask("r0") is None
+        assert state.register_request(f"r{number}") is None
+    assert state.register_request("r5") is not None
+    assert state.register_request("r0") is None
 
 
 def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:

@@ -12,20 +12,20 @@ from stoker.trainer.rank.bucket import Bucket
 
 
 class Gradients(Protocol):
-    """Takes the gradients of a bucket's parameters, micro-batch by micro-batch."""
+    """Collects the gradients of a bucket's parameters, micro-batch by micro-batch."""
 
     def begin_step(self, num_micro_batches: int) -> None: ...
 
     def place(self, index: int) -> Tensor | None:
-        """Where the gradient of parameter `index` may be written instead of being handed to `add` elsewhere; None: nowhere."""
+        """The memory where the gradient of parameter `index` may be written before `add`; None when it needs memory of its own."""
         ...
 
     def add(self, index: int, grad: Tensor) -> bool:
-        """Take the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
+        """Add the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
         ...
 
     def end_micro_batch(self) -> Tensor:
-        """Close this micro-batch; a parameter that got no gradient counts as zero. The flat buffer with what there is so far."""
+        """Close this micro-batch and return the flat sum so far. A parameter without a gradient counts as zero."""
         ...
 
 
@@ -93,7 +93,7 @@ class GradientSum:
 
     @property
     def buffers(self) -> int:
-        """Gradient buffers that this order has needed so far."""
+        """Number of gradient buffers allocated so far."""
         return len(self._free) + len(self._stack)
 
     def _buffer(self) -> Tensor:
@@ -103,7 +103,7 @@ class GradientSum:
 
 
 def merges_after(leaves: int) -> list[int]:
-    """How many finished pairs to merge after each leaf, for a sum by recursive halving with `middle = first + (last - first) // 2`."""
+    """The number of finished pairs to merge after each leaf of a sum by recursive halving (`middle = first + (last - first) // 2`)."""
     merges = [0] * leaves
 
     def visit(first: int, end: int) -> None:

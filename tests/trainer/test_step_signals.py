@@ -51,6 +51,6 @@ def test_timed_saves_count_from_the_last_save_and_only_rank_0_wants_them() -> No
     assert not inbox.read().timed_save
     clock.now_s += 1
     assert inbox.read().timed_save
-    assert not other.signals().timed_save
+    assert not other.read().timed_save
     inbox.take_requests()
     assert not inbox.read().timed_save

@@ -1,40 +1,18 @@
 """The sizes of the rank grid `[pipeline, replicate, shard, context, tensor]`: validated once, then passed down.
 
 Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes the size of an axis.
+`stoker.pod.capabilities` lists the sizes that are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from operator import attrgetter
-from types import MappingProxyType
 from typing import Self
 
+from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, TrainingConfig
-
-ALLOWED: Mapping[str, Sequence[object]] = MappingProxyType(
-    {
-        "parallelism.tensor": (1,),
-        "parallelism.pipeline": (1,),
-        "parallelism.expert": (1,),
-        "parallelism.context": (1,),
-        "parallelism.replicate": (1,),
-        "parallelism.sequence_parallel": (False,),
-        "optimization.optimizer": ("adam", "adamw"),
-        "memory.precision": ("fp32", "bf16"),
-        "memory.zero_stage": (0, 1, 2),
-        "memory.activation_checkpointing": ("none", "full"),
-        "memory.cpu_offload": (False,),
-        "memory.nvme_offload": (None,),
-        "logging.tensorboard": (None,),
-        "logging.wandb": (None,),
-        "logging.mlflow": (None,),
-    }
-)
-"""What the trainer can do, of the fields that promise more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +78,10 @@ def check_supported(config: TrainerConfig) -> ParallelDims:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
-    problems = _limit_problems(config) + _batch_problems(config, dims)
+    problems = refusals("trainer", config) + _batch_problems(config, dims)
     if problems:
         raise ConfigError("\n".join(problems))
     return dims
-
-
-def _limit_problems(config: TrainerConfig) -> list[str]:
-    values = {field: attrgetter(field)(config) for field in ALLOWED}
-    return [
-        f"not supported yet: {field} {value!r} (allowed now: {_listed(ALLOWED[field])})"
-        for field, value in values.items()
-        if value not in ALLOWED[field]
-    ]
-
-
-def _listed(allowed: Sequence[object]) -> str:
-    return ", ".join("none" if value is None else str(value) for value in allowed)
 
 
 def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:

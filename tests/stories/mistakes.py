@@ -1,4 +1,7 @@
-"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say. Both clusters are asked the same."""
+"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say.
+
+Both clusters are asked the same.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Several ranks (Gloo, or NCCL with one GPU each) as spawned processes that share a process group, for tests.
 
-A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank that raises, dies or does not
-answer in time ends the call with an `AssertionError` that says for each rank what went wrong or where it stood; the next call begins with fresh processes.
+A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank
+that raises, dies or does not answer in time ends the call with an `AssertionError` that says for each rank what went
+wrong or where it stood; the next call begins with fresh processes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Rank(NamedTuple):
 
 
 class RankWorld:
-    """`size` processes in one process group. `setup(rank, size)` is called once in each; what it returns is the first argument of every call."""
+    """`size` processes in one process group.
+
+    `setup(rank, size)` is called once in each; what it returns is the first argument of every call.
+    """
 
     def __init__(
         self, size: int, setup: Setup | None = None, *, backend: str = "gloo", start_s: float = START_S

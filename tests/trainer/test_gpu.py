@@ -1,4 +1,7 @@
-"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed. Several GPUs: `test_several_ranks.py`."""
+"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed.
+
+Several GPUs: `test_several_ranks.py`.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class Stop:
 class Agent:
     """One pod's part of a run.
 
-    `rank_command` starts a rank. The agent adds `--channel-fd N --stacks FILE`, and `--master-listen-fd N` for global rank 0.
+    `rank_command` starts a rank. The agent adds `--channel-fd N --stacks FILE`, and `--master-listen-fd N` for global
+    rank 0.
     """
 
     def __init__(
@@ -103,7 +104,10 @@ class Agent:
         return self._termination_message(outcome)
 
     def stop(self, mode: StopMode, deadline_s: float, why: str) -> None:
-        """Make all ranks save and exit within `deadline_s`. A second call can only shorten the time, or turn the stop into a cancel."""
+        """Make all ranks save and exit within `deadline_s`.
+
+        A second call can only shorten the time, or turn the stop into a cancel.
+        """
         nothing = self._nothing_to_save()
         at = self._clock() + (0 if nothing else deadline_s)
         if self._stop is not None:

@@ -1,7 +1,7 @@
-"""A program, `python die_with_parent.py PARENT COMMAND...`: becomes COMMAND, which the kernel kills when process PARENT dies.
+"""`python die_with_parent.py PARENT COMMAND...` becomes COMMAND, which the kernel kills when process PARENT dies.
 
-It is a program of its own, so that the parent runs no code between fork and exec and COMMAND needs no change. It works on Linux only;
-elsewhere a rank still ends when its channel to the agent closes.
+It is a program of its own, so that the parent runs no code between fork and exec and COMMAND needs no change. It works
+on Linux only; elsewhere a rank still ends when its channel to the agent closes.
 """
 
 from __future__ import annotations

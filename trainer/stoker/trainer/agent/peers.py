@@ -1,4 +1,7 @@
-"""The state of the other pods, polled from their agents. Only node 0 polls regularly; a missing answer is no failure by itself."""
+"""The state of the other pods, polled from their agents.
+
+Only node 0 polls regularly; a missing answer is no failure by itself.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ from stoker.trainer.protocol.parallel_dims import check_supported
 def main(
     arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
 ) -> int:
-    """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
+    """The exit code of the run (docs/exit-codes.md).
+
+    `rank_module` are the interpreter's arguments that start a rank.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m stoker.trainer",
         description="Train a model: start this pod's ranks, serve their status, and write a termination message.",

@@ -117,7 +117,7 @@ class RunState:
 
     @property
     def save_counts(self) -> dict[str, int]:
-        """Counts of this attempt: saves committed and failed, read-backs by result, checkpoints deleted and not deleted."""
+        """Counts of this attempt: saves by state, read-backs by result, checkpoints deleted and not deleted."""
         return dict(self._save_counts)
 
     def register_request(self, request_id: str) -> Request | None:
@@ -163,7 +163,10 @@ class RunState:
         }
 
     def save_records(self, *, unread: bool | None) -> tuple[SaveReport, ...]:
-        """Committed saves for the termination message. `unread` is the value of `verified` where the read-back has not ended."""
+        """Committed saves for the termination message.
+
+        `unread` is the value of `verified` where the read-back has not ended.
+        """
         return tuple(
             SaveReport(
                 id=save.id,

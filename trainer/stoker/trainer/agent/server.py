@@ -21,7 +21,10 @@ from stoker.pod.listen import ListenConfig
 
 
 class AgentServer:
-    """Serves until `close`. `port` is known after `start` (it matters where the configuration leaves it to the kernel)."""
+    """Serves until `close`.
+
+    `port` is known after `start` (it matters where the configuration leaves it to the kernel).
+    """
 
     def __init__(self, listen: ListenConfig, public: Sequence[BaseRoute], private: Sequence[BaseRoute]) -> None:
         self._listen = listen

@@ -1,4 +1,7 @@
-"""The stacks of all ranks when one hangs. A signal makes each rank write its own, also while its Python code is blocked."""
+"""The stacks of all ranks when one hangs.
+
+A signal makes each rank write its own, also while its Python code is blocked.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The channel between a rank and its agent: one Unix socket pair per rank, JSON lines in both directions.
 
-The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-fd N ...` with one end inherited, and keeps the other:
+The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-fd N ...` with one end inherited, and
+keeps the other:
 
     agent_channel, rank_socket = channel_pair()
     child = subprocess.Popen([..., "--channel-fd", str(rank_socket.fileno())], pass_fds=[rank_socket.fileno()])
@@ -8,16 +9,15 @@ The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-f
     events = agent_channel.receive()          # never blocks; wait with a selector on agent_channel.fileno()
     agent_channel.send(SaveCommand(id="ab12"))
 
-Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends `phase`, `step` and
-`end`; only global rank 0 sends `validation`, `save`, `retention` and `request`:
+Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
+`phase`, `step` and `end`; only global rank 0 sends `validation`, `save`, `retention` and `request`:
 
-    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
-    {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...}
-    {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
-    {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", ...}
-    {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
-    {"event": "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...}
-    {"event": "end", "cause": "Completed", "step": 60, "detail": ""}   # the last line; the exit code is EXIT_CODES[cause]
+    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0} {"event": "step",
+    "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...} {"event": "validation",
+    "step": 50, "loss": 2.41, "tokens": 4096} {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" |
+    "Committed" | "Failed", ...} {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []} {"event":
+    "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...} {"event": "end", "cause":
+    "Completed", "step": 60, "detail": ""}   # the last line; the exit code is EXIT_CODES[cause]
 
 Agent to rank: one command per line; `command` names the kind:
 
@@ -25,9 +25,9 @@ Agent to rank: one command per line; `command` names the kind:
     {"command": "stop", "mode": "interrupt" | "suspend" | "cancel", "save": true}
                                       to any rank; one is enough, the exchange at the step boundary spreads it
 
-Every event counts as progress: a rank that loads for long sends `phase` again with a new message. When the agent's end closes, the
-rank exits at once, so no rank outlives its agent. A rank also treats SIGTERM as `stop interrupt`, ignores SIGINT (the agent handles
-it), and writes the stacks of all its threads to the file of `--stacks` on SIGUSR1.
+Every event counts as progress: a rank that loads for long sends `phase` again with a new message. When the agent's end
+closes, the rank exits at once, so no rank outlives its agent. A rank also treats SIGTERM as `stop interrupt`, ignores
+SIGINT (the agent handles it), and writes the stacks of all its threads to the file of `--stacks` on SIGUSR1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class PhaseEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """One finished optimizer step. `tokens` counts from the start of the run; it and `tokens_per_s` are totals over all ranks."""
+    """One finished optimizer step.
+
+    `tokens` counts from the start of the run; it and `tokens_per_s` are totals over all ranks.
+    """
 
     step: int
     total_steps: int
@@ -107,7 +110,10 @@ class SaveEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionEvent:
-    """The old saves that a run without an operator deleted, and the deletions that failed (tried again after the next save)."""
+    """Old checkpoints that a run without an operator deleted.
+
+    Deletions in `problems` are tried again after the next save.
+    """
 
     deleted: list[str]
     problems: list[str]

@@ -27,7 +27,8 @@ class JobIdentity(Config):
 class GangConfig(Config):
     """The pods of one attempt.
 
-    A pod reads its own numbers from the environment: `STOKER_NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `STOKER_POD_UID`.
+    A pod reads its own numbers from the environment: `STOKER_NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`,
+    `STOKER_POD_UID`.
     """
 
     nodes: int = Field(default=1, ge=1)
@@ -124,7 +125,10 @@ class DataSourceConfig(Config):
     weight: float = Field(default=1.0, gt=0)
     """Share of the samples, relative to the other sources."""
     format: Literal["auto", "text", "jsonl"] = "auto"
-    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens). `auto` uses the file's suffix."""
+    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens).
+
+    `auto` uses the file's suffix.
+    """
 
 
 class TokenizerConfig(Config):

@@ -1,7 +1,7 @@
 """The hang detector: one deadline per phase for the time without an event. Used by the agent alone.
 
-Any event of a rank is progress. A rank may wait for another one that is in a longer phase, so the longest deadline among the phases
-of the pod's ranks counts for all of them.
+Any event of a rank is progress. A rank may wait for another one that is in a longer phase, so the longest deadline
+among the phases of the pod's ranks counts for all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sizes of the rank grid `[pipeline, replicate, shard, context, tensor]`: validated once, then passed down.
 
-Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes the size of an axis.
-`stoker.pod.capabilities` lists the sizes that are built.
+Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes the size of
+an axis. `stoker.pod.capabilities` lists the sizes that are built.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class ParallelDims:
         ]
 
     def micro_batches_per_rank(self, training: TrainingConfig) -> int:
-        """How many micro-batches of one step each rank trains; `check_supported` has made sure that they share out evenly."""
+        """How many micro-batches of one step each rank trains;
+
+        `check_supported` has made sure that they share out evenly.
+        """
         return training.global_batch_size // training.micro_batch_size // self.data_parallel
 
 

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor, nn
 
 LINE = 1024
-"""Elements. Shards and the region with weight decay begin and end at multiples of it. Every shard is then whole rows of this length:
-kernels get no ragged tails (they may round differently), and partial sums do not depend on the number of shards."""
+"""Elements. Shards and the region with weight decay begin and end at multiples of it.
+
+Every shard is then whole rows of this length: kernels get no ragged tails (they may round differently), and partial
+sums do not depend on the number of shards.
+"""
 ALIGN = 64
-"""Elements. Each parameter begins at a multiple of it, like an allocation of its own: kernels may choose another path for odd addresses."""
+"""Elements; the alignment of parameters.
+
+Each one begins at a multiple of it, like an allocation of its own: kernels may choose another path for odd
+addresses.
+"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,10 @@ class Bucket:
         return self.parameters[0].is_meta
 
     def materialise(self) -> Tensor:
-        """Give parameters of the meta device fp32 memory, all zero, and return the buffer. The parameter objects stay the same."""
+        """Give parameters of the meta device fp32 memory, all zero, and return the buffer.
+
+        The parameter objects stay the same.
+        """
         flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
             torch.utils.swap_tensors(parameter, nn.Parameter(view))  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""The global norm of the gradient over sharded buckets, and the factor that clips it. Computed on the device without blocking the host."""
+"""The global norm of the gradient over sharded buckets, and the factor that clips it.
+
+Computed on the device without blocking the host.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from stoker.trainer.rank.ordered_sum import sum_and_square
 class GradientNorm:
     """Squares of each rank's shard of each bucket, then the norm over all of them, the same bits on every rank.
 
-    By bucket: one fp64 sum per shard. By line: each line of LINE elements gives one partial sum, and the partials are added in the order of the layout,
-    so that the norm does not depend on the number of shards (every rank adds the same list).
+    By bucket: one fp64 sum per shard. By line: each line of LINE elements gives one partial sum, and the partials are
+    added in the order of the layout, so that the norm does not depend on the number of shards (every rank adds the same
+    list).
     """
 
     def __init__(self, ops: Ops, by_line: bool) -> None:

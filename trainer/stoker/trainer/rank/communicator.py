@@ -1,11 +1,12 @@
 """Collectives over flat buffers: reduce-scatter, all-gather in place, and a small exchange of numbers.
 
-One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they are, then a sum in
-fp32 at the receiver, in the order of the ranks (recursive halving). It gives the same bits on every backend, and bf16 gradients travel as
-bf16 without a further rounding. The sum is a callback, `total`: `GradientNorm.total` also notes the squares of the sum in the same pass.
+One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they
+are, then a sum in fp32 at the receiver, in the order of the ranks (recursive halving). It gives the same bits on every
+backend, and bf16 gradients travel as bf16 without a further rounding. The sum is a callback, `total`:
+`GradientNorm.total` also notes the squares of the sum in the same pass.
 
-On Gloo the all-gather is a set of sends. Measured with 32 MB on two ranks: all-to-all and sum take 15 ms (Gloo's own reduce-scatter
-58 ms), the sends 13 ms (its gather 46 to 85 ms).
+On Gloo the all-gather is a set of sends. Measured with 32 MB on two ranks: all-to-all and sum take 15 ms (Gloo's own
+reduce-scatter 58 ms), the sends 13 ms (its gather 46 to 85 ms).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from stoker.trainer.rank.ordered_sum import sum_in_order
 
 @dataclass(frozen=True, kw_only=True)
 class GpuShare:
-    """The part of a GPU that NCCL's kernels use beside matrix products: each of their thread blocks occupies a multiprocessor."""
+    """The part of a GPU that NCCL's kernels take from matrix products: each thread block occupies a multiprocessor."""
 
     reduce_ctas: int = 16
-    """Limit for the all-to-all. Fewer blocks leave more to backward but take longer, and products are slower during that time.
+    """Limit for the all-to-all. Fewer blocks leave more to backward, but take longer and slow it down for that time.
 
     A step of an 8B model on four H200s took 757 ms with 16 of each, 767 with 8, 786 with 4.
     """
@@ -40,14 +41,20 @@ SHARE = GpuShare()
 
 
 class Total(Protocol):
-    """Writes the sum of the ranks' slices, in rank order, to `out`: `sum_in_order`, or a function that does more in the same pass."""
+    """Writes the sum of the ranks' slices, in rank order, to `out`:
+
+    `sum_in_order`, or a function that does more in the same pass.
+    """
 
     def __call__(self, rows: Sequence[Tensor], out: Tensor, *, add: bool) -> None: ...
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective in flight. Its buffers must not be touched until `wait` returns; on a GPU `wait` blocks the current stream, never the host."""
+    """A collective in flight.
+
+    Its buffers must not be touched until `wait` returns; on a GPU `wait` blocks the current stream, never the host.
+    """
 
     finish: Callable[[], None]
 
@@ -59,22 +66,25 @@ DONE = Pending(lambda: None)
 
 
 class Communicator(Protocol):
-    """Collectives of one data-parallel group. Reduce-scatter and all-gather have a process group each, so neither waits for the other."""
+    """Collectives of one data-parallel group.
+
+    Reduce-scatter and all-gather have a process group each, so neither waits for the other.
+    """
 
     rank: int
     size: int
     eager: bool
-    """Collectives run in the background, in the order of their start (streams); else `wait` does a part of the work on the host."""
+    """Collectives run in the background, in order of start; else `wait` does a part of the work on the host."""
 
     def shard(self, flat: Tensor) -> Tensor:
         """This rank's slice of a flat buffer, a view."""
         ...
 
     def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
-        """Sum this rank's slice of `flat` over the ranks into `out` (fp32, as long as a slice), or add the sum to it with `add`.
+        """Sum this rank's slice of `flat` over the ranks into `out` (fp32, a slice long); with `add`, add it there.
 
-        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` sums the slices, in the stream of the
-        reductions.
+        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` sums the slices,
+        in the stream of the reductions.
         """
         ...
 
@@ -183,7 +193,10 @@ class Nccl:
         return _exchange(numbers, self.size, self._groups.gather)
 
     def _buffer(self, like: Tensor) -> Tensor:
-        """The receive buffer of a dtype, as long as the longest bucket. Reductions run one after another on one stream, so they share it."""
+        """The receive buffer of a dtype, as long as the longest bucket.
+
+        Reductions run one after another on one stream, so they share it.
+        """
         held = self._received.get(like.dtype)
         if held is None or held.numel() < like.numel():
             if held is not None:
@@ -195,9 +208,10 @@ class Nccl:
 def make_communicator(
     ranks: Sequence[int], device: torch.device, timeout: timedelta | None = None, share: GpuShare = SHARE
 ) -> Communicator | None:
-    """Make a communicator over these global ranks; None on a rank that is not one of them (collective over the whole gang).
+    """Make a communicator over these global ranks; None on other ranks (collective over the whole gang).
 
-    `timeout` applies to one collective. A group does not inherit it from the group of all ranks, and torch's default with NCCL is ten minutes.
+    `timeout` applies to one collective. A group does not inherit it from the group of all ranks, and torch's default
+    with NCCL is ten minutes.
     """
     if len(ranks) == 1:
         return Alone() if dist_rank() == ranks[0] else None
@@ -217,7 +231,7 @@ def make_communicator(
 
 
 def nccl_options(ctas: int, cluster: int | None, timeout: timedelta | None) -> dist.ProcessGroupNCCL.Options:
-    """High priority and a bounded share of the GPU, so that a small collective does not queue behind the blocks of a large product."""
+    """High priority and a bounded share of the GPU: a small collective must not queue behind a large product."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = ctas
     if cluster is not None:

@@ -17,7 +17,10 @@ class Gradients(Protocol):
     def begin_step(self, num_micro_batches: int) -> None: ...
 
     def place(self, index: int) -> Tensor | None:
-        """The memory where the gradient of parameter `index` may be written before `add`; None when it needs memory of its own."""
+        """The memory where the gradient of parameter `index` may be written before `add`;
+
+        None when it needs memory of its own.
+        """
         ...
 
     def add(self, index: int, grad: Tensor) -> bool:
@@ -32,8 +35,8 @@ class Gradients(Protocol):
 class GradientSum:
     """Adds the gradients in fp32, one micro-batch after the other, in one of two orders.
 
-    Serial: a running sum in one buffer. Tree: recursive halving of the micro-batch index, so that a run of micro-batches makes the same
-    subtree sum on whichever rank it lies; costs up to log2(micro-batches) more buffers.
+    Serial: a running sum in one buffer. Tree: recursive halving of the micro-batch index, so that a run of
+    micro-batches makes the same subtree sum on whichever rank it lies; costs up to log2(micro-batches) more buffers.
     """
 
     def __init__(self, bucket: Bucket, tree: bool) -> None:
@@ -103,7 +106,10 @@ class GradientSum:
 
 
 def merges_after(leaves: int) -> list[int]:
-    """The number of finished pairs to merge after each leaf of a sum by recursive halving (`middle = first + (last - first) // 2`)."""
+    """The number of pairs to merge after each leaf of a sum by recursive halving.
+
+    The middle is `first + (last - first) // 2`.
+    """
     merges = [0] * leaves
 
     def visit(first: int, end: int) -> None:

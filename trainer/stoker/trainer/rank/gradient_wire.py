@@ -64,8 +64,8 @@ class Loan:
 class WireBuffers:
     """Buffers that buckets of one layout share.
 
-    With a `depth` there are at most that many of each layout. When all are lent, the oldest is reused: the current stream, not the host, waits
-    for its reduction. Without a depth there are as many as are in use.
+    With a `depth` there are at most that many of each layout. When all are lent, the oldest is reused: the current
+    stream, not the host, waits for its reduction. Without a depth there are as many as are in use.
     """
 
     def __init__(self, depth: int | None) -> None:

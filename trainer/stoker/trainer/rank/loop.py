@@ -220,7 +220,10 @@ class Loop:
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:
-    """The reason to save after step `step`, or None. The same on every rank, because `signals` are merged over all ranks."""
+    """The reason to save after step `step`, or None.
+
+    The same on every rank, because `signals` are merged over all ranks.
+    """
     if signals.stop is not None:
         return "interrupt" if signals.save_on_stop else None
     if step == total_steps:

@@ -32,9 +32,10 @@ class Adam:
         learning_rate: float,
         scale: Tensor,
     ) -> None:
-        """Update fp32 `master` and moments in place with `grad` times `scale`, and `parameters` with the rounded masters.
+        """Update fp32 `master` and moments in place with `grad` times `scale`; round the masters into `parameters`.
 
-        Elements [0, decay_end) decay; `step` counts from 1. `scale`: fp32 scalar on the device; one that is not finite changes nothing.
+        Elements [0, decay_end) decay; `step` counts from 1. `scale`: fp32 scalar on the device; one that is not finite
+        changes nothing.
         """
         rule = AdamStep(
             decoupled=self._config.optimizer == "adamw",

@@ -16,9 +16,10 @@ KERNEL_RANKS = (1, 2, 4, 8)
 
 
 def sum_in_order(rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> None:
-    """Write the sum of the rows to `out` (fp32), or add it with `add`. A single row may be `out` itself; fp32 rows may be overwritten.
+    """Write the sum of the rows to `out` (fp32), or add it there with `add`.
 
-    On a GPU it is one pass over the memory for 1, 2, 4 or 8 ranks.
+    A single row may be `out` itself; fp32 rows may be overwritten. On a GPU it is one pass over the memory for 1, 2, 4
+    or 8 ranks.
     """
     if not add and len(rows) == 1 and rows[0].data_ptr() == out.data_ptr():
         return
@@ -36,7 +37,10 @@ def sum_in_order(rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> N
 
 
 def sum_and_square(rows: Sequence[Tensor], out: Tensor, ops: Ops, line: int, *, add: bool = False) -> Tensor:
-    """Do the same and return `ops.line_squares(out, line)`; with fused kernels on a GPU in the same pass, with the same bits."""
+    """Like `sum_in_order`, and return `ops.line_squares(out, line)`.
+
+    With fused kernels on a GPU it is the same pass, and the same bits.
+    """
     if out.is_cuda and ops.kernels == "fused" and len(rows) in KERNEL_RANKS[1:]:
         from stoker.trainer.rank.ordered_sum_kernel import sum_rows_and_square
 

@@ -4,7 +4,8 @@ Three types describe one run of elements, `box[flat[0]:flat[1]]` of a tensor, on
 
 * `ShardPiece`: where they lie in the shard. Planned once; one for all state kinds (master weight and moments).
 * `HostPiece`: their values in host memory, for one state kind. Made by a snapshot, taken by a save.
-* `stoker.checkpoint.manifest.Piece`: where they lie in a file. Made by the writer, which cuts at 64 MiB; `flat` is `flat_start, flat_end` there.
+* `stoker.checkpoint.manifest.Piece`: where they lie in a file. Made by the writer, which cuts at 64 MiB; `flat` is
+  `flat_start, flat_end` there.
 """
 
 from __future__ import annotations

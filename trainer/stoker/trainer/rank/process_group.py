@@ -1,4 +1,4 @@
-"""The process group that joins this rank with the others, Gloo on the CPU and NCCL on GPUs, and the device and threads of this rank."""
+"""The process group of all ranks (Gloo on the CPU, NCCL on GPUs), and device and threads of this one."""
 
 from __future__ import annotations
 
@@ -45,15 +45,21 @@ def set_threads(config: TrainerConfig) -> None:
 
 
 NCCL_DEFAULTS = {"NCCL_NVLS_ENABLE": "0"}
-"""NVLink multicast is off unless the environment turns it on. Our collectives (all-to-all, all-gather) do not gain from it, it needs a
-healthy fabric manager, and a failure of it takes all GPUs of the host down."""
+"""NVLink multicast is off unless the environment turns it on.
+
+Our collectives (all-to-all, all-gather) do not gain from it. It needs a healthy fabric manager, and its failure takes
+all GPUs of the host down.
+"""
 
 
 @contextmanager
 def process_group(
     config: TrainerConfig, info: RankInfo, device: torch.device, listener: socket.socket | None
 ) -> Iterator[None]:
-    """Join the other ranks; a single rank needs no group. `listener`: the rendezvous socket that the agent opened, on global rank 0."""
+    """Join the other ranks; a single rank needs no group.
+
+    `listener`: the rendezvous socket that the agent opened, on global rank 0.
+    """
     if info.world_size == 1:
         yield
         return
@@ -75,7 +81,8 @@ def process_group(
         device_id=device if device.type == "cuda" else None,
     )
     yield
-    # Not after an error: NCCL destroys groups together, and the other ranks are in the middle of a step. The exit of the process does it.
+    # Not after an error: NCCL destroys groups together, and the other ranks are in the middle of a step. The exit of
+    # the process does it.
     dist.destroy_process_group()
 
 

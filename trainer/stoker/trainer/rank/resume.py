@@ -29,7 +29,7 @@ class ResumePoint:
 def choose_resume(
     config: TrainerConfig, root: CheckpointRoot, group: SaveGroup, report: Callable[[str], None]
 ) -> ResumePoint | None:
-    """The checkpoint in the configuration; without an operator, the newest one that verifies; None for a fresh run (collective).
+    """The configured checkpoint, or without an operator the newest that verifies; None for a fresh run (collective).
 
     Raises:
         CheckpointCorrupt: without an operator, when there are checkpoints and none of them verifies.

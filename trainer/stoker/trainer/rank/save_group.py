@@ -1,4 +1,7 @@
-"""Communication between the ranks of a save: a Gloo process group of its own, because the save thread must not use the training's."""
+"""Communication between the ranks of a save.
+
+It has a Gloo process group of its own, because the save thread must not use the communicators of the training.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class SaveGroup:
 
 
 def make_save_group(ranks: Sequence[int], timeout: timedelta | None = None) -> SaveGroup | None:
-    """Make the save group of these global ranks; None on a rank that is not one of them (collective over the whole gang).
+    """Make the save group of these global ranks; None on other ranks (collective over the whole gang).
 
     `timeout` applies to one collective.
     """

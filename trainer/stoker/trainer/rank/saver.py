@@ -1,6 +1,7 @@
-"""Saves that run beside the training: every rank writes its own pieces in a thread, rank 0 commits and reports, and all read back.
+"""Saves beside the training: every rank writes its pieces in a thread, rank 0 commits, all read back.
 
-A save works on one snapshot in host memory; the training may change its tensors as soon as `start` returns. One save is in flight at a time.
+A save works on one snapshot in host memory; the training may change its tensors as soon as `start` returns. One save is
+in flight at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Saver:
         keep: int | None,
         verified: frozenset[str] = frozenset(),
     ) -> None:
-        """`files` are added to every checkpoint. `keep`: how many verified ones to keep (None deletes nothing). `verified`: folders that need no check."""
+        """`files` are added to every checkpoint.
+
+        `keep`: how many verified ones to keep (None deletes nothing). `verified`: folders that need no check.
+        """
         self._root = root
         self._writer = writer
         self._group = group
@@ -71,7 +75,10 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> Exception | None:
-        """Wait until the save in flight has been read back, and return the error of the last save, if it had one: StorageFailed, or that of a lost peer."""
+        """Wait until the save in flight has been read back, and return the error of the last save, if it had one:
+
+        StorageFailed, or that of a lost peer.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -108,7 +115,10 @@ class Saver:
             raise
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
-        """Run an action on rank 0 and return its result on every rank (collective). Raises StorageFailed everywhere if it failed."""
+        """Run an action on rank 0 and return its result on every rank (collective).
+
+        Raises StorageFailed everywhere if it failed.
+        """
         value, problem = self._group.broadcast(_attempt(action) if self._leads else None)
         if problem is not None:
             raise StorageFailed(problem)
@@ -144,7 +154,10 @@ class Saver:
         return vars(self._root.publish(staging, manifest))
 
     def _read_back(self, published: Published) -> bool:
-        """Whether the checkpoint reads back as it was written (collective). Each rank reads a share that another rank wrote, where there are several."""
+        """Whether the checkpoint reads back as it was written (collective).
+
+        Each rank reads a share that another rank wrote, where there are several.
+        """
         folder, share = self._root.root / published.folder_name, (self._group.rank, self._group.size)
         found = self._group.gather(_attempt(lambda: verify(folder, published.digest, share=share).ok))
         good = bool(self._group.broadcast(all(good is True for good, _ in found)))
@@ -152,7 +165,10 @@ class Saver:
         return good
 
     def _retain(self) -> None:
-        """Delete old verified checkpoints, on rank 0. One of an earlier run is verified first. A failure is reported and tried again after the next save."""
+        """Delete old verified checkpoints, on rank 0.
+
+        One of an earlier run is verified first. A failure is reported and tried again after the next save.
+        """
         if not self._leads or self._keep is None:
             return
         keep = self._keep
@@ -227,7 +243,10 @@ def _failed(event: SaveEvent, error: Exception) -> SaveEvent:
 
 
 def _attempt(action: Callable[[], Any]) -> tuple[Any, str | None]:
-    """The result of an action, or None and the problem. No error leaves it: the other ranks wait for this rank's report."""
+    """The result of an action, or None and the problem.
+
+    No error leaves it: the other ranks wait for this rank's report.
+    """
     try:
         return action(), None
     except Exception as error:  # noqa: BLE001  # see the docstring

@@ -1,4 +1,4 @@
-"""Copies between a rank's tensors and checkpoints: snapshots to host memory, and loading from a checkpoint of any layout."""
+"""Snapshots of a rank's state to host memory, and loading of state from a checkpoint of any layout."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
 class Snapshots:
     """Copies of this rank's shards in host memory, cut by tensor; one at a time.
 
-    On a GPU the memory is page-locked and allocated once. The copy runs beside the next forward and backward, bucket by bucket; only the
-    next update waits for it, on the device. On the CPU the copy is made at once.
+    On a GPU the memory is page-locked and allocated once. The copy runs beside the next forward and backward, bucket by
+    bucket; only the next update waits for it, on the device. On the CPU the copy is made at once.
     """
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
@@ -42,7 +42,10 @@ class Snapshots:
         self._memory: Future[list[dict[str, Tensor]]] | None = None
 
     def prepare(self) -> None:
-        """Start to allocate the memory in a thread, because locking many gigabytes takes seconds. Else the first snapshot waits for it."""
+        """Start to allocate the memory in a thread, because locking many gigabytes takes seconds.
+
+        Else the first snapshot waits for it.
+        """
         if self._stream is not None and self._memory is None:
             allocator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
             self._memory = allocator.submit(self._allocate)
@@ -54,7 +57,10 @@ class Snapshots:
         return self._stream is None or (self._memory is not None and self._memory.done())
 
     def take(self) -> Iterator[HostPiece]:
-        """The state as it is now. The pieces can be iterated in another thread, as their copies end; they are valid until the next `take`."""
+        """The state as it is now.
+
+        The pieces can be iterated in another thread, as their copies end; they are valid until the next `take`.
+        """
         states = self._zero.states
         if self._stream is None:
             host = [{kind: shard.detach().clone() for kind, shard in state.shards().items()} for state in states]
@@ -94,7 +100,7 @@ class Snapshots:
 def load_state(
     zero: Zero, parts: Sequence[Part], reader: CheckpointReader, kinds: Sequence[str], report: Callable[[str], None]
 ) -> None:
-    """Load masters, and moments if `kinds` names them, from a checkpoint: each rank its shards, then all parameters (collective).
+    """Load the state `kinds` from a checkpoint: each rank its shards, then all parameters (collective).
 
     Raises:
         OtherModel: the checkpoint is of another model; nothing was changed.

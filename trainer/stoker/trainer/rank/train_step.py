@@ -58,7 +58,8 @@ class ForwardPass:
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
-        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the device.
+        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
+        # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
         hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
@@ -99,8 +100,8 @@ class TrainStep:
     ) -> StepResult:
         """Run step number `step` (from 1) on this rank's micro-batches. `target_tokens` is the count over all ranks.
 
-        `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this step. The host
-        blocks only once, at the end, while the device is already applying the update.
+        `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this
+        step. The host blocks only once, at the end, while the device is already applying the update.
 
         Raises:
             NonFinite: on every rank; no weight was changed.
@@ -137,13 +138,19 @@ class TrainStep:
         return loss_sum.detach()
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
-        """Gather signals and losses of all ranks in one small exchange. Losses are in the order of the global micro-batch index."""
+        """Gather signals and losses of all ranks in one small exchange.
+
+        Losses are in the order of the global micro-batch index.
+        """
         mine = upload(signals, sums.device, torch.float64)
         return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean loss over the weighted targets of all ranks, and their number. Every rank has the same number of micro-batches."""
+    """Mean loss over the weighted targets of all ranks, and their number.
+
+    Every rank has the same number of micro-batches.
+    """
     zero.wait_parameters()
     loss_sum, targets = 0.0, 0
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """ZeRO stages 0 to 2 over flat buckets: which rank holds which fp32 state, and when data moves.
 
-Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are all-gathered.
-Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than its shard of the sum.
-Stage 0: the reduced gradient is gathered and every rank updates everything.
-Reduction of a bucket starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
+Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are
+all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than
+its shard of the sum. Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
+starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
 gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
 """
 
@@ -44,15 +44,15 @@ class ZeroSettings:
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
     def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
-        """Whether each micro-batch's gradient is sent by itself, in the compute dtype; else this rank sums them first, in fp32."""
+        """Whether each micro-batch's gradient is sent alone, in the compute dtype; else this rank first sums them."""
         return ranks > 1 and (num_micro_batches == 1 or (self.stage == 2 and not self.any_data_parallel))
 
 
 class Zero:
     """Parameters, gradients and optimizer state of one rank.
 
-    Hooks on the parameters deliver gradients. A step calls `begin_step`; `ready` before each bucket is used; `end_micro_batch` after each
-    backward; then `finish_reduce`, `gradient_norm`, `update`.
+    Hooks on the parameters deliver gradients. A step calls `begin_step`; `ready` before each bucket is used;
+    `end_micro_batch` after each backward; then `finish_reduce`, `gradient_norm`, `update`.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Zero:
     ) -> None:
         """`fill` is needed when the parameters are empty (on the meta device).
 
-        `placed`: buckets whose parameters are each used once in a forward pass, so that a kernel may write a gradient to its final place.
+        `placed`: buckets whose parameters are each used once in a forward pass, so that a kernel may write a gradient
+        to its final place.
         """
         self.communicator = communicator
         self.settings = settings
@@ -99,7 +100,10 @@ class Zero:
                 parameter.gradient_place = partial(state.place, index)  # type: ignore[attr-defined]  # read by the kernels' backward
 
     def close(self) -> None:
-        """Remove the hooks from the parameters. They refer to this object, and the garbage collector does not find that cycle."""
+        """Remove the hooks from the parameters.
+
+        They refer to this object, and the garbage collector does not find that cycle.
+        """
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
@@ -150,7 +154,7 @@ class Zero:
             state.wait_parameters()
 
     def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
-        """Let `fill` write this rank's shards of every state kind, then bring all ranks' parameters up to date (collective)."""
+        """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
         for state in self.states:
             fill(state, state.shards())
             state.spread_shards()
@@ -158,7 +162,7 @@ class Zero:
 
 
 class BucketState:
-    """One bucket's master weights, moments and gradient on this rank: its shard at stages 1 and 2, everything at stage 0."""
+    """One bucket's master weights, moments and gradient on this rank: a shard of them, at stage 0 all of them."""
 
     def __init__(
         self,
@@ -194,7 +198,10 @@ class BucketState:
         """The reduced gradient, as long as `master`, between `finish_reduce` and `begin_step`."""
 
     def _build_master(self, fill: Fill | None) -> Tensor:
-        """fp32 masters of the parameters' values, or of those that `fill` writes. With fp32 parameters they are the same memory."""
+        """fp32 masters of the parameters' values, or of those that `fill` writes.
+
+        With fp32 parameters they are the same memory.
+        """
         dtype = self._settings.compute_dtype
         if self.bucket.is_empty:
             assert fill is not None, "parameters on the meta device need starting values"

@@ -33,7 +33,7 @@ from tests.trainer.tiny_run import tiny_config
 START_S = 180.0
 """From the start of the processes to the end of `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""After a rank has failed: time for the others to say why they do."""
+"""After a rank has failed: time for the others to report their errors."""
 LEAVE_S = 20.0
 DUMP_S = 3.0
 
@@ -48,7 +48,7 @@ class Rank(NamedTuple):
     stacks: Path
 
     def where(self) -> str:
-        """What its threads do right now, even if none of them runs Python."""
+        """The stacks of its threads, also while none of them runs Python."""
         if self.process.exitcode is not None:
             return f"ended with exit code {self.process.exitcode}"
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -174,7 +174,7 @@ def rank_and_size(rank: int, size: int) -> tuple[int, int]:
 
 
 def written(file: Path, until: float) -> str:
-    """What stands in the file once it has not grown for a moment."""
+    """The file's content after it has stopped growing."""
     text = ""
     while time.monotonic() < until:
         time.sleep(0.1)

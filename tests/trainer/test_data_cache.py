@@ -1,4 +1,4 @@
-"""The folder of tokenised shards: who is told what when it cannot be written."""
+"""The token cache: the error when it cannot be written."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def test_no_samples_are_asked_for() -> None:
 
 @pytest.mark.parametrize("sample", [0, 10**15])
 def test_far_samples_are_as_cheap_as_near_ones(sample: int) -> None:
-    sample = Order(seed=1, names=("a", "b"), sizes=(9, 5), weights=(0.3, 0.7)).samples(sample, sample + 1)[0]
-    assert isinstance(sample, Sample)
+    found = Order(seed=1, names=("a", "b"), sizes=(9, 5), weights=(0.3, 0.7)).samples(sample, sample + 1)[0]
+    assert isinstance(found, Sample)
 
 
 GOLDEN = [4, 7, 0, 1, 6, 5, 8, 9, 3, 2]

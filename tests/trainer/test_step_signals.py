@@ -1,4 +1,4 @@
-"""StepSignals at the step boundary."""
+"""Signals at the step boundary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock:
         return self.now_s
 
 
-def test_the_strongest_wish_of_any_rank_counts() -> None:
+def test_the_strongest_signal_of_any_rank_counts() -> None:
     by_rank = [
         StepSignals(stop="suspend"),
         StepSignals(save=True),
@@ -44,7 +44,7 @@ def test_a_stronger_stop_replaces_a_weaker_one_and_never_the_other_way() -> None
     assert inbox.read().stop == "cancel"
 
 
-def test_timed_saves_count_from_the_last_save_and_only_rank_0_wants_them() -> None:
+def test_timed_saves_count_from_the_last_save_and_only_rank_0_sends_them() -> None:
     clock = Clock()
     inbox, other = (SignalInbox(RankChannel(None), 60.0, rank, clock) for rank in (0, 1))
     clock.now_s += 59

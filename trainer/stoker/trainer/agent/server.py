@@ -1,4 +1,7 @@
-"""The agent's HTTP server in its own loop: probes, status and metrics on the pod's address; the same and control without a token on a Unix socket."""
+"""The agent's HTTP server: probes, status, metrics and signed control calls on the pod's address.
+
+A Unix socket, if configured, serves the same without signatures.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from stoker.pod.listen import ListenConfig
 
 
 class AgentServer:
-    """Serves until `close`. `port` is known after `start` (it matters where the configuration leaves it to the kernel)."""
+    """Serves until `close`.
+
+    `port` is known after `start` (it matters where the configuration leaves it to the kernel).
+    """
 
     def __init__(self, listen: ListenConfig, public: Sequence[BaseRoute], private: Sequence[BaseRoute]) -> None:
         self._listen = listen
@@ -27,7 +33,11 @@ class AgentServer:
         self.port = listen.port
 
     async def start(self) -> None:
-        """Raises ConfigError when an address cannot be bound."""
+        """Bind the addresses and serve until `close`.
+
+        Raises:
+            ConfigError: an address cannot be bound.
+        """
         listener = _tcp_socket(self._listen)
         self.port = listener.getsockname()[1]
         self._serve(listener, self._public)
@@ -55,7 +65,7 @@ class AgentServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: SIGTERM means a save here, and the agent answers until the end."""
+    """uvicorn without its signal handlers: on SIGTERM the agent saves, and answers until its end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,7 +89,7 @@ def _tcp_socket(listen: ListenConfig) -> socket.socket:
 
 
 def _unix_socket(path: Path) -> socket.socket:
-    """A socket that only this user can open; the mode is set before anybody can connect."""
+    """A socket that only this user can open; the mode is set before the first connection is possible."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old = os.umask(0o177)

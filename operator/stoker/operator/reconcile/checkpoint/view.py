@@ -134,7 +134,7 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
                 )
         message = exit_of(pod).message if ended(pod) else None
         for save in message.saves if message else ():
-            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:

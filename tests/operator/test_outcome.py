@@ -32,9 +32,18 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
     ids=lambda cls: str(cls.__name__),
 )
 def test_every_key_of_the_changes_is_a_field_of_the_value_with_its_type(changes: Any, value: type[Value]) -> None:
-    """mypy rejects a misspelt keyword where changes are made (`JobChanges(phse=...)`); the keys themselves are checked here."""
+    """mypy rejects a misspelt keyword where changes are made (`JobChanges(phse=...)`); this checks the keys."""
     fields = get_type_hints(value)
     assert get_type_hints(changes).items() <= {name: fields[name] for name in value.model_fields}.items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [(JobFields, TrainingJobStatus), (CheckpointFields, CheckpointStatus)],
+    ids=["TrainingJob", "Checkpoint"],
+)
+def test_every_field_of_a_status_is_written(changes: Any, status: type[Value]) -> None:
+    assert set(status.model_fields) == get_type_hints(changes).keys() | get_type_hints(SharedFields).keys()
 
 
 def observed(refusal: str | None = None, **status: Any) -> Observed:

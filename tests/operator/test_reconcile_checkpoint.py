@@ -222,6 +222,24 @@ def test_more_users_than_a_status_can_name_hinder_nothing() -> None:
     assert len(run.cluster.objects[key]["status"]["inUseBy"]) == 64
 
 
+def test_the_checkpoint_that_a_deployment_served_before_a_refused_edit_is_still_in_use() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"checkpointRef": {"name": "another"}}, "pools": [{"name": "main"}]},
+            "status": {"acceptedSpec": {"model": {"checkpointRef": {"name": "old"}}}},
+        }
+    )
+    run.cluster.settle()
+    assert run.cluster.objects[key]["status"]["inUseBy"] == [{"kind": "InferenceDeployment", "name": "chat"}]
+
+
 def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:
     run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
     run.start()
@@ -252,7 +270,10 @@ def test_a_task_that_refuses_to_delete_blocks_the_deletion_even_without_a_reason
     run.cluster.settle()
     run.answer_tasks("delete", ok=False)
     found = run.cluster.objects[key]
-    assert (run.condition(found, "Stalled"), found["status"]["message"]) == ("True", "the delete task says no")
+    assert (run.condition(found, "Stalled"), found["status"]["message"]) == (
+        "True",
+        "the delete task refused without a reason",
+    )
 
 
 def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:

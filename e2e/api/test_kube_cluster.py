@@ -220,7 +220,7 @@ def test_a_pod_without_an_address_cannot_be_asked(plane: Plane) -> None:
     tell(plane, story)
 
 
-def test_a_server_that_starts_again_is_waited_for_by_nobody(plane: Plane) -> None:
+def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
     """Calls fail as transport errors while it is away, and work when it is back: on the same client."""
 
     async def story(cluster: KubeCluster) -> None:

@@ -1,4 +1,4 @@
-"""Replicas of the whole program on one Lease: one works, the other takes over, and who lost the Lease writes no more."""
+"""Replicas of the whole program on one Lease: one works, the other takes over; a replica without the Lease never writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server through a fault proxy each."""
+"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server
+through a fault proxy each.
+"""
 
 from __future__ import annotations
 

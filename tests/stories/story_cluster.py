@@ -81,7 +81,7 @@ class StoryCluster(Waits):
         return code
 
     def remains(self) -> list[str]:
-        """What is left of this cluster outside its state folder; there must be nothing once the supervisor has ended."""
+        """Processes and files of this cluster outside its state folder; none once the supervisor has ended."""
         root = str(self.client.folders.root)
         short = (
             Path(tempfile.gettempdir()) / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
@@ -116,7 +116,7 @@ class StoryCluster(Waits):
     # What is there
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         found = self.client.objects(kind, namespace=NAMESPACE)
         for name, value in labels.items():
             key = f"stoker.dev/{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Replicas of the whole program on one Lease: one works, the other takes over; a replica without the Lease never writes."""
+"""Replicas of the whole program on one Lease: one works, the other takes over, none writes without the Lease."""
 
 from __future__ import annotations
 

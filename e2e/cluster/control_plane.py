@@ -297,7 +297,7 @@ class ControlPlane:
 
 
 def _free_port(address: str) -> int:
-    """Ports below the kernel's range for outgoing connections, where a client of a stopped server could take its port."""
+    """Ports below the kernel's range for outgoing connections, from which a client could take a stopped server's."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((address, random.randint(20_000, 32_000)))

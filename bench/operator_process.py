@@ -19,7 +19,7 @@ from typing import Any
 
 from stoker.operator.cluster import interface as seam
 from stoker.operator.cluster.kinds import OURS
-from stoker.operator.domain.plan import Call, Key, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Key, Object, Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.object_pruning import kept
 from stoker.operator.loop.operator import Operator
@@ -88,7 +88,7 @@ class RemoteCluster:
     async def delete(self, ref: Ref) -> Object | None:
         return await self._ask("delete", ref)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         return await self._ask("call", call.pod, call.method, call.path, call.body)
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stoker.operator.api.metadata import Status
 from stoker.operator.cluster.interface import Cluster, Keep, PodUnreachable, ServerError, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
@@ -20,7 +21,9 @@ from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
 from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.process import Command, Exit, Process
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.outcome import Outcome, derive_plan
 from stoker.operator.service.local.kubelet import Kubelet
 from stoker.pod.control_key import new_private_key
 
@@ -118,8 +121,8 @@ class FakePods:
     """Answers of pods without a network: `answers` by pod uid for polls; calls are recorded and answered by `on_call`."""
 
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    on_call: Callable[[Call], Mapping[str, Any]] = lambda _: {}
+    calls: list[ControlCall] = field(default_factory=list)
+    on_call: Callable[[ControlCall], Mapping[str, Any]] = lambda _: {}
 
 
 @dataclass
@@ -142,7 +145,7 @@ class _PolledCluster(LocalCluster):
         super().__init__(*given)
         self.fake_pods = pods
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         self.fake_pods.calls.append(call)
         return self.fake_pods.on_call(call)
 
@@ -224,7 +227,7 @@ class Flaky:
     async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
         return await self._write(lambda: self.inner.delete(ref, grace_s=grace_s))
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         return await self._write(self.inner.call, call)
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
@@ -239,3 +242,9 @@ class Flaky:
         if failing:
             raise ServerError(f"the answer of write {self.writes} was lost")
         return answer
+
+
+def reconcile_nothing(seen: Observed, _settings: Settings, now: datetime, plan: Plan | None = None) -> Plan:
+    """`plan`, and the part of a status that is derived for every kind alike."""
+    status = Status.model_validate(seen.resource.get("status") or {})
+    return derive_plan(Outcome(plan=plan or Plan()), seen=seen, status=status, fields={}, now=now)

@@ -24,7 +24,7 @@ from stoker.operator.cluster.interface import (
 )
 from stoker.operator.domain.applied_hash import with_applied_hash
 from stoker.operator.domain.labels import APPLIED_HASH, JOB_UID
-from stoker.operator.domain.plan import Call, Event, Key, Object, Patch, Plan, Ref, Scale
+from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Patch, Plan, Ref, Scale
 from stoker.operator.loop.execute import Executor, event_object
 from stoker.operator.loop.object_pruning import kept
 from stoker.operator.loop.store import Store
@@ -59,7 +59,9 @@ def wish(resource: Object, world: Mapping[str, Object]) -> Plan:
         scale=(Scale(ref_of(world["pool"]), 3),),
         delete=(ref_of(world["old"]),),
         calls=(
-            Call(Ref("Pod", "default", "gated", world["gated"]["metadata"]["uid"]), "POST", "/drain", {"id": "one"}),
+            ControlCall(
+                Ref("Pod", "default", "gated", world["gated"]["metadata"]["uid"]), "POST", "/drain", {"id": "one"}
+            ),
         ),
         events=(Event("Normal", "Working", "it works"),),
     )
@@ -132,7 +134,7 @@ def test_a_converged_plan_makes_no_call(tmp_path: Path) -> None:
 
 def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
     async def story() -> None:
-        def refuse(call: Call) -> Mapping[str, Any]:
+        def refuse(call: ControlCall) -> Mapping[str, Any]:
             raise PodUnreachable(call.pod.name)
 
         world = embedded(tmp_path, pods=FakePods(on_call=refuse))
@@ -148,7 +150,7 @@ def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
 
 def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) -> None:
     async def story() -> None:
-        def answer(call: Call) -> Mapping[str, Any]:
+        def answer(call: ControlCall) -> Mapping[str, Any]:
             if call.pod.name == "deaf":
                 raise PodUnreachable(call.pod.name)
             return {}
@@ -156,7 +158,9 @@ def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) 
         pods = FakePods(on_call=answer)
         world = embedded(tmp_path, pods=pods)
         made = await new_world(world)
-        calls = tuple(Call(Ref("Pod", "default", name, name), "PUT", "/backends", {}) for name in ("deaf", "well"))
+        calls = tuple(
+            ControlCall(Ref("Pod", "default", name, name), "PUT", "/backends", {}) for name in ("deaf", "well")
+        )
         with pytest.raises(PodUnreachable, match="deaf"):
             await Executor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(calls=calls))
         assert [call.pod.name for call in pods.calls] == ["deaf", "well"]
@@ -411,7 +415,7 @@ def test_a_lost_pod_is_removed_without_waiting(tmp_path: Path) -> None:
         world = embedded(tmp_path, pods=FakePods())
         made = await new_world(world)
         cluster = Graces(world.cluster)
-        plan = Plan(delete=(ref_of(made["old"]),), force=(ref_of(made["gated"]),))
+        plan = Plan(delete=(ref_of(made["old"]),), force_delete=(ref_of(made["gated"]),))
         await Executor(cluster, Store(), FakeClock()).execute(made["resource"], plan)
         assert cluster.names == [f"{made['old']['metadata']['name']} None", "gated 0"]
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
-from stoker.operator.domain.lost_nodes import Limits
+from stoker.operator.domain.lost_nodes import NodeLimits
 from stoker.operator.domain.settings import Settings
 from stoker.operator.service.config import OperatorConfig
 from stoker.pod.config_file import ConfigError, parse
@@ -39,7 +39,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_resources == {"limits": {"memory": "1Gi"}}
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
-    assert settings.node_limits == Limits(lost_s=3, outage_share=0.25, outage_nodes=7)
+    assert settings.node_limits == NodeLimits(lost_s=3, outage_share=0.25, outage_nodes=7)
 
 
 def leaves(model: type[BaseModel]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.metadata import JobRef, Resource, Status
+from stoker.operator.api.metadata import EditableStatus, JobRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.value import (
@@ -121,7 +121,7 @@ class Origin(Value):
     attempt: Int32 | None = None
 
 
-class CheckpointStatus(Status):
+class CheckpointStatus(EditableStatus):
     """Conditions: Ready (committed and usable), Verified, InUse, Deleting, Stalled."""
 
     phase: CheckpointPhase = "Pending"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from stoker.operator.api.value import Int64, Label, Name, Text, Time, Uid, Value, list_map
+from stoker.operator.api.value import Int64, Label, Name, Opaque, Text, Time, Uid, Value, list_map
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -80,6 +80,13 @@ class Status(Value):
     observed_generation: Int64 | None = None
     message: Text | None = None
     """The one line that says why it is not running: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
+
+
+class EditableStatus(Status):
+    """Status of a kind whose spec a user may edit while it is in use."""
+
+    accepted_spec: Opaque | None = None
+    """The last spec that this version can carry out. It stays in force while a later edit is refused."""
 
 
 class Resource(Value):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.operator.api.metadata import Status
+from stoker.operator.api.metadata import EditableStatus
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.value import (
     Digest,
@@ -117,6 +117,8 @@ class Pinned(Value):
     """By program: trainer, task; with digest."""
     rendered: Opaque | None = None
     """Pod and configuration as first rendered for this intent."""
+    spec: Opaque | None = None
+    """The spec that was rendered; what differs from it waits for the next attempt."""
 
 
 class PendingRequest(Value):
@@ -138,7 +140,7 @@ class Resumption(Value):
     """Saves found corrupt: never tried again."""
 
 
-class TrainingJobStatus(Status):
+class TrainingJobStatus(EditableStatus):
     """Derived from what is observed, written once per pass."""
 
     phase: TrainingPhase = "Pending"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from stoker.operator.cluster.interface import Cluster, ClusterError, Keep, Listing, WatchEvent
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 
 class NotLeading(ClusterError):
@@ -60,7 +60,7 @@ class FencedCluster:
         self._guard()
         return await self.cluster.delete(ref, grace_s=grace_s)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         self._guard()
         return await self.cluster.call(call)
 

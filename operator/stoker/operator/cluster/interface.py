@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 
 class ClusterError(Exception):
@@ -132,7 +132,7 @@ class Cluster(Protocol):
     async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
         """Begin to delete, dependents in the background. `grace_s` 0 removes a pod whose node cannot end it any more. The object as it is while it ends, None when it is gone at once. Raises NotFound; Conflict when the uid differs."""
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         """A signed control call to a pod; the JSON answer. Raises PodUnreachable, PodRefused."""
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:

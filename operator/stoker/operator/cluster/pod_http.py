@@ -10,7 +10,7 @@ import aiohttp
 
 from stoker.operator.cluster.interface import PodRefused, PodUnreachable
 from stoker.operator.domain.clock import Clock
-from stoker.operator.domain.plan import Call, Object
+from stoker.operator.domain.plan import ControlCall, Object
 from stoker.pod.control_key import sign
 
 CALL_TIMEOUT_S = 10.0
@@ -42,7 +42,7 @@ class PodHttp:
         status, content = await self._ask(where, "GET", where, self.poll_timeout_s)
         return _json(where, status, content, PodUnreachable)
 
-    async def call(self, url: str, call: Call) -> Mapping[str, Any]:
+    async def call(self, url: str, call: ControlCall) -> Mapping[str, Any]:
         """A control call with its token. Raises PodUnreachable, PodRefused."""
         body = json.dumps(dict(call.body), separators=(",", ":")).encode()
         token = sign(

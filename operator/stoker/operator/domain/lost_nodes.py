@@ -16,7 +16,7 @@ DEAF_S = 1.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class NodeLimits:
     """What an installation decides."""
 
     lost_s: float
@@ -52,7 +52,7 @@ class Outage:
 
 
 @dataclass(frozen=True)
-class Silence:
+class NodeSilence:
     """What is remembered from one look to the next."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NodeLoss:
     """What holds now."""
 
     lost: frozenset[str] = frozenset()
@@ -73,25 +73,27 @@ class Verdict:
     outages: Mapping[str, Outage] = field(default_factory=dict)
 
 
-def listen(before: Silence, carriers: Mapping[str, Carrier], now_s: float, limits: Limits, *, heard: bool) -> Silence:
+def note_silence(
+    before: NodeSilence, carriers: Mapping[str, Carrier], now_s: float, limits: NodeLimits, *, heard: bool
+) -> NodeSilence:
     """What is known after this look. The count begins anew for every node when news can arrive again, and for the nodes of an outage at its end."""
     outages = dict(_outages(carriers, limits))
     kept = heard and before.heard
     counted = before.since_s.keys() - before.outages.keys() if kept else set()
     silent = (name for name, carrier in carriers.items() if carrier.silent)
-    return Silence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, heard)
+    return NodeSilence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, heard)
 
 
-def judge(known: Silence, now_s: float, limits: Limits) -> Verdict:
+def classify(known: NodeSilence, now_s: float, limits: NodeLimits) -> NodeLoss:
     """Silent nodes, sorted into lost ones, those that have time left, and those of an outage."""
     ends = {name: since + limits.lost_s - now_s for name, since in known.since_s.items() if name not in known.outages}
     if not known.heard:
-        return Verdict(left_s={name: max(left, DEAF_S) for name, left in ends.items()}, outages=known.outages)
+        return NodeLoss(left_s={name: max(left, DEAF_S) for name, left in ends.items()}, outages=known.outages)
     lost = frozenset(name for name, left in ends.items() if left <= 0)
-    return Verdict(lost, {name: left for name, left in ends.items() if name not in lost}, known.outages)
+    return NodeLoss(lost, {name: left for name, left in ends.items() if name not in lost}, known.outages)
 
 
-def _outages(carriers: Mapping[str, Carrier], limits: Limits) -> Iterator[tuple[str, Outage]]:
+def _outages(carriers: Mapping[str, Carrier], limits: NodeLimits) -> Iterator[tuple[str, Outage]]:
     """By silent node: the outage of its zone, else of all nodes."""
     zones = sorted({carrier.zone for carrier in carriers.values()} - {""})
     found = {zone: outage for zone in ("", *zones) if (outage := _outage(carriers, zone, limits)) is not None}
@@ -101,7 +103,7 @@ def _outages(carriers: Mapping[str, Carrier], limits: Limits) -> Iterator[tuple[
             yield name, outage
 
 
-def _outage(carriers: Mapping[str, Carrier], zone: str, limits: Limits) -> Outage | None:
+def _outage(carriers: Mapping[str, Carrier], zone: str, limits: NodeLimits) -> Outage | None:
     """Of one zone, or with an empty name of all of them."""
     among = [carrier for carrier in carriers.values() if zone in ("", carrier.zone)]
     silent = sum(carrier.silent for carrier in among)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stoker.operator.domain.lost_nodes import Outage
+
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON data."""
 
@@ -28,7 +30,7 @@ class Ref(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class ControlCall:
     """A signed control call to a pod. Idempotent by the `id` in its body."""
 
     pod: Ref
@@ -78,9 +80,9 @@ class Plan:
     patch: tuple[Patch, ...] = ()
     scale: tuple[Scale, ...] = ()
     delete: tuple[Ref, ...] = ()
-    force: tuple[Ref, ...] = ()
+    force_delete: tuple[Ref, ...] = ()
     """Pods to be removed without waiting for their end: their node is lost."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ControlCall, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
 
@@ -105,6 +107,14 @@ class Observed:
     """By pod uid."""
     namespace_terminating: bool = False
     """The cluster takes nothing new into the resource's namespace."""
+    lost_pods: tuple[Ref, ...] = ()
+    """Pods that were running on lost nodes. In `objects` they have failed."""
+    next_loss_s: float | None = None
+    """Seconds until the next silent node with a pod counts as lost."""
+    outage: Outage | None = None
+    """Why pods of the resource on silent nodes do not count as lost."""
+    refusal: str | None = None
+    """What the cluster answered when it refused the last pass; None when that pass was accepted."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

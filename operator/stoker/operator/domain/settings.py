@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.operator.domain.lost_nodes import Limits
+from stoker.operator.domain.lost_nodes import NodeLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,5 +62,5 @@ class Settings:
     """Whether the absence of a Secret can be told; else nothing waits for one."""
 
     @property
-    def node_limits(self) -> Limits:
-        return Limits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)
+    def node_limits(self) -> NodeLimits:
+        return NodeLimits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)

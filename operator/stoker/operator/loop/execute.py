@@ -26,7 +26,7 @@ from stoker.operator.cluster.interface import (
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
-from stoker.operator.domain.plan import Call, Event, Key, Object, Plan, Ref
+from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Plan, Ref
 from stoker.operator.loop.store import Store, key_of
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Executor:
         for scale in plan.scale:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
         await self._in_batches(self._delete, plan.delete)
-        await self._in_batches(self._remove, plan.force)
+        await self._in_batches(self._remove, plan.force_delete)
         await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
@@ -158,7 +158,7 @@ class Executor:
         """Delete an object that nobody needs any more."""
         await self._delete(ref_of(resource))
 
-    async def _call(self, call: Call) -> None:
+    async def _call(self, call: ControlCall) -> None:
         """A pod that does not answer keeps no other from hearing."""
         await self._limited(self.cluster.call(call))
 

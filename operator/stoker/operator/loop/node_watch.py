@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.labels import ZONE
-from stoker.operator.domain.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
+from stoker.operator.domain.lost_nodes import Carrier, NodeLimits, NodeLoss, NodeSilence, Outage, classify, note_silence
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.pods import ended
 from stoker.operator.loop.store import Change, Store
@@ -34,7 +34,7 @@ class NodeWatch:
     """`hears` says whether news of nodes can arrive; `wake` gets every node that an outage begins or ceases to hold."""
 
     def __init__(
-        self, store: Store, clock: Clock, limits: Limits, hears: Callable[[], bool], wake: Callable[[Object], None]
+        self, store: Store, clock: Clock, limits: NodeLimits, hears: Callable[[], bool], wake: Callable[[Object], None]
     ) -> None:
         self.store = store
         self.clock = clock
@@ -42,7 +42,7 @@ class NodeWatch:
         self.hears = hears
         self.wake = wake
         self._silent: set[str] = set()
-        self._known = Silence()
+        self._known = NodeSilence()
         self._due_at = float("-inf")
         self._began = 0
         store.listeners.append(self._on_change)
@@ -59,14 +59,14 @@ class NodeWatch:
         self._due_at = now_s + LOOK_S
         if not self._silent and not before.since_s:
             return
-        self._known = listen(before, self._carriers(), now_s, self.limits, heard=self.hears())
+        self._known = note_silence(before, self._carriers(), now_s, self.limits, heard=self.hears())
         self._tell_of_outages(before.outages, self._known.outages)
 
-    def verdict(self) -> Verdict:
+    def losses(self) -> NodeLoss:
         """What holds now. A node that fell silent or spoke since the last look is looked at first."""
         if self.clock.monotonic() >= self._due_at:
             self.look()
-        return judge(self._known, self.clock.monotonic(), self.limits)
+        return classify(self._known, self.clock.monotonic(), self.limits)
 
     @property
     def counts(self) -> NodeCounts:

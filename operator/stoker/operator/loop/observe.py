@@ -12,15 +12,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.operator.cluster.kinds import OURS
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.plan import Key, Object, Observed, Report
 from stoker.operator.domain.references import references
+from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.loop.store import Store, key_of
 
 
-def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "stoker-control-keys") -> Observed | None:
+def observe(
+    store: Store,
+    key: Key,
+    now_s: float,
+    *,
+    keys_config_map: str = "stoker-control-keys",
+    losses: NodeLoss | None = None,
+) -> Observed | None:
     """Everything that the reconcile of `key` may look at, or None when the resource is gone.
 
-    `now_s` is monotonic time, for what is true for a while only. Objects of a kind are in the order of their names, each once.
+    Args:
+        now_s: monotonic time, for facts that expire.
+        losses: lost and silent nodes; pods of lost ones have failed in the observation.
+
+    Objects of a kind are in the order of their names, each once.
     """
     resource = store.get(key)
     if resource is None:
@@ -29,8 +42,14 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
     for found in _around(store, resource, keys_config_map):
         around[key_of(found)] = found
     around.pop(key, None)
-    ending = store.is_terminating(key.namespace, now_s)
-    return Observed(resource, _by_kind(around.values()), _reports(store, around.values()), ending)
+    seen = Observed(
+        resource,
+        _by_kind(around.values()),
+        _reports(store, around.values()),
+        namespace_terminating=store.is_terminating(key.namespace, now_s),
+        refusal=store.refusal(key),
+    )
+    return mark_lost(seen, losses or NodeLoss())
 
 
 def interested(store: Store, changed: Object) -> set[Key]:

@@ -28,13 +28,11 @@ from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.execute import Executor
 from stoker.operator.loop.informer import Informer
-from stoker.operator.loop.lost_pods import mark_lost, removed_by_force, with_outage
 from stoker.operator.loop.metrics import Figures, OperatorMetrics
 from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
-from stoker.operator.loop.refusal import with_refusal
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
 from stoker.operator.render.trainer import keys_object
@@ -75,8 +73,7 @@ class Operator:
         self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
-        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._hears_of_nodes, self.wake)
-        self._refusals: dict[Key, str] = {}
+        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._nodes_are_watched, self.wake)
         self.informers = [
             Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
             for kind in kinds
@@ -90,7 +87,7 @@ class Operator:
                 tasks.create_task(informer.run())
             for informer in self.informers:
                 await informer.synced.wait()
-            await self.keys.leave_emptied()
+            await self.keys.remove_unused()
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
@@ -100,17 +97,11 @@ class Operator:
 
     async def work(self, key: Key) -> None:
         """One pass over one resource."""
-        seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
+        seen = self._observe(key)
         if seen is None:
-            await self.keys.leave(key.namespace)
+            await self.keys.remove_if_unused(key.namespace)
             return
-        now = self.clock.now()
-        marked = mark_lost(seen, self.nodes.verdict())
-        plan = removed_by_force(self.reconcilers[key.kind](marked.observed, self.settings, now), marked)
-        plan = with_outage(plan, marked, now)
-        refusal = self._refusals.get(key)
-        if refusal is not None:
-            plan = with_refusal(plan, seen.resource, refusal, now)
+        plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
@@ -121,6 +112,10 @@ class Operator:
             if key.kind in self.reconcilers:
                 self.queue.add(key)
 
+    def _observe(self, key: Key) -> Observed | None:
+        keys = self.settings.control_keys_config_map
+        return observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
+
     @property
     def synced(self) -> bool:
         """Every kind was listed."""
@@ -130,8 +125,8 @@ class Operator:
         """The longest time without a sign of life of an informer: the operator's liveness."""
         return max(informer.stuck_s() for informer in self.informers)
 
-    def _hears_of_nodes(self) -> bool:
-        """The last that an informer of nodes got was not a failure."""
+    def _nodes_are_watched(self) -> bool:
+        """Whether news of nodes can arrive: the last answer to each of their informers was not a failure."""
         return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
 
     def figures(self) -> Figures:
@@ -168,19 +163,19 @@ class Operator:
         self.metrics.reconciled(key.kind, self.clock.monotonic() - began, type(problem).__name__ if problem else None)
         if problem is None:
             self.queue.forget(key)
-            if self._refusals.pop(key, None) is not None:
-                self.queue.add(key)  # its status says that it is refused until it is looked at again
+            if self.store.put_refusal(key, None):
+                self.queue.add(key)  # its status says that it is refused until the next pass
             return
-        await self._judge(key, problem)
+        await self._report_failure(key, problem)
         self.queue.retry(key, (problem.retry_after_s or 0.0) if isinstance(problem, TooManyRequests) else 0.0)
 
-    async def _judge(self, key: Key, problem: Exception) -> None:
-        """What is said about a pass that failed."""
+    async def _report_failure(self, key: Key, problem: Exception) -> None:
+        """Log a failed pass; remember a refusal for the status of the resource, and record it as an Event."""
         where = "/".join(key)
         if isinstance(problem, Invalid | Forbidden | NameTaken):
             log.warning("%s: the cluster refused an object: %s", where, problem)
-            self._refusals[key] = str(problem)
-            await self._tell(key, Event("Warning", "Refused", str(problem)))
+            self.store.put_refusal(key, str(problem))
+            await self._record(key, Event("Warning", "Refused", str(problem)))
         elif isinstance(problem, Conflict | NotFound):
             log.debug("%s changed meanwhile: %s", where, problem)
         elif isinstance(problem, ClusterError):
@@ -188,7 +183,7 @@ class Operator:
         else:
             log.error("the reconcile of %s failed", where, exc_info=problem)
 
-    async def _tell(self, key: Key, event: Event) -> None:
+    async def _record(self, key: Key, event: Event) -> None:
         resource = self.store.get(key)
         if resource is not None:
             await self.executor.record(resource, event)

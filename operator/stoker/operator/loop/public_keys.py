@@ -28,7 +28,7 @@ class PublicKeys:
         self.executor = executor
         self.wanted = wanted
 
-    async def leave(self, namespace: str) -> None:
+    async def remove_if_unused(self, namespace: str) -> None:
         """Remove the keys from a namespace whose last resource is gone. A namesake that was not applied by the operator stays.
 
         Raises:
@@ -41,11 +41,11 @@ class PublicKeys:
         if self._used(namespace):  # a resource that came meanwhile found the keys there, and will not look again
             await self.executor.apply(self.wanted(namespace))
 
-    async def leave_emptied(self) -> None:
+    async def remove_unused(self) -> None:
         """The same in every namespace: the last resource may have gone while nobody led."""
         for namespace in self._namespaces():
             try:
-                await self.leave(namespace)
+                await self.remove_if_unused(namespace)
             except ClusterError as problem:
                 log.warning("the public keys stay in namespace %s: %s", namespace, problem)
 

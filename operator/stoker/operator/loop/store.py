@@ -67,6 +67,7 @@ class Store:
         self._reports: dict[str, Report] = {}
         self._gone: OrderedDict[str, Object] = OrderedDict()
         self._terminating: dict[str, float] = {}
+        self._refusals: dict[Key, str] = {}
         self._shared = Shared()
 
     # Reading
@@ -122,6 +123,13 @@ class Store:
     def report(self, pod_uid: str) -> Report | None:
         """The pod's newest answer."""
         return self._reports.get(pod_uid)
+
+    def refusal(self, key: Key) -> str | None:
+        """What the cluster answered when it refused the last pass over `key`.
+
+        An observation like a report, and lost like one with the operator: the first pass of the next operator asks the cluster again.
+        """
+        return self._refusals.get(key)
 
     def keep(self, resource: Object, old: Object | None = None) -> Object:
         """What is kept of an object, with the parts that many objects have in common as one."""
@@ -204,6 +212,13 @@ class Store:
             self._terminating.pop(namespace, None)
         else:
             self._terminating[namespace] = now_s
+
+    def put_refusal(self, key: Key, answer: str | None) -> bool:
+        """Keep the cluster's refusal of the last pass, or forget it (None) after a pass that was accepted; True when that is new."""
+        old = self._refusals.pop(key, None)
+        if answer is not None:
+            self._refusals[key] = answer
+        return old != answer
 
     # Inside
 

@@ -1,15 +1,15 @@
-"""The status that a pass leaves behind, for every kind alike: changed fields, conditions, the generation that was looked at."""
+"""The status that a pass of the serving kinds leaves behind. They move to `outcome.derive_plan`; then this module goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.metadata import Status
-from stoker.operator.domain.conditions import Condition, merge
-from stoker.operator.domain.plan import Plan
+from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.plan import Observed, Plan
+from stoker.operator.reconcile.outcome import Outcome, derive_plan
 
 
 def settled(
@@ -18,15 +18,21 @@ def settled(
     changes: Mapping[str, Any],
     conditions: tuple[Condition, ...],
     *,
+    seen: Observed,
     now: datetime,
-    generation: int,
 ) -> Plan:
-    """`plan` with the whole new status; the status is left out where nothing changes.
-
-    It is rebuilt through its type, so that what is written is what a later pass reads.
-    """
-    base = plan or Plan()
-    new = old.model_copy(update={**changes, "observed_generation": generation}).to_wire()
-    new["conditions"] = merge([item.to_wire() for item in old.conditions], conditions, now, generation)
-    status = type(old).model_validate(new).to_wire()
-    return base if status == old.to_wire() else replace(base, status=status)
+    """`plan` with the whole new status; the status is left out where nothing changes."""
+    found = {condition.type: condition for condition in conditions}
+    own = tuple(item for item in conditions if item.type not in ("Ready", "Reconciling", "Stalled"))
+    outcome = Outcome(conditions=own, plan=plan or Plan())
+    if "Ready" in found:
+        stalled = Health.STALLED if found["Stalled"].status else Health.PROGRESSING
+        outcome = Outcome(
+            health=Health.READY if found["Ready"].status else stalled,
+            reason=found["Ready"].reason,
+            message=changes["message"],
+            explanation=found["Ready"].message,
+            conditions=own,
+            plan=plan or Plan(),
+        )
+    return derive_plan(outcome, seen=seen, status=old, fields=changes, now=now)

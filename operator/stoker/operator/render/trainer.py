@@ -69,14 +69,19 @@ class Resume:
     digest: str
 
 
-def intent_of(spec: TrainingJobSpec) -> str:
-    """Hash of what shapes pods and configuration: not the controls of the run, not retention."""
+def shaping_fields(spec: TrainingJobSpec) -> dict[str, Any]:
+    """The parts of the spec that shape pods and configuration: not the controls of the run, not retention. In wire form, with defaults."""
     wire = spec.to_wire()
     wire.pop("run", None)
     wire["checkpoint"] = {
         key: value for key, value in wire["checkpoint"].items() if key not in {"maxToKeep", "deletionPolicy"}
     }
-    return digest_of(wire, 16)
+    return wire
+
+
+def intent_of(spec: TrainingJobSpec) -> str:
+    """Hash of the shaping fields."""
+    return digest_of(shaping_fields(spec), 16)
 
 
 def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
@@ -84,8 +89,10 @@ def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FO
     return f"{mount}/{storage.path or default_path}"
 
 
-def pin(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> Pinned:
-    """Render the base for the job's present intent."""
+def pin(
+    job: TrainingJob, start: StartCheckpoint | None, settings: Settings, spec: Mapping[str, Any] | None = None
+) -> Pinned:
+    """Render the base for the job's present intent; `spec` is the job's in wire form, to be pinned with it."""
     rendered = {"config": _base_config(job, start, settings), "pod": _base_pod(job, start, settings)}
     return Pinned(
         intent=intent_of(job.spec),
@@ -93,6 +100,7 @@ def pin(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> 
         generation=job.metadata.generation,
         images={"trainer": job.spec.workers.image or settings.runtime_image},
         rendered=rendered,
+        spec=None if spec is None else dict(spec),
     )
 
 

@@ -27,7 +27,7 @@ from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.cluster.kube.ownership import owned_by_apply
 from stoker.operator.cluster.kube.paths import collection, selector, single
 from stoker.operator.cluster.pod_http import PodHttp, http_port
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 MANAGER = "stoker-operator"
 REPLICAS = ("spec", "replicas")
@@ -231,7 +231,7 @@ class KubeCluster:
 
     # Pods
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         url = await self._url(call.pod)
         try:
             return await self.pods.call(url, call)

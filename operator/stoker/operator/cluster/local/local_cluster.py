@@ -15,7 +15,7 @@ from stoker.operator.cluster.local.pod_life import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.domain.clock import Clock
-from stoker.operator.domain.plan import Call, Key, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Key, Object, Ref
 
 BOOKMARK_S = 15.0
 
@@ -95,14 +95,14 @@ class LocalCluster:
         left = self.objects.delete(ref, grace_s=grace_s)
         return None if left is None else _copied(left)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         """The body is rewritten as a mounted configuration would be: it may name pods."""
         return await self.pods.call(self._url(call.pod), replace(call, body=self._as_seen_here(call)))
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
         return await self.pods.poll(self._url(pod))
 
-    def _as_seen_here(self, call: Call) -> Mapping[str, Any]:
+    def _as_seen_here(self, call: ControlCall) -> Mapping[str, Any]:
         host = Host("pod", call.pod.namespace, call.pod.name)
         rewritten: Mapping[str, Any] = Rewriter(call.pod.namespace, host, {}, self.addresses).json(call.body)
         return rewritten

@@ -31,7 +31,7 @@ class TaskAnswer:
     """Seconds until the next try."""
 
 
-def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
+def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
     """The state of the task `verb` on `folder`.
 
     A task that answers has the last word, good or bad; one that dies, or could not read the disk, knows nothing and is tried again. What was

@@ -12,26 +12,22 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
-from stoker.operator.domain.plan import Object, Observed, Plan
+from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
-
-MAX_USERS = 64
-"""As many as the status names."""
+from stoker.operator.reconcile.intent import Intent, accept
 
 
 @dataclass(frozen=True)
-class Word:
-    """What one pod of the job says about one save: from its report while it runs, from its last word after."""
+class ReportedSave:
+    """One save as one pod of the job reports it: in `/status` while it runs, in its termination message afterwards."""
 
     id: str
     folder: str
     step: int
     digest: str
     verified: bool | None
-    facts: Mapping[str, Any]
+    metrics: Mapping[str, Any]
     """tokens, loss, bytes, layout, ... where the report has them."""
 
 
@@ -40,13 +36,15 @@ class CheckpointView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     checkpoint: Checkpoint
+    """With the spec in force, which is not the present one while an edit is refused."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
     job: TrainingJob | None
     leader: Object | None
     """Pod 0 of the job's current attempt."""
-    words: tuple[Word, ...]
+    saves: tuple[ReportedSave, ...]
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
     leader_reports: bool
@@ -78,15 +76,18 @@ class CheckpointView:
     def leader_running(self) -> bool:
         return self.leader is not None and pod_state(self.leader) is PodState.RUNNING
 
-    def word_about(self, folder: str, digest: str | None) -> Word | None:
-        """What is said about a save; one that says whether it is verified is worth more."""
-        about = [word for word in self.words if word.folder == folder and digest in (None, word.digest)]
-        return max(about, key=lambda word: word.verified is not None, default=None)
+    def save_report(self, folder: str, digest: str | None) -> ReportedSave | None:
+        """The report of a save; one with the result of a read-back comes first."""
+        about = [save for save in self.saves if save.folder == folder and digest in (None, save.digest)]
+        return max(about, key=lambda save: save.verified is not None, default=None)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
-    """Sort what is observed."""
+def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
+    """The observation, sorted."""
     checkpoint = read(Checkpoint, seen.resource)
+    intent = accept("Checkpoint", seen.resource["spec"], checkpoint.status.accepted_spec)
+    if intent.refused and not intent.never_accepted:
+        checkpoint = read(Checkpoint, {**seen.resource, "spec": intent.spec})
     job = _job(seen, checkpoint)
     pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, "job-uid") == job.metadata.uid]
     trainers = [pod for pod in pods if label(pod, "role") == "trainer"]
@@ -95,33 +96,19 @@ def look(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
     report = seen.reports.get(leader["metadata"]["uid"]) if leader is not None else None
     return CheckpointView(
         checkpoint=checkpoint,
+        intent=intent,
         seen=seen,
         settings=settings,
         now=now,
         job=job,
         leader=leader,
-        words=tuple(_words(trainers, seen)),
+        saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
         tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
         twins=tuple(_twins(seen, checkpoint)),
     )
-
-
-def settle(
-    view: CheckpointView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    found = view.checkpoint
-    in_use = Condition("InUse", True if view.users else None, "InUse", _user_list(view))
-    changed = {**changes, "in_use_by": view.users[:MAX_USERS]}
-    generation = found.metadata.generation
-    return settled(plan, found.status, changed, (*conditions, in_use), now=view.now, generation=generation)
-
-
-def _user_list(view: CheckpointView) -> str:
-    return ", ".join(f"{user.kind} {user.name}" for user in view.users)[:1024]
 
 
 def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
@@ -137,17 +124,19 @@ def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
     return None
 
 
-def _words(trainers: list[Object], seen: Observed) -> Iterator[Word]:
+def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
     for pod in trainers:
         report = seen.reports.get(pod["metadata"]["uid"])
         for raw in (report or {}).get("saves") or ():
             if raw.get("state") == "Committed" and raw.get("digest"):
                 verified = raw.get("verified")
                 known = verified if isinstance(verified, bool) else None
-                yield Word(str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw)
+                yield ReportedSave(
+                    str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw
+                )
         word = exit_of(pod).word if ended(pod) else None
         for save in word.saves if word else ():
-            yield Word(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:

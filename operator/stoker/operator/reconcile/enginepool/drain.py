@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.operator.domain.plan import Call, Object, Patch, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Patch, Ref
 from stoker.operator.domain.pods import ref_of
 from stoker.operator.reconcile.enginepool.view import DRAINING, PoolView, draining, leaving
 
@@ -18,7 +18,7 @@ class DrainStep:
     """What the pods that leave need now."""
 
     patch: tuple[Patch, ...] = ()
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ControlCall, ...] = ()
     delete: tuple[Ref, ...] = ()
     requeue_after_s: float | None = None
 
@@ -30,7 +30,7 @@ def begin(pods: Sequence[Object]) -> tuple[Patch, ...]:
 
 def go_on(view: PoolView, gone: Sequence[Object]) -> DrainStep:
     """The next step for every cordoned pod. `gone` are pods that serve nobody and are deleted at once."""
-    calls: list[Call] = []
+    calls: list[ControlCall] = []
     delete = [ref_of(pod) for pod in gone if not leaving(pod)]
     waiting = [pod for pod in view.pods if draining(pod) and not leaving(pod) and pod not in gone]
     for pod in waiting:
@@ -40,7 +40,7 @@ def go_on(view: PoolView, gone: Sequence[Object]) -> DrainStep:
             continue
         elif _forgotten(view, pod) or _since_s(view, pod) > view.settings.router_acknowledge_s:
             body = {"id": pod["metadata"]["uid"], "deadline_s": view.settings.drain_timeout_s}
-            calls.append(Call(ref_of(pod), "POST", "/drain", body))
+            calls.append(ControlCall(ref_of(pod), "POST", "/drain", body))
     return DrainStep(calls=tuple(calls), delete=tuple(delete), requeue_after_s=LOOK_AGAIN_S if waiting else None)
 
 

@@ -44,7 +44,7 @@ def reconcile_enginepool(seen: Observed, settings: Settings, now: datetime) -> P
     """What should change next; a converged pool gives an empty plan."""
     view = look(seen, settings, now)
     if view.pool.deleting:
-        return Plan()  # the pods go with their owner
+        return settle(view, {}, ())  # the pods go with their owner
     refused = unsupported("EnginePool", seen.resource["spec"])
     if refused:
         text = "; ".join(refused)

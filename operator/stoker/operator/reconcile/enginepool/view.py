@@ -73,7 +73,7 @@ def settle(
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
     pool = view.pool
-    return settled(plan, pool.status, changes, conditions, now=view.now, generation=pool.metadata.generation)
+    return settled(plan, pool.status, changes, conditions, seen=view.seen, now=view.now)
 
 
 def draining(pod: Object) -> bool:

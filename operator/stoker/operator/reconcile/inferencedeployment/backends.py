@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.api.inferencedeployment import RouterStatus
-from stoker.operator.domain.plan import Call, Object
+from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
@@ -33,10 +33,10 @@ def snapshot(view: DeploymentView) -> Snapshot:
     return Snapshot({"version": version, "backends": backends}, content, version)
 
 
-def router_calls(view: DeploymentView, wanted: Snapshot) -> tuple[Call, ...]:
+def router_calls(view: DeploymentView, wanted: Snapshot) -> tuple[ControlCall, ...]:
     """`PUT /backends` for each Ready router that has not taken the newest version."""
     behind = (pod for pod in view.routers if is_ready(pod) and _version_of(view, pod) < wanted.version)
-    return tuple(Call(ref_of(pod), "PUT", "/backends", wanted.body) for pod in behind)
+    return tuple(ControlCall(ref_of(pod), "PUT", "/backends", wanted.body) for pod in behind)
 
 
 def with_snapshot(status: RouterStatus, wanted: Snapshot) -> RouterStatus:

@@ -29,7 +29,7 @@ def reconcile_inferencedeployment(seen: Observed, settings: Settings, now: datet
     """What should change next; a converged deployment gives an empty plan."""
     view = look(seen, settings, now)
     if view.deployment.deleting:
-        return Plan()  # everything goes with its owner
+        return settle(view, {}, ())  # everything goes with its owner
     refused = unsupported("InferenceDeployment", seen.resource["spec"])
     if refused:
         text = "; ".join(refused)

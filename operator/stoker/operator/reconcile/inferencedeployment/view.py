@@ -89,4 +89,4 @@ def settle(
 ) -> Plan:
     """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
     found = view.deployment
-    return settled(plan, found.status, changes, conditions, now=view.now, generation=found.metadata.generation)
+    return settled(plan, found.status, changes, conditions, seen=view.seen, now=view.now)

@@ -13,12 +13,14 @@ from stoker.operator.api.storage import Storage
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import JOB_UID
-from stoker.operator.domain.plan import Object, Observed, Plan
+from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
+from stoker.operator.reconcile.intent import Intent, accept
+
+CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
+"""Fields of the present spec that act even while the rest of an edit is refused."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class TrainingView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     job: TrainingJob
+    """With the spec in force, which is not the present one while an edit is refused."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
@@ -70,19 +74,29 @@ class TrainingView:
         )
 
     @property
+    def verified_step(self) -> int:
+        """Furthest step that a verified save holds; 0 without one."""
+        newest = self.newest_verified
+        return newest.status.step or 0 if newest else 0
+
+    @property
     def time(self) -> str:
         return timestamp(self.now)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
-    """Sort what is observed."""
+def training_view(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
+    """The observation, sorted."""
     job = read(TrainingJob, seen.resource)
+    intent = accept("TrainingJob", seen.resource["spec"], job.status.accepted_spec, controls=CONTROLS)
+    if intent.refused and not intent.never_accepted:
+        job = read(TrainingJob, {**seen.resource, "spec": intent.spec})
     mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
     trainers = [pod for pod in mine if label(pod, "role") == "trainer"]
     number = str(job.status.attempt.number) if job.status.attempt else ""
     gang = sorted((pod for pod in trainers if label(pod, "attempt") == number), key=_node_rank)
     return TrainingView(
         job=job,
+        intent=intent,
         seen=seen,
         settings=settings,
         now=now,
@@ -105,17 +119,6 @@ def saved_step(found: Checkpoint) -> SavedStep:
     )
 
 
-def settle(
-    view: TrainingView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    job = view.job
-    attempt = changes.get("attempt", job.status.attempt)
-    known = _with_announced_step(view, attempt) if attempt else None
-    changed = {**changes, "attempt": known}
-    return settled(plan, job.status, changed, conditions, now=view.now, generation=job.metadata.generation)
-
-
 def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
     mine = [
         read(Checkpoint, found)
@@ -135,15 +138,3 @@ def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[s
 
 def _node_rank(pod: Object) -> int:
     return int(label(pod, "node-rank") or 0)
-
-
-def _with_announced_step(view: TrainingView, attempt: Attempt) -> Attempt:
-    """The attempt, remembering the highest of its saves that was seen as an object."""
-    mine = [found for found in view.checkpoints if _writer(found) == attempt.writer]
-    steps = [found.spec.source.save.step if found.spec.source.save else found.status.step for found in mine]
-    highest = max((step for step in (*steps, attempt.announced_step) if step is not None), default=None)
-    return attempt if highest == attempt.announced_step else attempt.model_copy(update={"announced_step": highest})
-
-
-def _writer(found: Checkpoint) -> str | None:
-    return found.spec.source.save.writer if found.spec.source.save else found.status.writer

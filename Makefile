@@ -50,15 +50,19 @@ check: setup ## format, lint, types, import rules, CRD drift, docs links
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m stoker.operator.api.crd --check crds
+	@$(BIN)/python -m stoker.operator.api.reference --check docs/api-reference.md
+	@$(BIN)/python -m stoker.operator.api.not_yet --check README.md
 	@$(BIN)/python -m pytest -q tests/repository
 
 format: setup ## format the code and sort its imports
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-crds: setup ## write crds/ from the types in operator/stoker/operator/api, and the chart's copy
+crds: setup ## write what the types in operator/stoker/operator/api say: crds/, the chart's copy, the API reference, README's "not yet"
 	@$(BIN)/python -m stoker.operator.api.crd --write crds
 	@cp crds/*.yaml charts/stoker-crds/files/
+	@$(BIN)/python -m stoker.operator.api.reference --write docs/api-reference.md
+	@$(BIN)/python -m stoker.operator.api.not_yet --write README.md
 
 charts: setup kube-binaries ## render deploy/ and the snapshots anew from the charts
 	@$(BIN)/python -m e2e.charts.plain --write

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
-from stoker.model.kernels.ops import KernelsName
+from stoker.pod.capabilities import KernelsName
 from tests.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4

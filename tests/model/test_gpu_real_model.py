@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import KernelsName, Ops
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import PagedAttend, PagedSize
 from stoker.model.tokenizer import Tokenizer
 from stoker.model.weights.source import open_weights
+from stoker.pod.capabilities import KernelsName
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real_model]
 

@@ -426,7 +426,7 @@ def test_what_is_not_built_yet_is_refused_by_name_and_leaves_what_serves() -> No
         ),
     )
     serving.rest()
-    assert "not supported yet: spec.router.policy cacheAware" in serving.status["message"]
+    assert "spec.router.policy cacheAware is not supported yet" in serving.status["message"]
     assert len(serving.engines()) == 1
 
 

@@ -18,26 +18,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
-
-KernelsName = Literal["reference", "fused"]
-AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
-
-
-ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
-    ("reference", False): ("sdpa",),
-    ("reference", True): ("stoker",),
-    ("fused", False): ("flash", "cudnn", "stoker"),
-    ("fused", True): ("stoker",),
-}
-"""What packed attention may be, by kernels and deterministic. `auto` is the first without an `obstacle`: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not repeat bitwise. `cudnn` computes documents of one length; others, and windows, are `stoker`'s."""
-
-PAGED_ATTENTION: dict[tuple[KernelsName, bool], AttentionName] = {
-    ("reference", False): "sdpa",
-    ("reference", True): "stoker",
-    ("fused", False): "stoker",
-    ("fused", True): "stoker",
-}
-"""Attention over the cache: with fused kernels always our own."""
+from stoker.pod.capabilities import ATTENTION, PAGED_ATTENTION, AttentionName, KernelsName
 
 
 class MissingKernel(ValueError):

@@ -41,19 +41,30 @@ class Autoscaling(Value):
                 "mode slo needs a goal: ttftMs, itlMs or both",
                 field=".mode",
             ),
+            *(
+                rule(
+                    f"self.mode != 'external' || !has(self.{field})",
+                    f"{field} has no effect with mode external: configure your own scaler instead",
+                    field=f".{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("ttftMs", "itlMs", "scaleDownAfterSeconds")
+            ),
         )
     )
 
     min: Replicas = 1
+    """Not enforced yet with mode external: the scaler's own limits hold."""
     max: Annotated[int, Field(ge=1, le=10000)]
+    """Not enforced yet with mode external: the scaler's own limits hold."""
     ttft_ms: Count | None = None
     """Goal: time to the first token, 95th percentile."""
     itl_ms: Count | None = None
     """Goal: time between tokens, 95th percentile."""
     mode: Literal["slo", "external"] = "slo"
     """`slo`: Stoker scales; `external`: an HPA, KEDA or another scaler writes the EnginePool's `/scale`."""
-    scale_down_after_seconds: Seconds = 300
-    """How long fewer replicas must have sufficed."""
+    scale_down_after_seconds: Seconds | None = None
+    """How long fewer replicas must have sufficed before a replica is removed; default 300."""
 
 
 class Pool(PodFields):

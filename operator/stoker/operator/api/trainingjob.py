@@ -268,9 +268,10 @@ class Topology(Value):
 
 
 class Scheduling(Value):
-    """Who finds nodes for the gang. `auto`: a queueing system that is installed, else Stoker."""
+    """Who finds nodes for the pods of an attempt."""
 
-    backend: Literal["auto", "stoker", "kueue", "volcano"] = "auto"
+    backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
+    """`stoker`: all pods are made at once, and Kubernetes places each by itself; `auto`: an installed queueing system."""
     queue_name: Word | None = None
     topology: Topology | None = None
     gang_timeout_seconds: Seconds = 60

@@ -1,38 +1,15 @@
 """The rank grid `[pipeline, replicate, shard, context, tensor]`: sizes that multiply out to the world, and the place of one rank.
 
-Also the list of what the trainer does not do yet: a configuration that asks for it is refused by name (kernels and attention are refused by `stoker.model.kernels.ops`).
+`stoker.pod.capabilities` says what is built; what a machine cannot run (kernels, attention) `stoker.model.kernels.ops` refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from types import MappingProxyType
 
+from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
-
-ALLOWED: Mapping[str, Sequence[object]] = MappingProxyType(
-    {
-        "parallelism.tensor": (1,),
-        "parallelism.pipeline": (1,),
-        "parallelism.expert": (1,),
-        "parallelism.context": (1,),
-        "parallelism.replicate": (1,),
-        "parallelism.sequence_parallel": (False,),
-        "optimization.optimizer": ("adam", "adamw"),
-        "memory.precision": ("fp32", "bf16"),
-        "memory.zero_stage": (0, 1, 2),
-        "memory.activation_checkpointing": ("none", "full"),
-        "memory.cpu_offload": (False,),
-        "memory.nvme_offload": (None,),
-        "logging.tensorboard": (None,),
-        "logging.wandb": (None,),
-        "logging.mlflow": (None,),
-    }
-)
-"""What the trainer can do, of the fields that promise more."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +60,10 @@ def check_supported(config: TrainerConfig) -> Mesh:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     mesh = plan_mesh(config.parallelism, config.gang.world_size)
-    problems = _limit_problems(config) + _batch_problems(config, mesh)
+    problems = refusals("trainer", config) + _batch_problems(config, mesh)
     if problems:
         raise ConfigError("\n".join(problems))
     return mesh
-
-
-def _limit_problems(config: TrainerConfig) -> list[str]:
-    values = {field: attrgetter(field)(config) for field in ALLOWED}
-    return [
-        f"not supported yet: {field} {value!r} (allowed now: {_listed(ALLOWED[field])})"
-        for field, value in values.items()
-        if value not in ALLOWED[field]
-    ]
-
-
-def _listed(allowed: Sequence[object]) -> str:
-    return ", ".join("none" if value is None else str(value) for value in allowed)
 
 
 def _batch_problems(config: TrainerConfig, mesh: Mesh) -> list[str]:

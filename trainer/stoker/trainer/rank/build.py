@@ -15,7 +15,8 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import AttentionName, Ops, resolve_kernels
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.pod.capabilities import AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.channel import Beacon
 from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig

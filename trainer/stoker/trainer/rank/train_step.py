@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import AttentionName
+from stoker.pod.capabilities import AttentionName
 from stoker.trainer.protocol.step_signals import Wishes
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch

@@ -38,7 +38,24 @@ SAMPLE_S = 10.0
 START_S = 300.0
 """Longest start on a busy machine."""
 MIB = 2**20
-WORDS = "the sea lighthouse bread moon train chess rain old oak violin winter library coffee bridge desert".split()
+WORDS = [
+    "the",
+    "sea",
+    "lighthouse",
+    "bread",
+    "moon",
+    "train",
+    "chess",
+    "rain",
+    "old",
+    "oak",
+    "violin",
+    "winter",
+    "library",
+    "coffee",
+    "bridge",
+    "desert",
+]
 SHAPE = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -150,9 +167,7 @@ def running_programs(folder: Path, model: Path, arguments: argparse.Namespace) -
 
 
 @contextmanager
-def process(
-    module: str, config: Mapping[str, Any], folder: Path, pod_uid: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def process(module: str, config: Mapping[str, Any], folder: Path, pod_uid: str) -> Iterator[subprocess.Popen[bytes]]:
     config_file, log = folder / f"{module}.json", folder / f"{module}.log"
     config_file.write_text(json.dumps(config))
     environment = {**os.environ, "STOKER_POD_UID": pod_uid, "OMP_NUM_THREADS": "1"}
@@ -227,7 +242,9 @@ class Soak:
             sampling = asyncio.create_task(self._sample_regularly(http))
             until_s = self.arguments.minutes * 60
             seeds = range(self.arguments.clients)
-            await asyncio.gather(*(self._client(http, random.Random(f"{self.arguments.seed}-{i}"), until_s) for i in seeds))
+            await asyncio.gather(
+                *(self._client(http, random.Random(f"{self.arguments.seed}-{i}"), until_s) for i in seeds)
+            )
             sampling.cancel()
             await asyncio.wait({sampling})
             await asyncio.sleep(3)
@@ -309,7 +326,9 @@ def make_request(dice: random.Random, max_prompt: int, max_tokens: int) -> tuple
         return "/v1/completions", {"prompt": prompt, "max_tokens": -1}
     if dice.random() < 0.3:
         return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
-    body |= dice.choices([{}, {"n": 2}, {"logprobs": 3}, {"stop": [" the"]}, {"echo": True, "logprobs": 1}], [8, 1, 1, 1, 1])[0]
+    body |= dice.choices(
+        [{}, {"n": 2}, {"logprobs": 3}, {"stop": [" the"]}, {"echo": True, "logprobs": 1}], [8, 1, 1, 1, 1]
+    )[0]
     return "/v1/completions", {**body, "prompt": prompt}
 
 

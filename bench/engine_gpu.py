@@ -34,7 +34,7 @@ import torch
 
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
 from stoker.engine.execution.runner import Runner
@@ -198,15 +198,15 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
         max_queued_requests=1024,
     )
     engine = LLMEngine(
-        OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
+        OnDevice(runner), scheduler, ModelLimits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
     )
     assert runner.graphs is not None or options.kernels != "fused"
     if options.decode_graphs and runner.graphs is not None:
-        runner.graphs.kinds = replace(runner.graphs.kinds, mixed=())
+        runner.graphs.shapes = replace(runner.graphs.shapes, mixed=())
     torch.cuda.synchronize()
     opened, free_bytes = time.perf_counter(), torch.cuda.mem_get_info()[0]
     graphs = 0
-    while runner.warm():
+    while runner.capture_next_graph():
         graphs += 1
     torch.cuda.synchronize()
     graph_bytes = free_bytes - torch.cuda.mem_get_info()[0]
@@ -372,8 +372,8 @@ def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
         ("schedule", engine.scheduler, "schedule"),
         ("submit", engine, "_submit"),
         ("launch", runner, "launch"),
-        ("wait", engine, "_result"),
-        ("land", engine, "_land"),
+        ("wait", engine, "_outcome"),
+        ("collect", engine, "_collect"),
         ("step", engine, "step"),
     ]
     for name, owner, attribute in places:
@@ -386,7 +386,7 @@ def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
             delattr(owner, attribute)
         steps = max(engine.num_steps - first, 1)
         parts.update({name: round(1000 * seconds / steps, 4) for name, seconds in total.items()})
-        parts["take"] = round(parts["land"] - parts["wait"], 4)
+        parts["take"] = round(parts["collect"] - parts["wait"], 4)
         parts["build"] = round(parts["submit"] - parts["launch"], 4)
 
 

@@ -29,10 +29,10 @@ from stoker.engine.core.messages import (
     RequestFacts,
     Stats,
     Stop,
-    TokenLogprobs,
     pack,
     unpack,
 )
+from stoker.engine.execution.step import TokenLogprobs
 
 BOS, EOS, VOCABULARY = 256, 257, 258
 MAX_MODEL_LEN = 200

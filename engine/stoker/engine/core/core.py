@@ -19,8 +19,8 @@ import torch
 import zmq
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.engine.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.engine import Addressed, LLMEngine
 from stoker.engine.core.messages import (
     PROTOCOL,
@@ -45,7 +45,7 @@ from stoker.engine.core.messages import (
 )
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
-from stoker.engine.plan import Plan
+from stoker.engine.plan import EnginePlan
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
@@ -60,7 +60,7 @@ PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUP
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
 
-Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, Plan]]
+Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
 
 
 def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
@@ -104,7 +104,7 @@ class Core:
         """Fronts (the hex of their socket identity), and when they were last heard."""
         self._drain_until_s: float | None = None
         self._stats_s = clock()
-        self._warms = False
+        self._captures = False
         """Idle time can still make something ready."""
 
     def serve(self) -> Cause:
@@ -129,15 +129,15 @@ class Core:
             self._socket.close()
             context.term()
 
-    def _turn(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+    def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """Once around the loop."""
-        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._warms))
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
             self._step(self.engine)
-        elif self._warms:
-            self._warms = self.engine.executor.warm()
+        elif self._captures:
+            self._captures = self.engine.executor.capture_next_graph()
         self._follow_drain()
         self._tick()
 
@@ -159,7 +159,7 @@ class Core:
         self.startup.enter(message.partition(" ")[0])
         self._progress = message  # by the loader's thread; sent by the loop's
 
-    def _follow_loading(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+    def _follow_loading(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         if not loading.done():
             if self._progress != self.state.message:
                 self._change("Loading", self._progress)
@@ -174,11 +174,11 @@ class Core:
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
             self._fail(loading_cause(error), error)
             return
-        self.engine, self._warms = engine, True
+        self.engine, self._captures = engine, True
         self.startup.enter("")
         self._change("Serving", "", facts)
 
-    def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:
+    def _facts(self, engine: LLMEngine, plan: EnginePlan) -> ModelFacts:
         return ModelFacts(
             path=plan.model_path,
             tokenizer_folder=str(tokenizer_folder(plan, self.work_dir)),

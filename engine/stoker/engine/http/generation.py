@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
-from stoker.engine.core.messages import AddRequest, Delta, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.errors import ApiError, from_refusal
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece

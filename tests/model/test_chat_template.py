@@ -118,7 +118,8 @@ def attacked() -> Mapping[str, Any]:
     """What each attack ended with and cost, and the most memory that one process held."""
     ran = subprocess.run([sys.executable, "-m", "tests.model.run_attacks"], capture_output=True, text=True, check=True)
     *lines, last = map(json.loads, ran.stdout.splitlines())
-    return {line["name"]: line for line in lines} | last
+    by_name: dict[str, Any] = {line["name"]: line for line in lines}
+    return by_name | last
 
 
 @pytest.mark.parametrize("name", ATTACKS)

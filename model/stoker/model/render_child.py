@@ -40,6 +40,8 @@ def main() -> None:
     """Answer questions until the parent closes the pipe."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     limit_resources()
+    for shutdown in (signal.SIGINT, signal.SIGTERM):  # the program may still drain; this process ends with its pipe
+        signal.signal(shutdown, signal.SIG_IGN)
     template: jinja2.Template | None = None
     try:
         for question in read_questions(sys.stdin.buffer):

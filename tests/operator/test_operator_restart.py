@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.operator.test_reconcile_serving import Serving
-from tests.operator.test_reconcile_trainingjob import Run
+from tests.operator.training_world import Run
 
 
 def test_a_running_job_stays_running() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.operator.test_reconcile_serving import Serving
+from tests.operator.serving_world import Serving
 from tests.operator.training_world import Run
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.metadata import Resource, Status
+from stoker.operator.api.metadata import EditableStatus, Resource
 from stoker.operator.api.pool import Degree, Replicas, Role
 from stoker.operator.api.value import (
     Int32,
@@ -103,12 +103,13 @@ class RevisionReplicas(Value):
     ready: Int32 = 0
 
 
-class EnginePoolStatus(Status):
-    """Conditions: Ready, Reconciling, Stalled."""
+PoolPhase = Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "ScaledToZero", "Failed"]
 
-    phase: Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "Failed", "Draining"] = (
-        "Pending"
-    )
+
+class EnginePoolStatus(EditableStatus):
+    """Conditions: Ready, Reconciling, Stalled, EditRefused."""
+
+    phase: PoolPhase = "Pending"
     replicas: Int32 = 0
     """Replicas that exist."""
     ready_replicas: Int32 = 0
@@ -120,7 +121,7 @@ class EnginePoolStatus(Status):
     engines: Annotated[tuple[EngineStatus, ...], Field(max_length=256, json_schema_extra=list_map("name"))] = ()
     """The pods, at most 256 of them."""
     failures: Int32 = 0
-    """Pods that ended before they served, since one last served."""
+    """Engines that ended by themselves since all replicas were last ready."""
     last_failure: Text | None = None
     retry_at: Time | None = None
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.engine_settings import EngineSettings
-from stoker.operator.api.metadata import JobRef, LocalRef, Resource, Status
+from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.pool import Pool, Role
 from stoker.operator.api.rollout import Rollout
@@ -17,7 +17,6 @@ from stoker.operator.api.value import (
     Folder,
     Int32,
     Int64,
-    Measured,
     Opaque,
     Port,
     Seconds,
@@ -32,7 +31,10 @@ from stoker.operator.api.value import (
     rules,
 )
 
-DeploymentPhase = Literal["Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "Failed"]
+DeploymentPhase = Literal[
+    "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
+]
+RolloutPhase = Literal["Idle", "Progressing", "Paused", "Completed"]
 ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
 
 
@@ -136,24 +138,22 @@ class RevisionStatus(Value):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     intent: Annotated[str, Field(max_length=64)] | None = None
     generation: Int64 | None = None
+    """Of the spec that it was made from; absent where that spec was in force only because a later edit is refused."""
     created_at: Time | None = None
     share: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of the traffic."""
     checkpoint: CurrentCheckpoint | None = None
-    images: StringMap = Field(default_factory=dict)
-    """By program, with digest."""
 
 
 class RolloutStatus(Value):
     """Where the move from one revision to the next stands."""
 
-    phase: Literal["Idle", "Progressing", "Paused", "RollingBack", "Completed", "Failed"] = "Idle"
+    phase: RolloutPhase = "Idle"
     from_revision: Annotated[str, Field(max_length=63)] | None = None
     to_revision: Annotated[str, Field(max_length=63)] | None = None
     step: Int32 | None = None
     started_at: Time | None = None
     progressed_at: Time | None = None
-    message: Text | None = None
 
 
 class PoolSummary(Value):
@@ -166,7 +166,6 @@ class PoolSummary(Value):
     ready: Int32 = 0
     updated: Int32 = 0
     message: Text | None = None
-    tokens_per_second: Measured | None = None
 
 
 class RouterStatus(Value):
@@ -182,8 +181,8 @@ class RouterStatus(Value):
     """The routers' pod as first rendered for this intent."""
 
 
-class InferenceDeploymentStatus(Status):
-    """Conditions: Ready, Reconciling, Stalled, ModelResolved, RouterReady."""
+class InferenceDeploymentStatus(EditableStatus):
+    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None

@@ -20,6 +20,8 @@ class Health(StrEnum):
     READY = "Ready"
     PROGRESSING = "Progressing"
     STALLED = "Stalled"
+    IDLE = "Idle"
+    """Not ready, and as the spec asks: nothing is under way and nothing is wrong."""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,13 @@ def test_a_folder_without_crds_is_refused(tmp_path: Path) -> None:
         Admission.from_folder(tmp_path)
 
 
+def test_a_number_beyond_64_bits_is_refused(admission: Admission) -> None:
+    with pytest.raises(
+        Invalid, match=r"spec.training.seed in body should be less than or equal to 9223372036854775807"
+    ):
+        admission.admit(changed(JOB, {"spec.training.seed": 2**63}))
+
+
 def test_a_rule_that_does_not_compile_is_refused_with_its_place() -> None:
     crd = json.loads(json.dumps(definition(KIND_INFOS[0])))
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -17,6 +18,10 @@ _KEYWORDS = (
     "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
     "maxProperties",
 )  # fmt: skip
+
+
+_ASCII = "(?a)"
+"""Go's `\\d` and `\\w` know ASCII only, and its `$` is the very end of the text."""
 
 
 class Structure:
@@ -38,10 +43,10 @@ def _json_schema(schema: Schema) -> dict[str, Any]:
     found: dict[str, Any] = {key: schema[key] for key in _KEYWORDS if key in schema}
     if schema.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]
+    if found.get("type") == "integer":
+        found.setdefault("maximum", 2**63 - 1)
     if "pattern" in found:
-        found["pattern"] = (
-            found["pattern"].removesuffix("$") + r"\Z" if found["pattern"].endswith("$") else found["pattern"]
-        )
+        found["pattern"] = _ASCII + re.sub(r"\$$", r"\\Z", found["pattern"])
     if "properties" in schema:
         found["properties"] = {name: _json_schema(member) for name, member in schema["properties"].items()}
     for inner in ("items", "additionalProperties"):
@@ -101,7 +106,7 @@ def _invalid(text: str) -> Callable[[str, Any, Any], Cause]:
 
 
 def _pattern(path: str, value: Any, pattern: str) -> Cause:
-    shown = pattern.removesuffix(r"\Z") + "$" if pattern.endswith(r"\Z") else pattern
+    shown = re.sub(r"\\Z$", "$", pattern.removeprefix(_ASCII))
     return cause(path, "FieldValueInvalid", _shown(value), f"{path} in body should match '{shown}'")
 
 

@@ -1,4 +1,4 @@
-"""What every object of the API carries besides its spec: identity, ownership, conditions."""
+"""The parts that every object of the API has besides its spec: identity, ownership, conditions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OwnerReference(Value):
 
 
 class ObjectMeta(Value):
-    """Kubernetes metadata, as far as the operator reads it. Its schema belongs to Kubernetes and is not in the CRDs."""
+    """Kubernetes metadata, as far as the operator reads it; its schema is Kubernetes' own and not in the CRDs."""
 
     name: str = ""
     namespace: str = "default"
@@ -40,25 +40,24 @@ class ObjectMeta(Value):
 
 
 class LocalRef(Value):
-    """An object of the same namespace by name."""
+    """Object of the same namespace."""
 
     name: Name
 
 
 class JobRef(Value):
-    """A TrainingJob of the same namespace."""
+    """TrainingJob of the same namespace."""
 
     name: Label
     uid: Uid | None = None
-    """Given: only this very job, not a later one of the same name."""
+    """If given, a later job of the same name does not count."""
 
 
 class KeyRef(Value):
-    """One key of a Secret or ConfigMap of the same namespace."""
+    """Key of a Secret or ConfigMap of the same namespace."""
 
     name: Name
-    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-    optional: bool | None = None
+    key: Annotated[str, Field(max_length=253, pattern=r"^[-.\w]+$")]
 
 
 class Condition(Value):
@@ -73,13 +72,13 @@ class Condition(Value):
 
 
 class Status(Value):
-    """What every status says first."""
+    """The first fields of every status."""
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
-    """`Ready` and, while they hold, `Reconciling` and `Stalled`, besides the kind's own."""
+    """`Ready`; `Reconciling` and `Stalled` while they hold; the kind's own."""
     observed_generation: Int64 | None = None
     message: Text | None = None
-    """The one line that says why it is not running: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
+    """Why it is not running, in one line: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
 
 
 class EditableStatus(Status):

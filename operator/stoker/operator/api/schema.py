@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from stoker.operator.api.value import Value
+from stoker.operator.api.value import TOLD_ELSEWHERE, Value
 
 Schema = dict[str, Any]
 
@@ -60,9 +61,8 @@ class _Rewriter:
             found["items"] = _plain_item(self.rewrite(found["items"], owner, f"{path}[]"))
         if found.get("type") == "integer" and found.get("maximum") == _INT64_MAX:
             del found["maximum"]
-            found["format"] = "int64"
         _fit_default(found)
-        return found
+        return _with_keys_alone(found) if found.pop(TOLD_ELSEWHERE, False) else found
 
     def _resolved(self, node: Schema, owner: str, path: str) -> tuple[Schema, str]:
         """The node with its reference or union in place; what stands beside them wins."""
@@ -83,15 +83,21 @@ class _Rewriter:
             raise NotStructural(f"{path}: allOf has no place in a structural schema")
         return node, owner
 
+    def _told(self, owner: str, path: str) -> bool:
+        """Whether the class has its explanation at another path."""
+        return self.explained.setdefault(owner, path) != path
+
     def _object(self, found: Schema, owner: str, path: str) -> None:
         """Properties in place, in their written order, explained where the class first appears."""
+        if found.get("description") == self.definitions.get(owner, {}).get("description") and self._told(owner, path):
+            found.pop("description", None)
         if found.get("additionalProperties") in (True, False):
             del found["additionalProperties"]
         elif "additionalProperties" in found:
             found["additionalProperties"] = _plain_item(self.rewrite(found["additionalProperties"], owner, f"{path}.*"))
         if "properties" not in found:
             return
-        explains = self.explained.setdefault(owner, path) == path
+        explains = not self._told(owner, path)
         members = {}
         for name, member in found["properties"].items():
             text = self.docs.get((owner, name)) if explains else None
@@ -125,23 +131,37 @@ def _plain_item(schema: Schema) -> Schema:
     return {key: value for key, value in schema.items() if key != "description"}
 
 
+def _with_keys_alone(found: Schema) -> Schema:
+    """An object, or a list of objects, whose members the schema preserves and does not describe."""
+    inner = found.get("items", found)
+    keys = found.get("x-kubernetes-list-map-keys", [])
+    short: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if keys:
+        short |= {"properties": {key: inner["properties"][key] for key in keys}, "required": keys}
+    beside = {key: value for key, value in found.items() if key not in ("properties", "required", "items")}
+    return {**beside, "items": short} if "items" in found else {**beside, **short}
+
+
 def _fit_default(found: Schema) -> None:
     """Of an object: `{}` where a member has a default, nothing where none has. Of a list: nothing where it is empty anyway."""
     default = found.get("default")
     if isinstance(default, dict):
-        filled = _filled(found)
-        found["default"] = default = filled if filled and _has_rules(found) else {} if filled else None
+        inner = any("default" in member for member in found.get("properties", {}).values())
+        found["default"] = default = _filled(found) if inner else None
     if default is None or default in ([], ()):
         found.pop("default", None)
 
 
 def _filled(schema: Schema) -> dict[str, Any]:
-    """The members' defaults. The API server runs an object's rules on its default before the members' defaults are in it,
-    so an object with rules must bring them itself."""
-    members = {name: member for name, member in schema.get("properties", {}).items() if "default" in member}
+    """The defaults of the members that the object's rules name, and of inner objects with rules.
+
+    The API server runs an object's rules on its default before the members' defaults are in it.
+    """
+    rules = " ".join(rule["rule"] for rule in schema.get("x-kubernetes-validations", ()))
     return {
         name: member["default"] or _filled(member) if member.get("type") == "object" else member["default"]
-        for name, member in members.items()
+        for name, member in schema.get("properties", {}).items()
+        if "default" in member and (re.search(rf"\bself\.{name}\b", rules) or _has_rules(member))
     }
 
 
@@ -161,10 +181,21 @@ def without_fallbacks(schema: Schema) -> Schema:
     return _each_inner(found, without_fallbacks)
 
 
+_UNCHECKED_IN_A_STATUS = (
+    "default", "format", "required", "minimum", "maximum", "pattern", "minLength", "maxLength", "x-kubernetes-validations",
+)  # fmt: skip
+
+
 def status_schema(schema: Schema) -> Schema:
-    """A status has no defaults, no rules and no limits but lengths: one operator writes it, and says what it knows."""
-    dropped = ("default", "minimum", "maximum", "pattern", "minLength", "x-kubernetes-validations")
-    return _each_inner({key: value for key, value in schema.items() if key not in dropped}, status_schema)
+    """The schema of a status: types, list keys, enumerations and numbers of items, no defaults, rules or other limits.
+
+    One operator writes it and shortens its texts; lengths of texts are there to price CEL rules, and a status has none.
+    """
+    found = {key: value for key, value in schema.items() if key not in _UNCHECKED_IN_A_STATUS}
+    found = _each_inner(found, status_schema)
+    if keys := found.get("x-kubernetes-list-map-keys"):
+        found["items"] = {**found["items"], "required": keys}
+    return found
 
 
 def _each_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:

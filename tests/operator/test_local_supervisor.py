@@ -103,7 +103,10 @@ class Terminal:
         return out + err
 
     def json(self, *words: str) -> Any:
-        return json.loads(self.run(*words, "--json"))
+        process = self.start(*words, "--json")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, (out, err)
+        return json.loads(out)
 
     def running(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.json("get", "pods")["items"] if _is_ready(pod)]

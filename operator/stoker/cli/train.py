@@ -95,8 +95,8 @@ class LocalRun:
     def prepare(self) -> dict[str, Any]:
         """Make the folders and files that the job mounts; the trainer's configuration."""
         from stoker.operator.cluster.local.addresses import Addresses
+        from stoker.operator.cluster.local.pod_address import host_of
         from stoker.operator.cluster.local.pod_environment import container_environment
-        from stoker.operator.cluster.local.pod_life import host_of
         from stoker.operator.cluster.local.rewrite import Rewriter
         from stoker.operator.cluster.local.volumes import MountError, PodVolumes
         from stoker.operator.domain.settings import Settings

@@ -17,6 +17,7 @@ from stoker.operator.api.crd import KIND_INFOS, definition
 from stoker.operator.cluster.local.state_lock import StateFolderReplaced, StateFolderTaken
 from stoker.operator.service.local.supervisor import Options, Supervisor
 from stoker.operator.service.reconcilers import RECONCILERS
+from stoker.pod.command_line import CommandParser
 
 TAKEN, REPLACED = 75, 76
 
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stoker-supervisor", description=__doc__)
+    parser = CommandParser(prog="stoker-supervisor", description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--addresses", choices=["loopback", "ports"], required=True)
     parser.add_argument("--leash", type=int)

@@ -17,8 +17,8 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
-from stoker.operator.cluster.local.pod_life import Node
+from stoker.operator.cluster.local.node import Node
+from stoker.operator.cluster.local.objects import Admit, ObjectStorage, ObjectStore
 from stoker.operator.cluster.local.process import Command, Exit, Process
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref
@@ -161,12 +161,12 @@ def embedded(
     gpus: tuple[str, ...] = (),
     admit: Admit | None = None,
     pods: FakePods | None = None,
-    keeper: Keeper | None = None,
+    keeper: ObjectStorage | None = None,
 ) -> Embedded:
     """Call within a running event loop. With `pods`, polls and calls are answered by it; with a `keeper`, objects survive."""
     clock = FakeClock()
     numbers = itertools.count(1)
-    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, keeper=keeper)
+    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, storage=keeper)
     addresses = Addresses("loopback", lambda _: True)
     ready: dict[tuple[str, int], bool] = {}
 

@@ -21,9 +21,9 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_environment import node_environment
-from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.probes import ask_http
 from stoker.operator.cluster.local.process import ShimRunner
 from stoker.operator.cluster.local.reservations import Reservations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -12,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -29,7 +29,7 @@ QUIET_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; the exit code is one of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.router", description=__doc__)
+    parser = CommandParser(prog="python -m stoker.router", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="RouterConfig as JSON")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
@@ -49,11 +50,11 @@ class Conversation:
             yield text
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
-    def check_server(self) -> None:
-        """Whether somebody answers there and lets us in, before the first question.
+    def find_model(self) -> str:
+        """Ask the server, before the first question, which model will answer; empty when it does not list any.
 
         Raises:
-            ChatError: nobody does, or the API key is missing or wrong.
+            ChatError: the server cannot be reached, or the API key is missing or wrong.
         """
         try:
             response = self.http.get("/v1/models")
@@ -61,6 +62,7 @@ class Conversation:
             raise ChatError(f"{self.http.base_url}: {error}") from error
         if response.status_code == 401:
             raise ChatError(_reason(response))
+        return self.model or _first_model(response)
 
     def forget(self) -> None:
         self.messages.clear()
@@ -103,6 +105,13 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
     raise ChatError("the answer broke off")
 
 
+def _first_model(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
 def _reason(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
@@ -121,8 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
-                conversation.check_server()
-                _converse(conversation)
+                _converse(conversation, conversation.find_model())
     except (OSError, ValueError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker chat: {error}\n")
         return EXIT_CODES[Cause.CONFIG_INVALID]
@@ -148,12 +156,13 @@ def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
     write("\n")
 
 
-def _converse(conversation: Conversation) -> None:
+def _converse(conversation: Conversation, model: str) -> None:
     """Ask for questions until the end of the input; a failed answer does not end the conversation."""
     from rich.console import Console  # only a conversation needs it, and it takes 50 ms to import
 
     console = Console(highlight=False)
-    console.print(f"[bold]{conversation.http.base_url}[/] · {HELP}")
+    name = f"{model} at " if model else ""
+    console.print(f"{name}{conversation.http.base_url} · {HELP}", style="bold", markup=False)
     while True:
         try:
             question = console.input("[bold cyan]you >[/] ").strip()
@@ -216,7 +225,7 @@ def _seconds(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("url", help="where the server listens, such as http://127.0.0.1:8000")

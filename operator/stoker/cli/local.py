@@ -15,7 +15,8 @@ import click
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
 from stoker.operator.cluster.kinds import Kind, find_kind
-from stoker.operator.cluster.local.folders import default_state_folder
+from stoker.operator.cluster.local.folders import StateFolders, default_state_folder
+from stoker.operator.cluster.local.state_lock import StateFolderTaken, lock_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,6 +71,7 @@ def local() -> None:
     help="End when everything applied has completed or serves (exit code 1 if something failed).",
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait at most.")
+@click.option("--recreate-lost", is_flag=True, help="Make objects anew whose files in the state folder are lost.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 @namespace_option
 @state_option
@@ -80,6 +82,7 @@ def apply(
     detach: bool,
     wait: bool,
     timeout_s: float | None,
+    recreate_lost: bool,
     as_json: bool,
     namespace: str,
     state: Path | None,
@@ -92,18 +95,20 @@ def apply(
     objects = _manifests(files, claims, namespace)
     client = _client(state)
     started = _ensure(client, addresses, detach=detach)
+    stored = 0
     try:
-        _apply(client, objects, as_json=as_json)
-        if detach and not wait:
+        code, stored = _apply(client, objects, recreate_lost=recreate_lost, as_json=as_json)
+        if detach and not wait and stored:
             _hint(client, as_json=as_json)
-            sys.exit(0)
+        if code or (detach and not wait):
+            sys.exit(code)
         sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
     except KeyboardInterrupt:
         if not started or detach:
             click.echo("\nStill running; stop everything with: stoker local down", err=True)
         sys.exit(INTERRUPTED)
     finally:
-        if started and not detach:
+        if started and not (detach and stored):
             _bring_down(client, quiet=as_json)
 
 
@@ -129,6 +134,7 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
         found[one] = _reached_from_here(client, items) if one.name == "InferenceDeployment" and not as_json else items
     if as_json:
         click.echo(json.dumps({"items": [item for items in found.values() for item in items]}, indent=1))
+        _warn(client)
         return
     tables = [aligned(table(one.name, items, utc_now())) for one, items in found.items() if items]
     if tables:
@@ -136,6 +142,7 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
     else:
         what = kinds[0].plural if len(kinds) == 1 else "jobs, checkpoints, deployments and pods"
         click.echo(f"no {what} in namespace {namespace}", err=True)
+    _warn(client)
 
 
 @local.command(epilog="Example: stoker local describe tj quickstart")
@@ -225,13 +232,15 @@ def delete(
 def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
     """Stop every pod and the supervisor. The state stays: the next apply goes on from it."""
     client = _client(state)
+    unchanged = "; nothing was deleted" if purge else ""
     try:
         client.down(grace_s)
     except NotRunning as error:
         click.echo(str(error), err=True)
-    if purge and client.folders.lock.exists():
-        shutil.rmtree(client.folders.root)
-        click.echo(f"deleted {client.folders.root}")
+    except SupervisorError as error:
+        _fail(f"{error}{unchanged}", FAILED)
+    if purge and client.folders.root.exists():
+        _purge(client.folders)
 
 
 @local.command(epilog="Example: stoker local status --json")
@@ -247,6 +256,8 @@ def status(as_json: bool, state: Path | None) -> None:
         click.echo(f"{name + ':':11} {facts[name]}")
     for service, url in facts["endpoints"].items():
         click.echo(f"endpoint:   {url}  ({service})")
+    for problem in facts["problems"]:
+        click.echo(f"problem:    {problem}")
 
 
 # What the verbs share
@@ -297,14 +308,18 @@ def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
     return True
 
 
-def _apply(client: SupervisorClient, objects: list[dict[str, Any]], *, as_json: bool) -> None:
-    results = _ask(lambda: client.apply(objects))
+def _apply(
+    client: SupervisorClient, objects: list[dict[str, Any]], *, recreate_lost: bool, as_json: bool
+) -> tuple[int, int]:
+    """Apply the objects and print a line for each; the exit code, and how many were stored."""
+    results = _ask(lambda: client.apply(objects, recreate_lost=recreate_lost))
     for result in results:
         error = f": {result['error']}" if "error" in result else ""
         text = f"{str(result['kind']).lower()}/{result.get('name')} {result['result']}{error}"
         click.echo(json.dumps(result) if as_json else text, err=bool(error) and not as_json)
-    if any("error" in result for result in results):
-        sys.exit(WRONG_INPUT)
+    outcomes = [result["result"] for result in results]
+    code = WRONG_INPUT if "refused" in outcomes else FAILED if "failed" in outcomes else 0
+    return code, sum("error" not in result for result in results)
 
 
 def _follow(
@@ -382,9 +397,30 @@ def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
             client.down(grace_s)
         except KeyboardInterrupt:
             continue
-        except SupervisorError:
+        except NotRunning:
+            return
+        except SupervisorError as error:
+            click.echo(f"error: not stopped: {error}", err=True)
             return
         return
+
+
+def _purge(folders: StateFolders) -> None:
+    """Delete a state folder while its lock is held, so that no supervisor can be using it."""
+    if not (folders.lock.exists() or (folders.objects.is_dir() and folders.supervisor_log.exists())):
+        _fail(f"{folders.root} is not a state folder of stoker local; nothing was deleted", WRONG_INPUT)
+    try:
+        with lock_state(folders):
+            shutil.rmtree(folders.root)
+    except StateFolderTaken as taken:
+        _fail(f"{taken}; nothing was deleted", FAILED)
+    click.echo(f"deleted {folders.root}")
+
+
+def _warn(client: SupervisorClient) -> None:
+    """Print what is wrong with the state folder."""
+    for problem in client.problems:
+        click.echo(f"warning: {problem}", err=True)
 
 
 def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 import click
+
+from stoker.pod.command_line import run_click
 
 VERBS: dict[str, tuple[str, str]] = {
     "local": ("stoker.cli.local:local", "Run manifests on this machine, without Kubernetes."),
@@ -14,9 +15,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("stoker.cli.programs:chat", "Talk to a server."),
     "model": ("stoker.cli.programs:model", "Convert and show models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
-    "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not supported yet)."),
-    "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not supported yet)."),
-    "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not supported yet)."),
+    "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not built yet)."),
+    "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
+    "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not built yet)."),
 }
 
 
@@ -50,7 +51,7 @@ def stoker() -> None:
 
 def main() -> None:
     """Entry point of the program."""
-    sys.exit(stoker(prog_name="stoker"))
+    run_click(stoker, "stoker")
 
 
 if __name__ == "__main__":

@@ -104,16 +104,34 @@ for _verb, _line in (
     _passing(checkpoint, "stoker.checkpoint", _verb, _line)
 
 
-def _not_supported(verb: str) -> click.Command:
-    @click.command(verb, context_settings=PASS_THROUGH, add_help_option=False)
+def _not_built(verb: str, purpose: str, instead: str) -> click.Command:
+    """A verb that only explains itself: what it will do, and what does that today."""
+
+    @click.command(
+        verb,
+        context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
+        help=f"{purpose} Not built yet.\n\n{instead}",
+    )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def refuse(arguments: tuple[str, ...]) -> None:
-        click.echo(f"not supported yet: stoker {' '.join((verb, *arguments))}", err=True)
+    def refuse(arguments: tuple[str, ...]) -> None:  # noqa: ARG001  whatever they are
+        click.echo(f"stoker {verb} is not built yet. {instead}", err=True)
         sys.exit(WRONG_INPUT)
 
     return refuse
 
 
-plan = _not_supported("plan")
-bench = _not_supported("bench")
-submit = _not_supported("submit")
+plan = _not_built(
+    "plan",
+    "Show memory, time and traffic of a job before it starts.",
+    "Until then: `stoker train --render -f JOB.yaml` checks a manifest and prints the trainer's configuration.",
+)
+bench = _not_built(
+    "bench",
+    "Measure throughput and latency.",
+    "Until then: `make bench` in the repository measures this machine; bench/README.md explains the figures.",
+)
+submit = _not_built(
+    "submit",
+    "Hand manifests to a cluster.",
+    "Until then: `kubectl apply -f FILE` on Kubernetes, `stoker local apply -f FILE` on this machine.",
+)

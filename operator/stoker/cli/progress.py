@@ -50,6 +50,7 @@ class Follower:
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
     _events: set[str] = field(default_factory=set)
+    _problems: set[str] = field(default_factory=set)
 
     def until_settled(self, timeout_s: float | None = None) -> bool | None:
         """True when everything wanted is good, False when something is bad, None when the time is over."""
@@ -72,6 +73,10 @@ class Follower:
             _name(item): item for kind in FOLLOWED for item in self.client.objects(kind)
         }
         self.screen.show(found.values())
+        for problem in self.client.problems:
+            if problem not in self._problems:
+                self.screen.say(f"warning: {problem}")
+        self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
             recent = str(event.get("lastTimestamp", "")) >= self.since
             if event["type"] == "Warning" and recent and event["metadata"]["uid"] not in self._events:

@@ -16,38 +16,56 @@ from urllib.parse import quote, urlencode
 
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.socket_path import short_path
+from stoker.operator.cluster.local.state_lock import holder_pid, is_held
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
+SOCKET_PATIENCE_S = 10.0
+"""A supervisor that starts, or whose socket was deleted, has it back sooner."""
+MAX_SHOWN = 300
+"""Characters of an answer that is no JSON."""
 
 
 class SupervisorError(Exception):
-    """The supervisor refused; the message is its own."""
+    """The supervisor refused or failed; the message is for people."""
 
 
 class NotRunning(SupervisorError):
-    """No supervisor answers in this state folder."""
+    """No supervisor holds the state folder."""
+
+
+class NoAnswer(SupervisorError):
+    """A supervisor holds the state folder but does not answer."""
 
 
 class SupervisorClient:
-    """One state folder's supervisor. Every call raises SupervisorError; NotRunning when nobody answers."""
+    """Calls the supervisor of one state folder.
 
-    def __init__(self, state: Path) -> None:
+    Every call raises SupervisorError: NotRunning only when the folder's lock is free, NoAnswer when it is held.
+    """
+
+    def __init__(self, state: Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.folders = StateFolders(state.expanduser().resolve())
+        self.timeout_s = timeout_s
+        self.problems: list[str] = []
+        """What the supervisor reported about its state folder in the last answer."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/v1/status")
 
     def running(self) -> bool:
+        """Whether a supervisor answers. Raises NoAnswer."""
         try:
             self.status()
         except NotRunning:
             return False
         return True
 
-    def apply(self, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        results: list[dict[str, Any]] = self._ask("POST", "/v1/apply", {"objects": objects})["results"]
+    def apply(self, objects: list[dict[str, Any]], *, recreate_lost: bool = False) -> list[dict[str, Any]]:
+        """Apply objects, each on its own; a result per object. With `recreate_lost` also those whose file is lost."""
+        body = {"objects": objects, "recreate_lost": recreate_lost}
+        results: list[dict[str, Any]] = self._ask("POST", "/v1/apply", body)["results"]
         return results
 
     def objects(self, kind: str, *, namespace: str | None = None, name: str | None = None) -> list[dict[str, Any]]:
@@ -111,37 +129,79 @@ class SupervisorClient:
 
     def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.running():
+        while not self._answers():
             code = process.poll()
             if code is not None or time.monotonic() > deadline:
-                raise SupervisorError(
-                    f"the supervisor did not start ({code=}); the end of {self.folders.supervisor_log}:\n{self._log_end()}"
-                )
+                end = f"the end of {self.folders.supervisor_log}:\n{self._log_end()}"
+                raise SupervisorError(f"the supervisor did not start (exit code {code}); {end}")
             time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        """Whether the supervisor that is being started answers yet."""
+        try:
+            self._request("GET", "/v1/status", None)
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
 
     def _log_end(self) -> str:
         lines = self.folders.supervisor_log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-15:])
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        connection = _SocketConnection(self.folders.socket)
+        deadline = time.monotonic() + SOCKET_PATIENCE_S
+        while True:
+            try:
+                status, text = self._request(method, path, body)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as error:  # no socket: not started yet, or deleted
+                if not is_held(self.folders):
+                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                if time.monotonic() > deadline:
+                    raise NoAnswer(self._silence()) from error
+                time.sleep(0.05)
+            except (OSError, http.client.HTTPException) as error:
+                if not is_held(self.folders):
+                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                raise NoAnswer(self._silence()) from error
+        return self._content(status, text)
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
+        """Status code and text of the answer. Raises OSError, http.client.HTTPException."""
+        connection = _SocketConnection(self.folders.socket, self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
-            content = json.loads(answer.read())
-        except (FileNotFoundError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
-            raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+            return answer.status, answer.read().decode(errors="replace")
         finally:
             connection.close()
-        if answer.status >= 300:
-            raise SupervisorError(str(content.get("error", content)))
-        found: dict[str, Any] = content
+
+    def _content(self, status: int, text: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            shown = " ".join(text.split())[:MAX_SHOWN]
+            raise SupervisorError(
+                f"the supervisor answered HTTP {status}: {shown!r} (its log: {self.folders.supervisor_log})"
+            ) from error
+        if status >= 300:
+            raise SupervisorError(str(found.get("error", found)))
+        self.problems = found.get("problems", self.problems)
         return found
+
+    def _silence(self) -> str:
+        pid = holder_pid(self.folders)
+        who = "a supervisor" if pid is None else f"a supervisor (pid {pid})"
+        kill = "kill it" if pid is None else f"end it with: kill -9 {pid}"
+        return (
+            f"{who} holds {self.folders.root} but does not answer. It may be stopped or busy: look at "
+            f"{self.folders.supervisor_log}, try again, or {kill} (its pods end with it; the state stays)"
+        )
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("supervisor", timeout=ANSWER_TIMEOUT_S)
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("supervisor", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 
 from stoker.operator.service.config import OperatorConfig
 from stoker.operator.service.program import Program
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
@@ -21,7 +21,7 @@ log = logging.getLogger("stoker.operator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM (exit code 0); others are those of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.operator", description=__doc__)
+    parser = CommandParser(prog="python -m stoker.operator", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="OperatorConfig as JSON (docs/operator.md)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console as RichConsole
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
@@ -29,7 +29,7 @@ def main(
     arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
 ) -> int:
     """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m stoker.trainer",
         description="Train a model: start this pod's ranks, answer for them, and leave a last word.",
         epilog="example: python -m stoker.trainer --config /etc/stoker/config.json",

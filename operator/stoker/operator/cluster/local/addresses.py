@@ -7,11 +7,16 @@ port of 127.0.0.1.
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from stoker.operator.cluster.local.whole_file import DamagedFile, set_aside, write_whole
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["loopback", "ports"]
 
@@ -47,6 +52,8 @@ class Addresses:
         self._hosts: dict[str, str] = {}
         self._ports: dict[str, int] = {}
         self._block = 0
+        self.problem = ""
+        """What was wrong with the file; empty when nothing was."""
         self._load()
 
     def ip(self, host: Host) -> str:
@@ -88,23 +95,39 @@ class Addresses:
         raise AddressError(f"no port is free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
 
     def _load(self) -> None:
-        if self.file is None or not self.file.exists():
+        kept = self._read()
+        if kept is None:
             return
-        kept = json.loads(self.file.read_text())
         if kept["mode"] != self.mode:
             raise AddressError(f"{self.file}: this state folder uses addresses: {kept['mode']}, not {self.mode}")
         if kept["block"] and self.reserve(f"block-{kept['block']}"):
             self._block, self._hosts = kept["block"], kept["hosts"]
         self._ports = {name: port for name, port in kept["ports"].items() if self.reserve(f"port-{port}")}
 
+    def _read(self) -> dict[str, Any] | None:
+        """What was kept; a damaged file is set aside, and new addresses are given."""
+        if self.file is None or not self.file.exists():
+            return None
+        try:
+            kept: dict[str, Any] = json.loads(self.file.read_bytes())
+            if not (isinstance(kept["mode"], str) and isinstance(kept["block"], int)):
+                raise DamagedFile("not the addresses of an embedded cluster")
+            dict(kept["hosts"]), dict(kept["ports"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.problem = f"{set_aside(self.file)}: damaged ({error}); pods and Services have new addresses"
+            log.error("%s", self.problem)
+            return None
+        return kept
+
     def _save(self) -> None:
+        """Keep the addresses for the next supervisor. Where that fails they hold for this one all the same."""
         if self.file is None:
             return
-        new = self.file.with_suffix(".new")
-        new.write_text(
-            json.dumps({"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports})
-        )
-        new.replace(self.file)
+        kept = {"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports}
+        try:
+            write_whole(self.file, json.dumps(kept).encode())
+        except OSError as error:
+            log.warning("%s: not written: %s", self.file, error.strerror)
 
 
 def _is_free(port: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.operator.cluster.interface import Keep, Listing, PodUnreachable, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
-from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.domain.clock import Clock

@@ -11,8 +11,9 @@ from typing import Any
 
 from stoker.operator.cluster.interface import NotFound
 from stoker.operator.cluster.local.addresses import Addresses, Host
-from stoker.operator.cluster.local.objects import ObjectStore, Record, matches
-from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.local.objects import ObjectStore, Record, StateFolderError, matches
+from stoker.operator.cluster.local.pod_address import container_port, host_of
+from stoker.operator.cluster.local.stored_write import RETRY_S
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.loop.store import key_of
 
@@ -40,7 +41,10 @@ class Services:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await self._adjust()
+                try:
+                    await self._adjust()
+                except StateFolderError:
+                    asyncio.get_running_loop().call_later(RETRY_S, self._changed.set)
         finally:
             self.objects.listeners.remove(self._on_change)
             self._close(list(self._servers))

@@ -7,40 +7,35 @@ gets its grace period first. When it is killed, its pods are killed too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
-
-import uvicorn
-from starlette.applications import Starlette
 
 from stoker.operator.cluster.local.addresses import Addresses, Mode
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus, find_devices
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.objects import Admit, ObjectStore
 from stoker.operator.cluster.local.pod_environment import node_environment
-from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.probes import ask_http
 from stoker.operator.cluster.local.process import ShimRunner
 from stoker.operator.cluster.local.reservations import Reservations
-from stoker.operator.cluster.local.socket_path import short_path
+from stoker.operator.cluster.local.state_lock import StateFolderReplaced, lock_state
+from stoker.operator.cluster.local.whole_file import set_aside, write_whole
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock, timestamp
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator, Reconciler
 from stoker.operator.service.local.api import make_app
+from stoker.operator.service.local.control_socket import ControlSocket
 from stoker.operator.service.local.kubelet import Kubelet
 from stoker.operator.service.local.services import Services
 from stoker.pod.control_key import new_private_key, public_key
@@ -49,10 +44,10 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 RESYNC_INTERVAL_S = 60.0
-
-
-class StateFolderTaken(Exception):
-    """Another supervisor has the state folder."""
+TEND_S = 1.0
+"""Between two looks at lock and state folder."""
+LOCK_FAILURES = 3
+"""So many looks in a row must find the folder replaced before the supervisor ends."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +76,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._grace_s: float | None = None
         self._leash = options.leash
+        self._damaged: list[str] = []
 
     async def run(self) -> None:
         """Until it is told to stop, and every pod has ended.
@@ -89,7 +85,8 @@ class Supervisor:
             StateFolderTaken.
         """
         self.folders.make()
-        with _lock(self.folders.lock), short_folders(self.folders.root) as self.folders, Reservations() as names:
+        root = self.folders.root
+        with lock_state(self.folders) as self._lock, short_folders(root) as self.folders, Reservations() as names:
             self._listen_to_signals()
             await self._run(Addresses(self.options.addresses, names.take, self.folders.addresses))
 
@@ -115,9 +112,24 @@ class Supervisor:
             "pods": self.kubelet.running,
             "detached": self._leash is None,
             "stopping": self._stop.is_set(),
+            "problems": self.problems(),
         }
 
+    def problems(self) -> list[str]:
+        """What is wrong with the state folder, one sentence each."""
+        return [
+            *self._damaged,
+            *([self._addresses.problem] if self._addresses.problem else []),
+            *self.objects.problems(),
+        ]
+
+    @property
+    def writable(self) -> bool:
+        """Whether the last write to the state folder succeeded."""
+        return not self.objects.storage_problem
+
     async def _run(self, addresses: Addresses) -> None:
+        self._addresses = addresses
         key = self._private_key()
         settings = Settings(
             control_public_keys={"control.pem": public_key(key).decode()},
@@ -128,38 +140,61 @@ class Supervisor:
             now=self.clock.now,
             new_uid=lambda: str(uuid.uuid4()),
             admit=self.admit,
-            keeper=ObjectFiles(self.folders.objects),
+            storage=ObjectFiles(self.folders.objects, guard=self._lock.check),
         )
+        self.objects = objects
         pods = PodHttp(key, self.clock, lambda: secrets.token_hex(16), poll_timeout_s=settings.poll_timeout_s)
         cluster = LocalCluster(objects, addresses, pods, self.clock)
         self.kubelet = Kubelet(self._node(objects, addresses))
         services = Services(objects, addresses)
         operator = Operator(cluster, settings, self.reconcilers, clock=self.clock)
-        server = self._server(make_app(objects, addresses, self.folders, self))
-        with self._socket() as listener:
-            work = [
-                asyncio.create_task(operator.run(), name="operator"),
-                asyncio.create_task(services.run(), name="services"),
-                asyncio.create_task(server.serve(sockets=[listener]), name="api"),
-            ]
-            self.kubelet.start()
-            log.info("the embedded cluster runs in %s (addresses: %s)", self.folders.root, self.options.addresses)
-            stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait((*work, stopping), return_when=asyncio.FIRST_COMPLETED)
-            await self._end(work, server)
+        api = ControlSocket(self.folders.socket, make_app(objects, addresses, self.folders, self))
+        work = [
+            asyncio.create_task(operator.run(), name="operator"),
+            asyncio.create_task(services.run(), name="services"),
+            asyncio.create_task(api.serve(), name="api"),
+            asyncio.create_task(self._tend(), name="state folder"),
+        ]
+        self.kubelet.start()
+        log.info("the embedded cluster runs in %s (addresses: %s)", self.folders.root, self.options.addresses)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((*work, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await self._end(work)
         await pods.close()
 
-    async def _end(self, work: list[asyncio.Task[None]], server: uvicorn.Server) -> None:
-        """First who decides, then the pods, then who carries their traffic."""
+    async def _tend(self) -> None:
+        """Keep the lock, and find out when a state folder that could not be written can be written again.
+
+        Raises:
+            StateFolderReplaced: this process may not use the folder any more.
+        """
+        failures = 0
+        while True:
+            try:
+                self._lock.check()
+                self.objects.repair()
+                failures = 0
+            except StateFolderReplaced as problem:
+                failures += 1
+                if failures >= LOCK_FAILURES:
+                    log.error("%s: %s; every pod is killed", problem.filename, problem.strerror)
+                    self._grace_s = 0.0
+                    raise
+            except OSError as problem:
+                log.error("the lock cannot be checked: %s", problem)
+            await self.clock.sleep(TEND_S)
+
+    async def _end(self, work: list[asyncio.Task[None]]) -> None:
+        """End what decides first, then the pods, then what carries their traffic."""
         failed = [task for task in work if task.done()]
         self._stop.set()
-        operator, services, api = work
+        operator, services, api, tend = work
         operator.cancel()
         await asyncio.gather(operator, return_exceptions=True)
         await self.kubelet.stop(self._grace_s)
-        services.cancel()
-        server.should_exit = True
-        await asyncio.gather(services, api, return_exceptions=True)
+        for task in (services, api, tend):
+            task.cancel()
+        await asyncio.gather(services, api, tend, return_exceptions=True)
         for task in failed:
             task.result()  # a part that ended by itself has failed: say why
             raise RuntimeError(f"{task.get_name()} ended by itself")
@@ -179,40 +214,18 @@ class Supervisor:
         )
 
     def _private_key(self) -> bytes:
-        """Of this state folder; pods that it starts trust no other."""
+        """The key of this state folder; pods that it starts trust no other. A damaged one is replaced."""
         file = self.folders.control_key
-        if not file.exists():
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(new_private_key())
-        return file.read_bytes()
-
-    @contextlib.contextmanager
-    def _socket(self) -> Iterator[socket.socket]:
-        self.folders.socket.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
-        try:
-            with short_path(self.folders.socket) as path:
-                listener.bind(path)
-        finally:
-            os.umask(mask)
-        try:
-            yield listener
-        finally:
-            listener.close()
-            self.folders.socket.unlink(missing_ok=True)
-
-    def _server(self, app: Starlette) -> uvicorn.Server:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
-        return _Server(config)
+        if file.exists():
+            try:
+                key = file.read_bytes()
+                public_key(key)
+                return key
+            except (ValueError, TypeError, AttributeError) as error:
+                self._damaged.append(f"{set_aside(file)}: not a private key ({error}); a new one was made")
+        key = new_private_key()
+        write_whole(file, key)
+        return key
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -225,27 +238,3 @@ class Supervisor:
         log.info("the terminal is gone")
         self.detach()
         self.stop()
-
-
-class _Server(uvicorn.Server):
-    """Signals belong to the supervisor."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.contextmanager
-def _lock(file: Path) -> Iterator[TextIO]:
-    with file.open("a+") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held.seek(0)
-            raise StateFolderTaken(
-                f"{file.parent} belongs to a running supervisor (pid {held.read().strip()})"
-            ) from None
-        held.truncate(0)
-        held.write(f"{os.getpid()}\n")
-        held.flush()
-        yield held

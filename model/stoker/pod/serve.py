@@ -52,6 +52,9 @@ def bind_unix(path: Path | str) -> socket.socket:
     mask = os.umask(0o177)
     try:
         bound.bind(str(path))
+    except OSError:
+        bound.close()
+        raise
     finally:
         os.umask(mask)
     return bound

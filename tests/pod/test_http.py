@@ -125,3 +125,31 @@ def test_other_methods_are_refused(guarded: list[BaseRoute]) -> None:
 def test_on_the_private_socket_no_token_is_needed() -> None:
     answer = call(control_routes(ROUTES, None), "POST", "/drain", content=b'{"id": "a"}')
     assert (answer.status_code, answer.json()) == (202, {"accepted": "a"})
+
+
+def test_the_bodies_of_all_control_calls_are_bounded_together(guarded: list[BaseRoute]) -> None:
+    async def scenario() -> tuple[int, str]:
+        app = Starlette(routes=list(guarded))
+        stop = asyncio.Event()
+
+        async def half_a_body() -> Any:
+            first = {"type": "http.request", "body": bytes(MAX_BODY_BYTES), "more_body": True}
+            yield first
+            await stop.wait()
+            yield {"type": "http.disconnect"}
+
+        async def hang(messages: Any) -> None:
+            scope = {"type": "http", "method": "POST", "path": "/drain", "headers": [], "query_string": b""}
+            await app(scope, messages.__anext__, lambda _: asyncio.sleep(0))
+
+        hanging = [asyncio.create_task(hang(half_a_body())) for _ in range(4)]
+        await asyncio.sleep(0)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as client:
+            answer = await client.post("/drain", content=b"{}")
+            stop.set()
+            await asyncio.gather(*hanging)
+            again = await client.post("/drain", content=b"{}")
+        assert again.status_code == 401
+        return answer.status_code, answer.headers["retry-after"]
+
+    assert asyncio.run(scenario()) == (503, "1")

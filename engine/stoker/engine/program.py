@@ -185,11 +185,11 @@ class Engine:
         keys = listen.control_keys
         verifier = ControlVerifier(keys, self.environment.pod_uid, time.time) if keys is not None else None
         guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
-        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port))]
+        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port), listen.limits)]
         if listen.control_socket is not None:
             Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
             app = self._app(control_routes([self.drain_route], None))
-            servers.append(Server(app, bind_unix(listen.control_socket)))
+            servers.append(Server(app, bind_unix(listen.control_socket), listen.limits))
         return servers
 
     def _app(self, control: list[Any]) -> OpenAiServer:

@@ -72,10 +72,10 @@ async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None
 
 
 def _servers(config: RouterConfig, router: Router) -> list[Server]:
-    servers = [Server(router.app, bind_tcp(config.listen.host, config.listen.port))]
+    servers = [Server(router.app, bind_tcp(config.listen.host, config.listen.port), config.listen.limits)]
     if config.listen.control_socket is not None:
         Path(config.listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
-        servers.append(Server(router.control_app, bind_unix(config.listen.control_socket)))
+        servers.append(Server(router.control_app, bind_unix(config.listen.control_socket), config.listen.limits))
     return servers
 
 

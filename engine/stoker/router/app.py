@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.router.backend import Times
@@ -20,7 +21,7 @@ from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
 from stoker.router.policy import policy_named
-from stoker.router.proxy import Limits, Proxy, Receive, Scope, Send
+from stoker.router.proxy import Proxy, ProxyLimits
 from stoker.router.snapshot import Snapshot, parse_snapshot
 
 FORWARDED = ("/tokenize", "/detokenize", "/version")
@@ -51,7 +52,10 @@ class Router:
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)
-        limits = Limits(config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes)
+        limits = ProxyLimits(
+            config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
+            config.listen.limits.max_body_bytes_in_flight,
+        )  # fmt: skip
         self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
         own = [
             *probe_routes(alive=lambda: True, ready=self._ready, status=self.status, registry=registry),

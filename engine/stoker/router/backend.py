@@ -13,6 +13,8 @@ from stoker.router.snapshot import BackendEntry
 MAX_IDLE_CONNECTIONS = 64
 MAX_IDLE_S = 30.0
 """Below the keep-alive time of the engine's server, so that it is we who close an idle connection."""
+DRAINING_PHASES = ("Draining", "Drained")
+"""An engine in these phases is not ready either, but answers what it has."""
 MAX_SILENT_PROBES = 3
 """A busy engine may answer a probe late; one that refuses it is ejected at once."""
 
@@ -35,8 +37,11 @@ class Backend:
         self.clock = clock
         self.pending = 0
         self.healthy = False
+        self.stalled = False
+        """The last probe found it not ready although it is not draining: what it has not begun to answer may move."""
         self.problem = "not probed yet"
         self.retired = False
+        self._unanswered: set[Connection] = set()
         self._idle: list[Connection] = []
         self._probe: Connection | None = None
         self._silent_probes = 0
@@ -55,6 +60,22 @@ class Backend:
             yield
         finally:
             self.pending -= 1
+
+    @contextmanager
+    def unanswered(self, connection: Connection) -> Iterator[None]:
+        """Note that the request on `connection` waits for the first byte of its answer."""
+        self._unanswered.add(connection)
+        try:
+            yield
+        finally:
+            self._unanswered.discard(connection)
+
+    def abandon_unanswered(self) -> int:
+        """Cut the connections of requests without a first byte, which are then tried elsewhere; return their number."""
+        number = len(self._unanswered)
+        for connection in self._unanswered:
+            connection.close()
+        return number
 
     async def connect(self, *, fresh: bool = False) -> Connection:
         """A connection whose other end is known to be this pod.
@@ -96,8 +117,9 @@ class Backend:
 
     async def probe(self) -> None:
         """Ask `/readyz` once, on a connection of its own, and note the answer."""
+        draining = False
         try:
-            healthy, problem = await self._ask()
+            healthy, draining, problem = await self._ask()
             self._silent_probes = 0
         except Silent as silence:
             self._silent_probes += 1
@@ -105,8 +127,10 @@ class Backend:
         except BackendError as error:
             healthy, problem = False, str(error)
         self.healthy, self.problem = healthy, problem
+        self.stalled = not healthy and not draining and not self.entry.draining
 
-    async def _ask(self) -> tuple[bool, str]:
+    async def _ask(self) -> tuple[bool, bool, str]:
+        """Whether it is ready, whether it is draining, and what is wrong."""
         connection, self._probe = self._probe, None
         if connection is not None and not connection.reusable:
             connection.close()
@@ -115,11 +139,14 @@ class Backend:
             connection = await self.connect(fresh=True)
         try:
             head, _ = await connection.small_exchange(Outgoing("GET", b"/readyz", ()), self.times.probe_s)
+            ready = head.status == 200
+            phase = "" if ready or not connection.reusable else await connection.phase(self.times.probe_s)
         except BaseException:
             connection.close()
             raise
         self._probe = connection
-        return head.status == 200, "" if head.status == 200 else f"/readyz answers {head.status}"
+        draining = phase in DRAINING_PHASES
+        return ready, draining, "" if ready else f"/readyz answers {head.status}{phase and f', phase {phase}'}"
 
     def retire(self) -> None:
         """It left the snapshot: no new request, running ones finish, idle connections close."""

@@ -77,6 +77,9 @@ class Backends:
                 log.info("backend %s: %s", backend.entry.url, backend.problem or "ready")
             if backend.ready and not was_ready:
                 self._announce()
+            if backend.stalled and any(other is not backend for other in self.ready):
+                if moved := backend.abandon_unanswered():
+                    log.warning("backend %s: %s; %d requests move", backend.entry.url, backend.problem, moved)
             try:
                 async with asyncio.timeout(self.probe_interval_s):
                     await backend.probe_now.wait()

@@ -97,13 +97,24 @@ class Connection:
             WrongPod: not `pod_uid`.
             Unreachable, Silent: no usable answer.
         """
-        head, body = await self.small_exchange(Outgoing("GET", b"/status", ()), timeout_s)
-        try:
-            found = json.loads(body).get("pod_uid") if head.status == 200 else None
-        except (ValueError, AttributeError):
-            found = None
+        found = await self._status_field("pod_uid", timeout_s)
         if found != pod_uid:
             raise WrongPod(f"{self._host.decode()}: pod {pod_uid} was expected, {found} answers")
+
+    async def phase(self, timeout_s: float) -> str:
+        """The `phase` of the backend's `/status`; empty if it names none.
+
+        Raises:
+            Unreachable, Silent: no usable answer.
+        """
+        return str(await self._status_field("phase", timeout_s) or "")
+
+    async def _status_field(self, name: str, timeout_s: float) -> object:
+        head, body = await self.small_exchange(Outgoing("GET", b"/status", ()), timeout_s)
+        try:
+            return json.loads(body).get(name) if head.status == 200 else None
+        except (ValueError, AttributeError):
+            return None
 
     async def small_exchange(self, request: Outgoing, timeout_s: float) -> tuple[Head, bytes]:
         """A whole exchange whose answer fits in memory (at most 1 MiB); afterwards the connection is free again."""
@@ -144,8 +155,8 @@ class Connection:
             if request.body:
                 parts.append(self._wire.send(h11.Data(data=request.body)))
             parts.append(self._wire.send(h11.EndOfMessage()))
-            self._writer.write(b"".join(part for part in parts if part))
-            await self._writer.drain()
+            # Not drained: the answer may come before the whole body was read, and must not be lost behind it.
+            self._writer.writelines([part for part in parts if part])
             while True:
                 event = await self._event(timeout_s)
                 if isinstance(event, h11.Response):
@@ -189,7 +200,8 @@ class Connection:
     @property
     def reusable(self) -> bool:
         """After `finish`: the peer has not closed it and both sides are ready for another exchange."""
-        return self._wire.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
+        sent = self._writer.transport.get_write_buffer_size() == 0
+        return sent and self._wire.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
 
     def finish(self) -> None:
         """The exchange is over; leave the connection ready for another one, or closed."""

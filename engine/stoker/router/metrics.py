@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,9 @@ class RouterMetrics:
             "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
+        self.request_bytes = Summary("http_request_size_bytes", "Bodies of forwarded requests.", registry=registry)
+        self.response_bytes = Summary("http_response_size_bytes", "Bodies of relayed answers.", registry=registry)
+        ProcessCollector(registry=registry)
         self.held = 0
         """Requests that wait for a backend."""
         registry.register(_Gauges(self, backends))

@@ -10,10 +10,21 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from stoker.pod.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    read_body,
+    request_id,
+)
+from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
 from stoker.router.connection import (
@@ -26,11 +37,6 @@ from stoker.router.connection import (
     Unreachable,
 )
 from stoker.router.metrics import RouterMetrics
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 BUSY = (429, 503)
 """Answers after which another backend may still say yes."""
@@ -48,14 +54,18 @@ STREAM_CUT = {
 }
 
 
+RETRY_AFTER_S = 1
+
+
 @dataclass(frozen=True)
-class Limits:
-    """What the proxy allows itself."""
+class ProxyLimits:
+    """Limits on what the proxy does for one request, and holds for all."""
 
     max_attempts: int
     hold_s: float
     max_held_requests: int
     max_body_bytes: int
+    max_body_bytes_in_flight: int
 
 
 class Refused(Exception):
@@ -66,10 +76,6 @@ class Refused(Exception):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
-
-
-class ClientLeft(Exception):
-    """The client closed its connection before it had sent the whole request."""
 
 
 @dataclass
@@ -90,7 +96,7 @@ class Proxy:
     def __init__(
         self,
         backends: Backends,
-        limits: Limits,
+        limits: ProxyLimits,
         metrics: RouterMetrics,
         *,
         new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
@@ -101,6 +107,7 @@ class Proxy:
         self.metrics = metrics
         self.new_id = new_id
         self.clock = clock
+        self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
         self.running = 0
         """Requests between their first byte and their end."""
 
@@ -112,18 +119,23 @@ class Proxy:
             self.running -= 1
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward, but stop at once when the client leaves."""
-        request_id = _header(scope, b"x-request-id") or self.new_id().encode()
-        try:
-            body = await read_body(receive, self.limits.max_body_bytes)
-        except Refused as refused:
-            await self._refuse(refused, request_id, send)
-            return
-        except ClientLeft:
-            self.metrics.left.inc()
-            return
-        request = outgoing(scope, body, request_id)
-        work = asyncio.create_task(self._forward(request, request_id, send))
+        """Read the request, then forward it."""
+        own_id = request_id(scope, self.new_id)
+        with self.bodies.share() as share:
+            try:
+                self._check_backends()
+                request = outgoing(scope, await self._read_body(receive, share), own_id)
+            except Refused as refused:
+                await self._refuse(refused, own_id, send)
+            except ClientLeft:
+                self.metrics.left.inc()
+            else:
+                self.metrics.request_bytes.observe(len(request.body))
+                work = asyncio.create_task(self._forward(request, share, own_id, send))
+                del request  # its body is freed when the answer begins
+                await self._until_client_leaves(work, receive)
+
+    async def _until_client_leaves(self, work: asyncio.Task[None], receive: Receive) -> None:
         gone = asyncio.create_task(client_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,13 +148,39 @@ class Proxy:
         if not work.cancelled():
             work.result()  # a failure of ours is uvicorn's to log
 
-    async def _forward(self, request: Outgoing, request_id: bytes, send: Send) -> None:
+    def _check_backends(self) -> None:
+        """Refuse a request that no backend can take before its body is read.
+
+        Raises:
+            Refused: no backend is ready, and the request may not wait for one.
+        """
+        full = self.metrics.held >= self.limits.max_held_requests
+        if not self.backends.ready and (self.limits.hold_s <= 0 or full):
+            raise no_backend("no backend is ready")
+
+    async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
+        """The request's body.
+
+        Raises:
+            Refused: it is too large, or the bodies of all requests are.
+            ClientLeft: the client closed its connection.
+        """
+        try:
+            return await read_body(receive, self.limits.max_body_bytes, share)
+        except BodyTooLarge as error:
+            raise Refused(413, "request_too_large", str(error)) from error
+        except BodyBudgetSpent as error:
+            raise Refused(503, "too_many_body_bytes", f"Try again later: {error}.", RETRY_AFTER_S) from error
+
+    async def _forward(self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send) -> None:
         arrived = self.clock()
         try:
             answer = await self._begin(request)
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
+        del request  # it is not sent again
+        share.release()
         self.metrics.first_byte.observe(self.clock() - arrived)
         self.metrics.requests.labels(answer.head.status).inc()
         try:
@@ -181,7 +219,7 @@ class Proxy:
                 return answer
             answer.connection.close()
             busy.add(backend.entry.key)
-        raise Refused(503, "no_backend", f"No engine can take the request now: {problem}", retry_after_s=1)
+        raise no_backend(problem)
 
     async def _hold(self, busy: set[tuple[str, str]], hold_s: float) -> Backend | None:
         """Wait for a backend, if this router may hold one more request."""
@@ -205,7 +243,7 @@ class Proxy:
             try:
                 return await self._exchange(backend, connection, request)
             except Unreachable:
-                if not stale:
+                if not stale or backend.stalled:
                     raise
             connection = await self._connect(backend, fresh=True)  # the kept one was closed meanwhile: no fault
             return await self._exchange(backend, connection, request)
@@ -219,9 +257,10 @@ class Proxy:
     async def _exchange(self, backend: Backend, connection: Connection, request: Outgoing) -> Answer:
         silence_s = backend.times.silence_s
         try:
-            head = await connection.exchange(request, silence_s)
-            rest = connection.chunks(silence_s)
-            first = await anext(rest, None)
+            with backend.unanswered(connection):
+                head = await connection.exchange(request, silence_s)
+                rest = connection.chunks(silence_s)
+                first = await anext(rest, None)
         except BaseException:
             connection.close()
             raise
@@ -232,8 +271,10 @@ class Proxy:
         head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
         await send(_start(head.status, answer_headers(head.headers, request_id)))
         body = whole_events(_joined(answer)) if events else _joined(answer)
+        size = 0
         try:
             async for chunk in body:
+                size += len(chunk)
                 await send(_body(chunk, more=True))
         except BackendError as error:
             self.metrics.cut.inc()
@@ -242,6 +283,7 @@ class Proxy:
                 raise  # a cut connection is all that says it once a body of known length has begun
             await send(_body(f"data: {json.dumps(STREAM_CUT)}\n\ndata: [DONE]\n\n".encode(), more=True))
             answer.connection.close()
+        self.metrics.response_bytes.observe(size)
         await send(_body(b"", more=False))
 
     async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
@@ -257,32 +299,8 @@ class Proxy:
         await send(_body(body, more=False))
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body.
-
-    Raises:
-        Refused: it is larger than `max_bytes`.
-        ClientLeft: the client went away.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise Refused(413, "request_too_large", f"The request's body is larger than {max_bytes} bytes.")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def client_gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def no_backend(problem: str) -> Refused:
+    return Refused(503, "no_backend", f"No engine can take the request now: {problem}", RETRY_AFTER_S)
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
@@ -300,7 +318,8 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
     """The backend's headers as the client gets them, with the request's id once."""
-    kept = [(key, value) for key, value in headers if key not in HOP_BY_HOP and key != b"x-request-id"]
+    dropped = HOP_BY_HOP | {b"x-request-id", b"date"}  # the server writes a date of its own
+    kept = [(key, value) for key, value in headers if key not in dropped]
     return [*kept, (b"x-request-id", request_id)]
 
 
@@ -327,10 +346,6 @@ async def _joined(answer: Answer) -> AsyncIterator[bytes]:
     yield answer.first
     async for chunk in answer.rest:
         yield chunk
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:

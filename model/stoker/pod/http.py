@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.asgi import BodyTooLarge, ClientLeft, read_body
+from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent
 from stoker.pod.control_key import ControlDenied, ControlVerifier
 
 Status = Callable[[], Mapping[str, Any]]
@@ -24,6 +26,8 @@ ControlHandler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 MAX_BODY_BYTES = 4 * 2**20
 """Longest body of a control call; a snapshot of thousands of backends fits."""
+MAX_BODY_BYTES_IN_FLIGHT = 4 * MAX_BODY_BYTES
+"""All bodies of control calls at one time: the token, which covers the body, can be checked only behind it."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,26 @@ def probe_routes(*, alive: Question, ready: Question, status: Status, registry: 
 
 def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | None) -> list[BaseRoute]:
     """Guarded routes. `verifier=None` is for the Unix socket only, whose mode is the guard."""
-    return [Route(route.path, _guarded(route, verifier), methods=[route.method]) for route in routes]
+    budget = BodyBudget(MAX_BODY_BYTES_IN_FLIGHT)
+    return [Route(route.path, _guarded(route, verifier, budget), methods=[route.method]) for route in routes]
 
 
-def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(
+    route: ControlRoute, verifier: ControlVerifier | None, budget: BodyBudget
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        body = await _body(request)
-        if body is None:
-            return JSONResponse({"error": f"a body of at most {MAX_BODY_BYTES} bytes is allowed"}, status_code=413)
+        with budget.share() as share:
+            try:
+                body = await read_body(request.receive, MAX_BODY_BYTES, share)
+            except BodyTooLarge:
+                return JSONResponse({"error": f"a body of at most {MAX_BODY_BYTES} bytes is allowed"}, status_code=413)
+            except BodyBudgetSpent as spent:
+                return JSONResponse({"error": str(spent)}, status_code=503, headers={"Retry-After": "1"})
+            except ClientLeft:
+                return Response(status_code=400)  # which nothing receives
+            return await answer(request, body)
+
+    async def answer(request: Request, body: bytes) -> Response:
         if verifier is not None:
             try:
                 verifier.verify(_bearer(request), request.method, request.url.path, body)
@@ -84,16 +100,6 @@ def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[
             return JSONResponse({"error": str(error)}, status_code=400)
 
     return endpoint
-
-
-async def _body(request: Request) -> bytes | None:
-    """The whole body, or None when it is too long; nobody has proved yet who is sending."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
 
 
 def _bearer(request: Request) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from stoker.pod.config_file import Config
+from stoker.pod.http_limits import HttpLimits
 
 
 class ListenConfig(Config):
@@ -18,3 +19,5 @@ class ListenConfig(Config):
     """Folder with the operator's public keys (`*.pem`), read again when it changes. Without it, control routes exist only on `control_socket`."""
     control_socket: str | None = None
     """Unix socket (mode 0600) that carries the same routes, control routes without a token."""
+    limits: HttpLimits = HttpLimits()
+    """Bounds on connections, heads, bodies and slow clients."""

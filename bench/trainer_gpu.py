@@ -45,13 +45,15 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Wishes
-from stoker.trainer.rank.build import make_ops, make_zero
+from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
-from stoker.trainer.rank.initial_weights import Start
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.ordered_sum import sum_in_order
-from stoker.trainer.rank.process_group import choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
+from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
 
 LLAMA_8B = {
@@ -210,7 +212,7 @@ class Run:
         begin = time.perf_counter()
         ops, self.attention = make_ops(self.config, device)
         self.decoder = decoder = Decoder(self.model, ops, device="meta")
-        start = Start(decoder, 0, lambda _done, _total: None)
+        start = InitialWeights(decoder, 0, lambda _done, _total: None)
         self.zero = make_zero(self.config, decoder, communicator, device, start.fill)
         recompute = self.config.memory.activation_checkpointing == "full"
         forward = ForwardPass(decoder, self.attention, device, self.zero.ready, recompute=recompute)
@@ -226,14 +228,14 @@ class Run:
         self.steps += 1
         batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
         result = self.train_step(
-            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, Wishes
+            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, StepSignals
         )
         self.losses.append((result.loss, result.grad_norm))
         return time.perf_counter() - begin
 
-    def wished(self, wishes: Wishes) -> bool:
-        """Whether any rank wishes a save (collective; waits for the device)."""
-        mine = torch.tensor([float(wishes.save)], device=self.device)
+    def wished(self, signals: StepSignals) -> bool:
+        """Whether any rank signals a save (collective; waits for the device)."""
+        mine = torch.tensor([float(signals.save)], device=self.device)
         return bool(self.communicator.exchange(mine).max() > 0)
 
     @property
@@ -379,17 +381,17 @@ def floors(run_name: str, gpus: int) -> dict[str, float]:
 def work(options: argparse.Namespace) -> None:
     """One rank: place and peers come from the environment."""
     first = trainer_config(ROWS["T1"], [], options.gpus)
-    place = find_rank_place(first, os.environ)
+    info = find_rank_info(first, os.environ)
     device = choose_device(first)
     torch.cuda.set_device(device)
-    with process_group(first, place, device, None):
-        communicators = Communicators(place.world_size, device)
+    with process_group(first, info, device, None):
+        communicators = Communicators(info.world_size, device)
         for name in options.runs[options.skip :]:
             try:
                 for facts in measure(name, options, device, communicators):
-                    tell(facts, place.rank)
+                    tell(facts, info.rank)
             except torch.OutOfMemoryError as error:
-                tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, place.rank)
+                tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, info.rank)
             gc.collect()
             torch.cuda.empty_cache()
             torch.use_deterministic_algorithms(False)
@@ -412,10 +414,10 @@ def spawn(
         port = listener.getsockname()[1]
     ranks = []
     for rank in range(gpus):
-        place = {"RANK": rank, "WORLD_SIZE": gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        info = {"RANK": rank, "WORLD_SIZE": gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {
             **os.environ,
-            **{name: str(value) for name, value in place.items()},
+            **{name: str(value) for name, value in info.items()},
             "CUDA_VISIBLE_DEVICES": str(rank),
             "OMP_NUM_THREADS": "8",
             "PYTHONFAULTHANDLER": "1",

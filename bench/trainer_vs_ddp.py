@@ -43,7 +43,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
@@ -156,7 +156,7 @@ class StokerLoop:
 
     def step(self, batches: list[MicroBatch], targets: int) -> float:
         self.steps += 1
-        return self.train_step(self.steps, batches, len(batches), targets, RATE, Wishes).loss
+        return self.train_step(self.steps, batches, len(batches), targets, RATE, StepSignals).loss
 
 
 def work(rank: int, port: int, options: argparse.Namespace, precision: str, results: Any) -> None:

@@ -29,8 +29,8 @@ from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
-from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
@@ -270,7 +270,7 @@ class Engine:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
             return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
-        cause = CAUSES.get(code, Cause.INTERNAL)
+        cause = cause_of_exit_code(code) or Cause.INTERNAL
         if cause is Cause.COMPLETED and self.front.draining:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:

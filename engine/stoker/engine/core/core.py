@@ -46,8 +46,8 @@ from stoker.engine.core.messages import (
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
 from stoker.engine.plan import EnginePlan
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.engine")
 
@@ -55,8 +55,17 @@ STATS_EVERY_S = 1.0
 FRONT_SILENT_S = 30.0
 HELLO_MS = 3000
 """How long a failed core waits for a first front to tell it why."""
-PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
-"""The message says it all, and the program that started the core prints it: no stack."""
+LOADING_CAUSES = (
+    CauseRule(RuntimeError, Cause.OUT_OF_MEMORY, mentions("can't allocate memory")),  # torch, on the CPU
+    CauseRule(ConfigError, Cause.CONFIG_INVALID),
+    CauseRule(CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
+    CauseRule(ExecutorLost, Cause.RANK_FAILED),
+    CauseRule(torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(MemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(ValueError, Cause.MODEL_ERROR),
+    CauseRule(OSError, Cause.MODEL_ERROR),
+)
+"""Why a model could not be loaded; any other error is Internal."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
 
@@ -172,7 +181,7 @@ class Core:
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
-            self._fail(loading_cause(error), error)
+            self._fail(cause_of_error(error, LOADING_CAUSES, Cause.INTERNAL), error)
             return
         self.engine, self._captures = engine, True
         self.startup.enter("")
@@ -193,7 +202,7 @@ class Core:
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
         """Nothing can be served any more: every client hears it, then the loop ends."""
-        defect = cause not in PLAIN_CAUSES
+        defect = not is_explained(cause)
         log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
         if self.engine is not None:
@@ -345,19 +354,3 @@ class Core:
 
     def _send(self, front: str, message: CoreMessage) -> None:
         self._socket.send_multipart([bytes.fromhex(front), pack(message)])
-
-
-def loading_cause(error: BaseException) -> Cause:
-    """Why the model could not be loaded, for the exit code."""
-    table: list[tuple[type[BaseException], Cause]] = [
-        (ConfigError, Cause.CONFIG_INVALID),
-        (CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
-        (ExecutorLost, Cause.RANK_FAILED),
-        (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
-        (MemoryError, Cause.OUT_OF_MEMORY),
-        (ValueError, Cause.MODEL_ERROR),
-        (OSError, Cause.MODEL_ERROR),
-    ]
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
-        return Cause.OUT_OF_MEMORY
-    return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

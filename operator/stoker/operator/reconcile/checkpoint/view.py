@@ -136,7 +136,7 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
                 )
         word = exit_of(pod).word if ended(pod) else None
         for save in word.saves if word else ():
-            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:

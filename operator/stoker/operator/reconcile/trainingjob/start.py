@@ -9,7 +9,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
-from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
@@ -27,6 +27,7 @@ from stoker.operator.render.trainer import (
     pin,
     service,
 )
+from stoker.pod.causes import Action
 
 MAX_ATTEMPTS_KEPT = 10
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker.model.kernels.ops import AttentionName, Ops, resolve_kernels
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.pod.capabilities import AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
 

@@ -358,7 +358,7 @@ def test_fields_that_an_external_scaler_makes_void_are_named_with_their_values()
     serving.checkpoint(10)
     serving.rest()
     assert condition_of(serving.status, "AutoscalingLimited")["message"] == (
-        "spec.pools[main].autoscaling: min 1, max 4, ttftMs 300, scaleDownAfterSeconds 300 have no effect with mode"
+        "spec.pools[main].autoscaling: min 1, max 4, ttftMs 300 have no effect with mode"
         " external: configure them in the scaler that writes /scale of EnginePool chat-main"
     )
     assert serving.condition("Ready") == "True"

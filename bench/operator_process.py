@@ -21,7 +21,7 @@ from stoker.operator.cluster import interface as seam
 from stoker.operator.cluster.kinds import OURS
 from stoker.operator.domain.plan import ControlCall, Key, Object, Ref
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import key_of
 from stoker.operator.service.reconcilers import RECONCILERS
@@ -55,7 +55,7 @@ class RemoteCluster:
         while version is None or len(items) % PAGE == 0:
             page, now = await self._ask("list", kind, len(items), PAGE)
             version = version or now
-            items += map(kept, page)
+            items += map(pruned, page)
             if not page:
                 break
         return seam.Listing(tuple(items), version)

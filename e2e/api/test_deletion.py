@@ -133,7 +133,7 @@ def test_a_task_that_fails_keeps_the_checkpoint_and_says_why(run: Callable[[Stor
 
             await eventually(blocked, what="it says that it is blocked")
             (left,) = await checkpoints(world)
-            assert left["status"]["message"] == "the delete task says no"
+            assert left["status"]["message"] == "the delete task refused without a reason"
             await world.api.patch(
                 "Checkpoint", world.namespace, saved["metadata"]["name"], {"spec": {"deletionPolicy": "Retain"}}
             )

@@ -55,6 +55,7 @@ class Run:
             "checkpoint": {"storage": {"claimName": "claim"}},
             **spec,
         }
+        body = {name: section for name, section in body.items() if section is not None}
         self.cluster.add(
             {"apiVersion": "stoker.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "run"}, "spec": body}
         )

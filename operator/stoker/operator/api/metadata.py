@@ -60,7 +60,7 @@ class KeyRef(Value):
     key: Annotated[str, Field(max_length=253, pattern=r"^[-.\w]+$")]
 
 
-class Condition(Value):
+class StatusCondition(Value):
     """One observation, in the form that kstatus, Argo CD and Flux read."""
 
     type: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z]+$")]
@@ -74,7 +74,7 @@ class Condition(Value):
 class Status(Value):
     """The first fields of every status."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    conditions: Annotated[tuple[StatusCondition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """`Ready`; `Reconciling` and `Stalled` while they hold; the kind's own."""
     observed_generation: Int64 | None = None
     message: Text | None = None

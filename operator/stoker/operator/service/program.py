@@ -24,7 +24,7 @@ from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import Clock, SystemClock, timestamp
 from stoker.operator.domain.plan import Key
-from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
 from stoker.operator.service.config import OperatorConfig
 from stoker.operator.service.key_ring import KeyRing, KeySecret, read_folder
@@ -61,7 +61,7 @@ class Program:
         self.namespace = self._namespace()
         self.identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self.metrics = OperatorMetrics()
-        self.metrics.watch(self._figures)
+        self.metrics.watch(self._state)
         self.operator: Operator | None = None
         lease = KubeLease(self._connection(LEASE_QPS, 20), self.namespace, config.lease.name)
         self._lease = lease
@@ -170,8 +170,8 @@ class Program:
         if self.operator is not None:
             self.operator.queue.add(key)
 
-    def _figures(self) -> Figures | None:
-        return self.operator.figures() if self.operator is not None else None
+    def _state(self) -> OperatorState | None:
+        return self.operator.state() if self.operator is not None else None
 
     def _alive(self) -> bool:
         operator = self.operator
@@ -193,7 +193,7 @@ class Program:
             "time": timestamp(self.clock.now()),
         }
         if operator is not None:
-            now = operator.figures()
+            now = operator.state()
             silence = {kind: round(seconds, 1) for kind, seconds in now.silence_s.items()}
             status |= {
                 "synced": operator.synced,

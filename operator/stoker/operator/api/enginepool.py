@@ -87,7 +87,7 @@ class EngineStatus(Value):
     revision: Annotated[str, Field(max_length=63)] | None = None
     url: Annotated[str, Field(max_length=512)] | None = None
     phase: Annotated[str, Field(max_length=32)] | None = None
-    """Pending, Loading, Warming, Serving, Draining, Drained, Failed."""
+    """As reported: Pending, Loading, Warming, Serving, Draining, Drained, Failing. Failed once the pod has ended."""
     ready: bool = False
     draining: bool = False
     message: Text | None = None

@@ -142,8 +142,6 @@ class Resumption(Value):
 
 
 class TrainingJobStatus(EditableStatus):
-    """Derived from what is observed, written once per pass."""
-
     phase: TrainingPhase = "Pending"
     started_at: Time | None = None
     finished_at: Time | None = None

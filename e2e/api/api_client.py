@@ -26,6 +26,7 @@ GROUPS = {
     "Lease": "apis/coordination.k8s.io/v1",
     "Job": "apis/batch/v1",
     "PodDisruptionBudget": "apis/policy/v1",
+    "NetworkPolicy": "apis/networking.k8s.io/v1",
 }
 """Where the kinds live that are not in the core group."""
 CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})

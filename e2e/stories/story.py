@@ -28,13 +28,14 @@ PATHS = {
     "Event": "api/v1/{}events",
     "PersistentVolumeClaim": "api/v1/{}persistentvolumeclaims",
     "PodDisruptionBudget": "apis/policy/v1/{}poddisruptionbudgets",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/{}networkpolicies",
     "Deployment": "apis/apps/v1/{}deployments",
     "Lease": "apis/coordination.k8s.io/v1/{}leases",
 }
 STORY = "stoker.dev/story"
 """Label of a story's namespace."""
 OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
-CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
+CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")
 """Kinds of what the operator makes for them."""
 
 

@@ -43,8 +43,8 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.CheckpointPolicy, trainer.CheckpointConfig, {"storage", "deletionPolicy"}, {"root"}),
     (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
-    (engine_settings.Cache, CacheConfig, set(), set()),
-    (engine_settings.Scheduler, SchedulerConfig, set(), set()),
+    (engine_settings.CacheSettings, CacheConfig, set(), set()),
+    (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
     (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile"}),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (

@@ -18,7 +18,7 @@ from stoker.pod.config_file import ConfigError, parse
 
 
 def test_an_empty_file_means_the_defaults_of_the_settings() -> None:
-    assert parse(OperatorConfig, {}).settings() == Settings()
+    assert parse(OperatorConfig, {}).settings() == Settings(sees_secrets=False)
 
 
 def test_what_is_configured_reaches_the_reconcilers() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from stoker.operator.admission.cause import Cause, Invalid, cause, of_object
 from stoker.operator.admission.cel_rules import Rules
 from stoker.operator.admission.defaults import with_defaults
+from stoker.operator.admission.status_cause import InvalidObject, StatusCause, object_name, status_cause
 from stoker.operator.admission.structure import Structure
 from stoker.operator.admission.unknown import unknown_fields
 
@@ -60,28 +60,28 @@ class Admission:
             old: the stored object on an update; None on a create.
 
         Raises:
-            Invalid: with every wrong field. As on the API server, rules run only where the structure is right.
+            InvalidObject: with every wrong field. As on the API server, rules run only where the structure is right.
         """
         kind = self._kinds.get(str(new.get("kind", "")))
         if kind is None:
             return dict(new)
         if refused := _wrong_version(new, kind) or list(unknown_fields(_without_metadata(new), kind.schema)):
-            raise Invalid(kind.name, of_object(new), refused)
+            raise InvalidObject(kind.name, object_name(new), refused)
         found: Object = with_defaults(dict(new), kind.schema)
         refused = kind.structure.causes(found) or list(kind.rules.causes(found, old))
         if refused:
-            raise Invalid(kind.name, of_object(new), refused)
+            raise InvalidObject(kind.name, object_name(new), refused)
         return found
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _wrong_version(new: Mapping[str, Any], kind: _Kind) -> list[Cause]:
+def _wrong_version(new: Mapping[str, Any], kind: _Kind) -> list[StatusCause]:
     given = new.get("apiVersion")
     if given == kind.api_version:
         return []
-    return [cause("apiVersion", "FieldValueInvalid", f'"{given}"', f"must be {kind.api_version}")]
+    return [status_cause("apiVersion", "FieldValueInvalid", f'"{given}"', f"must be {kind.api_version}")]
 
 
 def _without_metadata(found: Mapping[str, Any]) -> Object:

@@ -14,7 +14,7 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
-from stoker.operator.admission.cause import Cause, cause
+from stoker.operator.admission.status_cause import StatusCause, status_cause
 from stoker.operator.admission.structure import item_key
 
 Schema = Mapping[str, Any]
@@ -42,14 +42,14 @@ class _Rule:
     reason: str
     transition: bool
 
-    def check(self, path: str, data: Mapping[str, Any]) -> Cause | None:
+    def check(self, path: str, data: Mapping[str, Any]) -> StatusCause | None:
         """The cause, or None where the rule holds. A rule that cannot be computed does not hold."""
         outcome = self.program.eval(data=data).value()
         if outcome is True:
             return None
         detail = self._detail(data) if outcome is False else f"rule cannot be evaluated: {outcome}"
         where = f"{path}{self.field}".removeprefix(".")
-        return cause(where, self.reason, detail=detail)
+        return status_cause(where, self.reason, detail=detail)
 
     def _detail(self, data: Mapping[str, Any]) -> str:
         text = self.shown.eval(data=data).value() if self.shown is not None else None
@@ -73,7 +73,7 @@ class Rules:
     def empty(self) -> bool:
         return not (self._own or self._members or self._inner)
 
-    def causes(self, value: Any, old: Any, path: str = "") -> Iterator[Cause]:
+    def causes(self, value: Any, old: Any, path: str = "") -> Iterator[StatusCause]:
         """What the rules refuse.
 
         Args:
@@ -88,7 +88,7 @@ class Rules:
                     yield found
         yield from self._below(value, old, path)
 
-    def _below(self, value: Any, old: Any, path: str) -> Iterator[Cause]:
+    def _below(self, value: Any, old: Any, path: str) -> Iterator[StatusCause]:
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
             for name, rules in self._members.items():

@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stoker.operator.admission.cause import Cause
+from stoker.operator.admission.status_cause import StatusCause
 
 Schema = Mapping[str, Any]
 
 
-def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[Cause]:
+def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[StatusCause]:
     """One cause for each member that no property of the schema names."""
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
@@ -23,7 +23,7 @@ def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[Cause
         below = f"{path}.{name}" if path else name
         known = members.get(name, schema.get("additionalProperties"))
         if known is None:
-            yield Cause(below, f'unknown field "{below}"{_meant(name, members)}', "FieldValueInvalid")
+            yield StatusCause(below, f'unknown field "{below}"{_meant(name, members)}', "FieldValueInvalid")
         else:
             yield from unknown_fields(member, known, below)
 

@@ -9,10 +9,11 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import EditableStatus, JobRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.value import (
     Digest,
     Folder,
+    ForeignName,
     Int32,
     Int64,
     Label,
@@ -21,7 +22,6 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
     exactly_one,
     forbidden,
     immutable,
@@ -32,13 +32,13 @@ from stoker.operator.api.value import (
 CheckpointPhase = Literal["Pending", "Saving", "Complete", "Corrupt", "Deleting", "Deleted", "Failed"]
 
 
-class SaveReport(Value):
+class RecordedSave(Value):
     """A save that a job made. Written by the operator, whole and once, so that a crash between create and status loses nothing."""
 
     job_ref: JobRef
     attempt: Int32 = 0
     writer: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
-    storage: Storage
+    storage: StorageSpec
     folder: Folder
     step: Int64
     digest: Digest
@@ -49,7 +49,7 @@ class SaveReport(Value):
 class Import(Value):
     """An existing folder that is adopted."""
 
-    storage: Storage
+    storage: StorageSpec
     folder: Folder
     """The `step-...` folder below the storage's path."""
     digest: Digest | None = None
@@ -64,7 +64,7 @@ class CheckpointSource(Value):
     job_ref: JobRef | None = None
     """Ask this running job to save now."""
     import_: Annotated[Import | None, Field(alias="import")] = None
-    save: SaveReport | None = None
+    save: RecordedSave | None = None
 
 
 class CheckpointSpec(Value):
@@ -110,7 +110,7 @@ class User(Value):
     """Who uses this checkpoint."""
 
     kind: Annotated[str, Field(min_length=1, max_length=64)]
-    name: Word
+    name: ForeignName
 
 
 class Origin(Value):
@@ -128,7 +128,7 @@ class CheckpointStatus(EditableStatus):
     job: Origin | None = None
     request_id: Uid | None = None
     requested_at: Time | None = None
-    storage: Storage | None = None
+    storage: StorageSpec | None = None
     folder: Folder | None = None
     step: Int64 | None = None
     tokens: Int64 | None = None

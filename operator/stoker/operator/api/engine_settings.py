@@ -11,7 +11,7 @@ from stoker.operator.api.pod_fields import Runtime
 from stoker.operator.api.value import Count, Fraction, Value
 
 
-class Cache(Value):
+class CacheSettings(Value):
     """The paged KV cache."""
 
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -24,7 +24,7 @@ class Cache(Value):
     prefix_cache: bool = True
 
 
-class Scheduler(Value):
+class SchedulerSettings(Value):
     """What one step may hold."""
 
     max_batch_tokens: Count = 2048
@@ -60,6 +60,6 @@ class EngineSettings(Runtime):
     """With fused kernels, steps run as CUDA graphs, except those with many tokens of prompts. The tokens are the same."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
-    cache: Cache = Cache()
-    scheduler: Scheduler = Scheduler()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     api: EngineApi = EngineApi()

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from stoker.operator.api.metadata import EditableStatus, Resource
 from stoker.operator.api.pool import Degree, Replicas, Role
 from stoker.operator.api.value import (
+    ForeignName,
     Int32,
     IntOrPercent,
     Opaque,
@@ -17,7 +18,6 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
     immutable,
     list_map,
     rule,
@@ -82,7 +82,7 @@ class EnginePoolSpec(Value):
 class EngineStatus(Value):
     """One pod, as its agent reports it."""
 
-    name: Word
+    name: ForeignName
     uid: Uid | None = None
     revision: Annotated[str, Field(max_length=63)] | None = None
     url: Annotated[str, Field(max_length=512)] | None = None

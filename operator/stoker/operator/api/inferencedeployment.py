@@ -10,7 +10,7 @@ from stoker.operator.api.engine_settings import EngineSettings
 from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.pool import Pool, Role
-from stoker.operator.api.rollout import Rollout
+from stoker.operator.api.rollout import RolloutSettings
 from stoker.operator.api.value import (
     Count,
     Digest,
@@ -116,7 +116,7 @@ class InferenceDeploymentSpec(Value):
     engine: EngineSettings = EngineSettings()
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8, json_schema_extra=list_map("name"))]
     router: RouterSettings = RouterSettings()
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = RolloutSettings()
 
     def pool(self, name: str) -> Pool | None:
         return next((pool for pool in self.pools if pool.name == name), None)

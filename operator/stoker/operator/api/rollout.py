@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import KeyRef
-from stoker.operator.api.value import Decimal, Int32, Seconds, Value, Word, list_map, rule, rules
+from stoker.operator.api.value import Decimal, ForeignName, Int32, Seconds, Value, list_map, rule, rules
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
@@ -37,7 +37,7 @@ class MetricGate(Value):
 class EvalGate(Value):
     """Questions that the new revision must answer before it gets traffic."""
 
-    name: Word
+    name: ForeignName
     prompts: KeyRef
     """Key of a ConfigMap with JSONL lines `{messages, expect}`."""
     min_score: Decimal
@@ -64,7 +64,7 @@ class Canary(Value):
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
 
 
-class Rollout(Value):
+class RolloutSettings(Value):
     """`rolling` replaces replicas as the pools' maxSurge and maxUnavailable allow; `canary` shifts traffic in steps."""
 
     model_config = ConfigDict(

@@ -36,7 +36,7 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 Text = Annotated[str, Field(max_length=1024)]
-Word = Annotated[str, Field(max_length=253)]
+ForeignName = Annotated[str, Field(max_length=253)]
 """A name in a foreign system: a metric, a topology key, a bucket."""
 
 Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]

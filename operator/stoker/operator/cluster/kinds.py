@@ -44,6 +44,7 @@ KINDS: dict[str, Kind] = {
         Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims", "pvc"),
         Kind("Event", "v1", "events", "ev", status=False),
         Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets", "pdb"),
+        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies", "netpol", status=False),
         Kind("Node", "v1", "nodes", "no", namespaced=False),
     )
 }

@@ -13,17 +13,18 @@ from typing import Any
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import pod_address
 from stoker.operator.render.pod import (
+    CHECKPOINT_FOLDER,
     CONFIG_FILE,
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -33,7 +34,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
-from stoker.operator.render.trainer import storage_root
+from stoker.operator.render.storage import storage_root
 
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
@@ -51,7 +52,7 @@ class ModelSource:
     digest: str | None = None
 
 
-def checkpoint_source(storage: Storage, default_path: str, folder: str, digest: str) -> ModelSource:
+def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
     return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
 
 
@@ -66,7 +67,7 @@ def uri_source(uri: str) -> ModelSource:
         return ModelSource(rest)
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
-        return ModelSource(f"/var/stoker/checkpoints/{path}".rstrip("/"), claim)
+        return ModelSource(f"{CHECKPOINT_FOLDER}/{path}".rstrip("/"), claim)
     raise ValueError(f"not supported yet: model.uri {scheme}://")
 
 
@@ -95,7 +96,7 @@ def revision_config_map(pool: EnginePool, resource: Object, revision: Revision) 
     }
 
 
-def engine_service(pool: EnginePool, resource: Object) -> Object:
+def engine_service(pool: EnginePool, resource: Object, settings: Settings) -> Object:
     """Headless: gives each engine pod a name."""
     return {
         "apiVersion": "v1",
@@ -105,7 +106,7 @@ def engine_service(pool: EnginePool, resource: Object) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": selector_of(pool),
-            "ports": [{"name": "http", "port": 8000}],
+            "ports": [{"name": "http", "port": settings.engine_port}],
         },
     }
 
@@ -169,7 +170,7 @@ def _pod_template(
         items = [{"key": key.key, "path": "keys"}]
         secret = {"name": "stoker-api-keys", "secret": {"secretName": key.name, "items": items}}
         pairs.append((secret, {"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
-    program = Program(
+    program = PodProgram(
         image=pool.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.engine", "--config", CONFIG_FILE],
         port=settings.engine_port,

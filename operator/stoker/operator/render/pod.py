@@ -24,7 +24,7 @@ USER = 65532
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class PodProgram:
     """What runs in the pod's main container."""
 
     image: str
@@ -69,7 +69,7 @@ def metadata_of(owner: Object, name: str, component: str, labels: Mapping[str, s
     }
 
 
-def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, settings: Settings) -> Object:
+def render_pod(metadata: Mapping[str, Any], program: PodProgram, fields: SmallPod, settings: Settings) -> Object:
     """A whole pod object."""
     pod: Object = {
         "apiVersion": "v1",
@@ -163,7 +163,7 @@ def with_config_map(volumes: Sequence[Mapping[str, Any]], placeholder: str, name
     ]
 
 
-def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[str, Any]:
+def _container(program: PodProgram, fields: SmallPod, settings: Settings) -> dict[str, Any]:
     container = {
         "name": MAIN,
         "image": fields.image or program.image,
@@ -192,7 +192,7 @@ def _pull_secrets(fields: SmallPod, settings: Settings) -> list[dict[str, Any]]:
     return [*named, *(secret for secret in own if secret not in named)]
 
 
-def _own_env(program: Program) -> list[dict[str, Any]]:
+def _own_env(program: PodProgram) -> list[dict[str, Any]]:
     uid = {"name": "STOKER_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     return [uid, *({"name": name, "value": value} for name, value in program.env.items())]
 

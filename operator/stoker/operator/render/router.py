@@ -16,7 +16,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     config_volume,
     keys_volume,
     metadata_of,
@@ -134,7 +134,7 @@ def _pod_spec(deployment: InferenceDeployment, settings: Settings) -> dict[str, 
         scratch_volume("stoker-tmp", "/tmp"),
     ]
     wanted = deployment.spec.router
-    program = Program(
+    program = PodProgram(
         image=wanted.image or settings.control_image,
         command=[*settings.python, "-m", "stoker.router", "--config", CONFIG_FILE],
         port=settings.router_port,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
@@ -31,7 +31,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -41,6 +41,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
+from stoker.operator.render.storage import storage_root
 
 START_FOLDER = "/var/stoker/start"
 """Where another claim with the weights to start from is mounted."""
@@ -52,7 +53,7 @@ PLACEHOLDER = "stoker-attempt"
 class StartCheckpoint:
     """The Checkpoint object that `modelFrom.checkpoint` names, resolved."""
 
-    storage: Storage
+    storage: StorageSpec
     folder: str
     step: int
     digest: str
@@ -84,11 +85,6 @@ def intent_of(spec: TrainingJobSpec) -> str:
     return digest_of(shaping_fields(spec), 16)
 
 
-def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
-    """The folder with `step-...` folders, as the pod sees it."""
-    return f"{mount}/{storage.path or default_path}"
-
-
 def pin(
     job: TrainingJob, start: StartCheckpoint | None, settings: Settings, spec: Mapping[str, Any] | None = None
 ) -> Pinned:
@@ -104,7 +100,7 @@ def pin(
     )
 
 
-def service(job: TrainingJob, resource: Object) -> Object:
+def service(job: TrainingJob, resource: Object, settings: Settings) -> Object:
     """The headless Service through which the pods of a gang find each other, ready or not."""
     name = stem(job.metadata.name, job.metadata.uid)
     return {
@@ -115,27 +111,8 @@ def service(job: TrainingJob, resource: Object) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {JOB_UID: job.metadata.uid, ROLE: "trainer"},
-            "ports": [{"name": "http", "port": 8080}],
+            "ports": [{"name": "http", "port": settings.agent_port}],
         },
-    }
-
-
-def keys_config_map(resource: Object, settings: Settings) -> Object:
-    """The operator's public keys in the namespace of `resource`."""
-    return keys_object(resource["metadata"]["namespace"], settings)
-
-
-def keys_object(namespace: str, settings: Settings) -> Object:
-    """The operator's public keys. One per namespace, shared by all resources there, so it has no owner."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": settings.control_keys_config_map,
-            "namespace": namespace,
-            "labels": {"app.kubernetes.io/part-of": "stoker", "app.kubernetes.io/managed-by": "stoker-operator"},
-        },
-        "data": dict(settings.control_public_keys),
     }
 
 
@@ -220,7 +197,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
                 {"name": "stoker-start", "mountPath": START_FOLDER, "readOnly": True},
             )
         )
-    program = Program(
+    program = PodProgram(
         image=workers.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.trainer", "--config", CONFIG_FILE],
         port=settings.agent_port,

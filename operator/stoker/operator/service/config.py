@@ -16,8 +16,9 @@ ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-
 Resources = Mapping[Literal["requests", "limits"], Mapping[str, str]]
 
 
-def _requests(cpu: str, memory: str) -> Resources:
-    return {"requests": {"cpu": cpu, "memory": memory}}
+def _resources(cpu: str, memory: str, limit: str = "") -> Resources:
+    requests: Resources = {"requests": {"cpu": cpu, "memory": memory}}
+    return {**requests, "limits": {"memory": limit}} if limit else requests
 
 
 class ApiConfig(Config):
@@ -99,13 +100,13 @@ class PollConfig(Config):
 class RoutersConfig(Config):
     """Router pods of an InferenceDeployment that names no resources for them."""
 
-    resources: Resources = _requests("250m", "256Mi")
+    resources: Resources = _resources("250m", "256Mi")
 
 
 class TasksConfig(Config):
     """Task pods: verify, inspect, import, delete, list."""
 
-    resources: Resources = _requests("250m", "512Mi")
+    resources: Resources = _resources("250m", "512Mi", "2Gi")
     deadline_s: int = Field(default=Settings.task_deadline_s, ge=1)
 
 
@@ -125,10 +126,18 @@ class PodsConfig(Config):
 class WatchConfig(Config):
     """What the operator may look at beyond its own objects. Off means less RBAC and poorer messages."""
 
-    secrets: bool = True
-    """Names of Secrets (metadata only), to say that one is missing."""
+    secrets: bool = False
+    """Names of Secrets, to say that one is missing. Kubernetes cannot grant the names without the content."""
     nodes: bool = True
     """Nodes, to see that one is lost before the cluster evicts its pods."""
+
+
+class NetworkPoliciesConfig(Config):
+    """NetworkPolicies that the operator makes for the pods of each resource."""
+
+    enabled: bool = False
+    metrics_from: tuple[Mapping[str, object], ...] = ()
+    """NetworkPolicyPeers that may scrape agents and engines, for instance a namespace with Prometheus."""
 
 
 class OperatorConfig(Config):
@@ -150,6 +159,7 @@ class OperatorConfig(Config):
     tasks: TasksConfig = TasksConfig()
     pods: PodsConfig = PodsConfig()
     watch: WatchConfig = WatchConfig()
+    network_policies: NetworkPoliciesConfig = NetworkPoliciesConfig()
     workers: int = Field(default=Settings.workers, ge=1)
     """Reconciles at the same time."""
     resync_interval_s: Seconds = Settings.resync_interval_s

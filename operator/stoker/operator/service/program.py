@@ -24,6 +24,7 @@ from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import Clock, SystemClock, timestamp
 from stoker.operator.domain.plan import Key
+from stoker.operator.domain.settings import NetworkPolicies
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
 from stoker.operator.service.config import OperatorConfig
@@ -45,7 +46,7 @@ KEYS_S = 60.0
 LEASE_QPS = 10.0
 OURS_BY_LABEL = {"app.kubernetes.io/managed-by": "stoker-operator"}
 VIEW = View(
-    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget"), OURS_BY_LABEL),
+    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget", "NetworkPolicy"), OURS_BY_LABEL),
     metadata_only=frozenset({"ConfigMap", "Secret"}),
 )
 """Others' pods are not even listed; of configuration and secrets only the names are read."""
@@ -127,13 +128,25 @@ class Program:
         left_out = {name for name, seen in (("Secret", watch.secrets), ("Node", watch.nodes)) if not seen}
         return Operator(
             cluster,
-            replace(self.config.settings(), control_public_keys=ring.public_keys()),
+            replace(
+                self.config.settings(),
+                control_public_keys=ring.public_keys(),
+                network_policies=self._network_policies(),
+            ),
             RECONCILERS,
             clock=self.clock,
             jitter=random.random,
             namespaces=self.config.namespaces,
             kinds=[kind for kind in WATCHED if kind not in left_out],
             metrics=self.metrics,
+        )
+
+    def _network_policies(self) -> NetworkPolicies | None:
+        wanted = self.config.network_policies
+        return (
+            NetworkPolicies(operator_namespace=self.namespace, metrics_from=wanted.metrics_from)
+            if wanted.enabled
+            else None
         )
 
     async def _first_keys(self, secret: KeySecret) -> KeyRing:

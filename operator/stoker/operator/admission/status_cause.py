@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.cluster.interface import Invalid as ClusterInvalid
+from stoker.operator.cluster.interface import Invalid
 
 GROUP = "stoker.dev"
 
@@ -23,7 +23,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Cause:
+class StatusCause:
     """One wrong field."""
 
     field: str
@@ -37,21 +37,21 @@ class Cause:
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
-class Invalid(ClusterInvalid):
+class InvalidObject(Invalid):
     """The object is refused; `causes` has every wrong field, the text is that of the API server."""
 
-    def __init__(self, kind: str, name: str, causes: list[Cause]) -> None:
+    def __init__(self, kind: str, name: str, causes: list[StatusCause]) -> None:
         self.causes = causes
         found = ", ".join(str(cause) for cause in causes)
         super().__init__(f'{kind}.{GROUP} "{name}" is invalid: {found if len(causes) == 1 else f"[{found}]"}')
 
 
-def cause(field: str, reason: str, value: str = "", detail: str = "") -> Cause:
+def status_cause(field: str, reason: str, value: str = "", detail: str = "") -> StatusCause:
     """A cause with the API server's wording: `Invalid value: VALUE: DETAIL`."""
-    return Cause(field, ": ".join(part for part in (_WORDS[reason], value, detail) if part), reason)
+    return StatusCause(field, ": ".join(part for part in (_WORDS[reason], value, detail) if part), reason)
 
 
-def of_object(found: Mapping[str, Any]) -> str:
+def object_name(found: Mapping[str, Any]) -> str:
     """The name that a message shows."""
     metadata = found.get("metadata") or {}
     return str(metadata.get("name") or metadata.get("generateName") or "")

@@ -28,7 +28,7 @@ class ChatError(Exception):
 
 
 @dataclass
-class Conversation:
+class ChatConversation:
     """Messages so far, and how to ask for the next one."""
 
     http: httpx.Client
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         headers = _headers(arguments.api_key_file)
         timeout = httpx.Timeout(arguments.timeout_s, connect=5)
         with httpx.Client(base_url=_base(arguments.url), headers=headers, timeout=timeout) as http:
-            conversation = Conversation(http, arguments.model, arguments.system, _options(arguments))
+            conversation = ChatConversation(http, arguments.model, arguments.system, _options(arguments))
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
@@ -156,7 +156,7 @@ def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
     write("\n")
 
 
-def _converse(conversation: Conversation, model: str) -> None:
+def _converse(conversation: ChatConversation, model: str) -> None:
     """Ask for questions until the end of the input; a failed answer does not end the conversation."""
     from rich.console import Console  # only a conversation needs it, and it takes 50 ms to import
 
@@ -177,7 +177,7 @@ def _converse(conversation: Conversation, model: str) -> None:
             _answer(console, conversation, question)
 
 
-def _answer(console: Any, conversation: Conversation, question: str) -> None:
+def _answer(console: Any, conversation: ChatConversation, question: str) -> None:
     console.print("[bold green]model >[/] ", end="")
     try:
         _say(conversation.ask(question), lambda text: console.print(text, end="", markup=False, soft_wrap=True))

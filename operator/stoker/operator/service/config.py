@@ -39,7 +39,7 @@ class ApiConfig(Config):
     """Writes at the same time."""
 
 
-class ListenConfig(Config):
+class ProbeListenConfig(Config):
     """Where `/livez`, `/readyz`, `/metrics` and `/status` are served."""
 
     host: str = "0.0.0.0"
@@ -141,7 +141,7 @@ class OperatorConfig(Config):
     identity: str | None = Field(default=None, min_length=1)
     """This replica's name in the Lease; by default its host name with a random end."""
     api: ApiConfig = ApiConfig()
-    listen: ListenConfig = ListenConfig()
+    listen: ProbeListenConfig = ProbeListenConfig()
     lease: LeaseConfig = LeaseConfig()
     control_key: ControlKeyConfig = ControlKeyConfig()
     images: ImagesConfig = ImagesConfig()

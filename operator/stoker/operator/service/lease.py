@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 API_VERSION = "coordination.k8s.io/v1"
 
 
-class Step(StrEnum):
+class LeaseStep(StrEnum):
     """What a replica does with the Lease now."""
 
     RENEW = "Renew"
@@ -67,13 +67,13 @@ def sighted(lease: Object, before: Sighting | None, now_s: float) -> Sighting:
     return seen
 
 
-def decide(seen: Sighting, me: str, now_s: float) -> Step:
+def decide(seen: Sighting, me: str, now_s: float) -> LeaseStep:
     """Renew what is ours, take what nobody holds or nobody has renewed for its whole duration, else wait."""
     if seen.holder == me:
-        return Step.RENEW
+        return LeaseStep.RENEW
     if not seen.holder or now_s >= seen.seen_at + seen.duration_s:
-        return Step.ACQUIRE
-    return Step.WAIT
+        return LeaseStep.ACQUIRE
+    return LeaseStep.WAIT
 
 
 def renewed_spec(old: Object, me: str, terms: Terms, now: datetime) -> Object:
@@ -189,7 +189,7 @@ class Elector:
         asked_at = self._moved_at = self.clock.monotonic()
         try:
             lease = await self._read()
-            if decide(lease[1], self.me, self.clock.monotonic()) is Step.WAIT:
+            if decide(lease[1], self.me, self.clock.monotonic()) is LeaseStep.WAIT:
                 return False
             await self._take(lease[0])
         except (AlreadyExists, Conflict):

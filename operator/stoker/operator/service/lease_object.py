@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.operator.cluster.kinds import Kind
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.paths import collection, single
 from stoker.operator.domain.plan import Object
 from stoker.operator.service.lease import API_VERSION
@@ -14,7 +14,7 @@ KIND = Kind("Lease", API_VERSION, "leases")
 class KubeLease:
     """One Lease in the operator's namespace."""
 
-    def __init__(self, connection: Connection, namespace: str, name: str) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str, name: str) -> None:
         self.connection = connection
         self.namespace = namespace
         self.name = name

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from stoker.operator.cluster.fenced import FencedCluster
 from stoker.operator.cluster.interface import Cluster, ClusterError
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access, own_namespace
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
 from stoker.operator.cluster.kube.rate_limit import RateLimit
@@ -51,7 +51,7 @@ VIEW = View(
 """Others' pods are not even listed; of configuration and secrets only the names are read."""
 
 
-class Program:
+class OperatorProgram:
     """Make it and `run` it inside one event loop."""
 
     def __init__(self, config: OperatorConfig, *, clock: Clock | None = None) -> None:
@@ -210,9 +210,9 @@ class Program:
             )
         )
 
-    def _connection(self, qps: float, burst: int, listener: Any = None) -> Connection:
+    def _connection(self, qps: float, burst: int, listener: Any = None) -> ApiConnection:
         limit = RateLimit(self.clock, per_second=qps, burst=burst)
-        return Connection(self.access, limit, timeout_s=self.config.api.timeout_s, listener=listener)
+        return ApiConnection(self.access, limit, timeout_s=self.config.api.timeout_s, listener=listener)
 
     def _namespace(self) -> str:
         found = self.config.namespace or own_namespace(self.access)

@@ -36,7 +36,7 @@ Listener = Callable[[str, str, int, float], None]
 """(method, resource, status code or 0, seconds): for metrics."""
 
 
-class Connection:
+class ApiConnection:
     """Open it inside the event loop that uses it, close it there."""
 
     def __init__(

@@ -22,7 +22,7 @@ from stoker.operator.cluster.interface import (
     WatchEvent,
 )
 from stoker.operator.cluster.kinds import KINDS, Kind
-from stoker.operator.cluster.kube.connection import JSON, Connection
+from stoker.operator.cluster.kube.connection import JSON, ApiConnection
 from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.cluster.kube.ownership import owned_by_apply
 from stoker.operator.cluster.kube.paths import collection, selector, single
@@ -58,7 +58,7 @@ class KubeCluster:
     """Every call is one request, with few exceptions that say so."""
 
     def __init__(
-        self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
+        self, connection: ApiConnection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
     ) -> None:
         self.connection = connection
         self.pods = pods

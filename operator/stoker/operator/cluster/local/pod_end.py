@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.cluster.local.process import Exit
+from stoker.operator.cluster.local.process import ProcessExit
 
 MAX_MESSAGE_BYTES = 4096
 MAX_LOG_TAIL_BYTES = 2048
@@ -26,7 +26,7 @@ def terminated_state(
     return found | ({"message": message} if message else {})
 
 
-def termination_message(container: Mapping[str, Any], ended: Exit, termination_log: Path, log: Path) -> str:
+def termination_message(container: Mapping[str, Any], ended: ProcessExit, termination_log: Path, log: Path) -> str:
     """What the container left in its termination log; the end of its log where the policy allows that."""
     try:
         message = termination_log.read_bytes()[:MAX_MESSAGE_BYTES].decode(errors="replace")

@@ -19,7 +19,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Exit:
+class ProcessExit:
     """How the main process ended."""
 
     code: int
@@ -51,11 +51,11 @@ class Process(Protocol):
     def kill(self) -> None:
         """SIGKILL to everything."""
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         """When the main process has ended and nothing of the pod is left."""
 
 
-class Runner(Protocol):
+class ProcessRunner(Protocol):
     async def start(self, command: Command) -> Process:
         """Raises StartError."""
 
@@ -102,15 +102,15 @@ class _ShimProcess:
     def kill(self) -> None:
         self._order(b"K")
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         last = await self._line()
         await self.shim.wait()
         if self.shim.stdin is not None:
             self.shim.stdin.close()
         if "code" not in last:  # the shim itself was killed, and the main process with it
-            return Exit(code=137, signal=9)
+            return ProcessExit(code=137, signal=9)
         signal = last.get("signal")
-        return Exit(code=int(str(last["code"])), signal=int(str(signal)) if signal is not None else None)
+        return ProcessExit(code=int(str(last["code"])), signal=int(str(signal)) if signal is not None else None)
 
     async def _line(self) -> Mapping[str, object]:
         assert self.shim.stdout is not None

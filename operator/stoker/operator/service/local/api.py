@@ -40,7 +40,7 @@ STATUS_CODES: Mapping[type[Exception], int] = {
 Endpoint = Callable[[Request], Awaitable[JSONResponse]]
 
 
-class Control(Protocol):
+class SupervisorControl(Protocol):
     """What the API may ask of the supervisor."""
 
     def stop(self, grace_s: float | None = None) -> None: ...
@@ -55,7 +55,9 @@ class Control(Protocol):
     def writable(self) -> bool: ...
 
 
-def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> Starlette:
+def make_app(
+    objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+) -> Starlette:
     """All routes."""
     api = _Api(objects, addresses, folders, control)
     routes: list[tuple[str, str, Endpoint]] = [
@@ -73,7 +75,9 @@ def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, 
 
 
 class _Api:
-    def __init__(self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> None:
+    def __init__(
+        self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+    ) -> None:
         self.objects = objects
         self.addresses = addresses
         self.folders = folders

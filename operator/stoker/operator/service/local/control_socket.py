@@ -45,7 +45,7 @@ class ControlSocket:
 
     async def _serve_until_deleted(self) -> None:
         with self._bound() as listener:
-            server = _Server(self._config())
+            server = _SocketServer(self._config())
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 await self._until_deleted(serving)
@@ -85,7 +85,7 @@ class ControlSocket:
         )
 
 
-class _Server(uvicorn.Server):
+class _SocketServer(uvicorn.Server):
     """Leaves signals to the supervisor."""
 
     @contextlib.contextmanager

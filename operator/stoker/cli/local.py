@@ -1,4 +1,4 @@
-"""`stoker local`: manifests on this machine. Every verb talks to the supervisor of a state folder; `apply` starts it where none runs."""
+"""`stoker local`: manifests on this machine. Every verb calls the supervisor of a state folder; `apply` starts one if none runs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FOLLOW_LOGS_S = 0.3
 OVERVIEW = ("trainingjobs", "checkpoints", "inferencedeployments", "pods")
-"""What `get` without a kind lists."""
+"""Kinds that `get` lists when none is named."""
 
 
 def state_option(command: F) -> F:
     return click.option(
         "--state",
         type=click.Path(path_type=Path),
-        help="State folder [default: $STOKER_STATE or ~/.local/state/stoker].",
+        help="Folder with the cluster's state [default: $STOKER_STATE or ~/.local/state/stoker].",
     )(command)
 
 
 def namespace_option(command: F) -> F:
-    return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace.")(command)
+    return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the objects.")(
+        command
+    )
 
 
 @click.group(
@@ -42,7 +44,10 @@ def namespace_option(command: F) -> F:
     epilog="Example: stoker local apply -f examples/quickstart/ --detach; stoker local get tj",
 )
 def local() -> None:
-    """Run manifests on this machine, without Kubernetes: the same operator, each pod as local processes."""
+    """Run manifests on this machine without Kubernetes.
+
+    The embedded cluster runs the same operator; each pod is a group of local processes.
+    """
 
 
 @local.command(epilog="Example: stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models")
@@ -53,26 +58,33 @@ def local() -> None:
     multiple=True,
     required=True,
     type=click.Path(path_type=Path),
-    help="Manifest, folder of manifests, or - .",
+    help="Manifest (YAML or JSON), folder of manifests, or - for standard input. May be repeated.",
 )
 @click.option(
-    "--claim", "claims", multiple=True, metavar="NAME=DIR", help="Let a PersistentVolumeClaim stand for a folder."
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Use DIR as the PersistentVolumeClaim NAME. May be repeated.",
 )
 @click.option(
     "--addresses",
     type=click.Choice(["auto", "loopback", "ports"]),
     default="auto",
-    help="127.x per pod (Linux), or ports of 127.0.0.1.",
+    help="loopback: an address in 127.0.0.0/8 per pod (Linux); ports: a port of 127.0.0.1 per port. "
+    "auto chooses loopback on Linux.",
 )
-@click.option("--detach", is_flag=True, help="Leave everything running when this command ends.")
+@click.option("--detach", is_flag=True, help="Leave the cluster running when this command ends.")
 @click.option(
     "--wait",
     is_flag=True,
-    help="End when everything applied has completed or serves (exit code 1 if something failed).",
+    help="End when everything applied has completed or serves; exit code 1 if something failed.",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait at most.")
-@click.option("--recreate-lost", is_flag=True, help="Make objects anew whose files in the state folder are lost.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time to wait, in seconds.")
+@click.option(
+    "--recreate-lost", is_flag=True, help="Create objects again whose file in the state folder is damaged or missing."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @namespace_option
 @state_option
 def apply(
@@ -89,8 +101,8 @@ def apply(
 ) -> None:
     """Create or change objects and show their progress.
 
-    Without --detach everything ends with this command: Ctrl-C lets jobs save, stops all pods and leaves no process behind; the
-    state stays, and the next apply goes on from it.
+    Without --detach the cluster ends with this command: Ctrl-C lets jobs save, stops every pod and leaves no process
+    behind. The state stays; the next apply continues from it.
     """
     objects = _manifests(files, claims, namespace)
     client = _client(state)
@@ -104,7 +116,7 @@ def apply(
             sys.exit(code)
         sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
     except KeyboardInterrupt:
-        if not started or detach:
+        if not started or (detach and stored):
             click.echo("\nStill running; stop everything with: stoker local down", err=True)
         sys.exit(INTERRUPTED)
     finally:
@@ -115,13 +127,13 @@ def apply(
 @local.command(epilog="Example: stoker local get; stoker local get tj; stoker local get pods --json")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Whole objects as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print whole objects as JSON.")
 @namespace_option
 @state_option
 def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ...
+    """List objects of one KIND: tj, ckpt, infd, epool, pods, services, configmaps, secrets, pvc, events.
 
-    Without a kind: jobs, checkpoints, deployments and pods.
+    Without KIND: jobs, checkpoints, deployments and pods. KIND NAME or KIND/NAME lists one object.
     """
     from stoker.cli.printers import aligned, table, utc_now
 
@@ -148,11 +160,11 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
 @local.command(epilog="Example: stoker local describe tj quickstart")
 @click.argument("kind")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="The object and its events as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the object and its events as JSON.")
 @namespace_option
 @state_option
 def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """Everything about one object (KIND NAME or KIND/NAME), with its events."""
+    """Show everything about one object: conditions, status, spec and events."""
     from stoker.cli.printers import described, utc_now
 
     word, chosen = _named_once(kind, name)
@@ -171,11 +183,11 @@ def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: 
 
 @local.command(epilog="Example: stoker local logs tj/quickstart -f; stoker local logs quickstart-1a2b3-a0-0")
 @click.argument("target")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the pod ends.")
 @namespace_option
 @state_option
 def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
-    """What a pod wrote; KIND/NAME means the pods of a job, checkpoint or deployment."""
+    """Print what a pod wrote to its log. TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment."""
     client = _client(state)
     pods = _ask(lambda: _pods_of(client, target, namespace))
     offsets = dict.fromkeys(pods, 0)
@@ -198,15 +210,23 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
 @click.argument("kind", required=False)
 @click.argument("names", nargs=-1)
 @click.option(
-    "-f", "--file", "files", multiple=True, type=click.Path(path_type=Path), help="Delete what these manifests name."
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Delete the objects of these manifests. May be repeated.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they are gone.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone.")
 @namespace_option
 @state_option
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[Path, ...], wait: bool, namespace: str, state: Path | None
 ) -> None:
-    """Delete objects (KIND NAME... or KIND/NAME). Checkpoints' data stays unless their deletionPolicy says otherwise."""
+    """Delete objects: KIND NAME..., KIND/NAME or -f FILE.
+
+    The data of a checkpoint stays unless its deletionPolicy is Delete.
+    """
     if kind and "/" in kind and not names:
         kind, _, name = kind.partition("/")
         names = (name,)
@@ -220,17 +240,24 @@ def delete(
     sys.exit(FAILED if missing and kind else 0)
 
 
-@local.command(epilog="Example: stoker local down")
+@local.command(epilog="Example: stoker local down; stoker local down --purge")
 @click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(min=0),
-    help="Seconds that pods get at most [default: their own grace period].",
+    help="Longest grace period of a pod, in seconds [default: its own].",
 )
-@click.option("--purge", is_flag=True, help="Also delete the state folder: objects, logs and the data of claims in it.")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also delete the state folder: objects, logs, and checkpoints in claims without a folder of their own.",
+)
 @state_option
 def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
-    """Stop every pod and the supervisor. The state stays: the next apply goes on from it."""
+    """Stop every pod and the supervisor. The state stays; the next apply continues from it.
+
+    Nothing is deleted while a supervisor holds the state folder.
+    """
     client = _client(state)
     unchanged = "; nothing was deleted" if purge else ""
     try:
@@ -244,10 +271,13 @@ def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
 
 
 @local.command(epilog="Example: stoker local status --json")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @state_option
 def status(as_json: bool, state: Path | None) -> None:
-    """Whether a supervisor runs, where its state lies, and how Services are reached. Exit code 1 when none runs."""
+    """Show the supervisor, its state folder with its problems, and the address of every Service.
+
+    Exit code 1 when no supervisor runs.
+    """
     facts = _ask(lambda: _client(state).status())
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -283,7 +313,7 @@ def _manifests(files: Sequence[Path], claims: Sequence[str], namespace: str) -> 
 
 
 def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
-    """`NAME=DIR` options as folders that exist; ends the command otherwise."""
+    """Parse `NAME=DIR` options; ends the command when a folder does not exist."""
     found = {}
     for claim in claims:
         name, _, folder = claim.partition("=")
@@ -298,7 +328,7 @@ def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
 
 
 def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
-    """Make sure that a supervisor runs; True when it was started here."""
+    """Start a supervisor unless one runs; True when it was started here."""
     if client.running():
         if detach:
             _ask(client.detach)
@@ -331,7 +361,7 @@ def _follow(
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Show progress until everything has settled; then, if something goes on and the command is to stay, until Ctrl-C."""
+    """Show progress until everything has settled, then until Ctrl-C if a deployment serves and the command stays."""
     from stoker.cli.printers import utc_now
     from stoker.cli.progress import Follower, Name, screen_for
 
@@ -354,7 +384,7 @@ def _follow(
 
 
 def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None:
-    """The local address of each deployment's endpoint."""
+    """Print the local address of each deployment's endpoint."""
     for deployment in _reached_from_here(client, _ask(lambda: client.objects("InferenceDeployment"))):
         url = deployment["status"].get("endpoint")
         if url:
@@ -362,7 +392,7 @@ def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None
 
 
 def _reached_from_here(client: SupervisorClient, deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same deployments with the endpoint that this machine reaches."""
+    """Replace each deployment's endpoint by the address that this machine reaches."""
     endpoints: dict[str, str] = _ask(client.status)["endpoints"]
     shown = []
     for deployment in deployments:
@@ -373,7 +403,7 @@ def _reached_from_here(client: SupervisorClient, deployments: list[dict[str, Any
 
 
 def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> str:
-    """`http://name.namespace.svc:8000/v1` as it is reached from this machine; empty when there is no such Service."""
+    """Translate `http://name.namespace.svc:8000/v1` to its local address; empty when there is no such Service."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(inside)
@@ -385,11 +415,11 @@ def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> st
 def _hint(client: SupervisorClient, *, as_json: bool) -> None:
     if not as_json:
         where = "" if client.folders.root == default_state_folder().resolve() else f" --state {client.folders.root}"
-        click.echo(f"running in the background; see: stoker local get tj{where}; stop: stoker local down{where}")
+        click.echo(f"running in the background; look: stoker local get{where}; stop: stoker local down{where}")
 
 
 def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
-    """A second Ctrl-C shortens the grace periods."""
+    """Stop the supervisor that this command started; a second Ctrl-C shortens the grace periods."""
     if not quiet:
         click.echo("stopping ...", err=True)
     for grace_s in (None, 0.0):
@@ -460,7 +490,7 @@ def _named(files: Sequence[Path], namespace: str) -> list[tuple[str, str, str]]:
 
 
 def _delete(client: SupervisorClient, kind: str, namespace: str, name: str, *, wait: bool) -> int:
-    """0 when it is being deleted, 1 when it was not there."""
+    """Delete one object; 0 when it is being deleted, 1 when it does not exist."""
     try:
         gone = client.delete(kind, namespace, name)
     except NotRunning as error:
@@ -479,7 +509,7 @@ T = TypeVar("T")
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """An answer, or the end of the command with the supervisor's message."""
+    """Call the supervisor; an error ends the command with its message."""
     try:
         return question()
     except NotRunning as error:
@@ -489,7 +519,7 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _named_once(kind: str, name: str | None) -> tuple[str, str | None]:
-    """Kind and name, given as two words or as KIND/NAME."""
+    """Split KIND/NAME, or take the two words as they are."""
     word, slash, own = kind.partition("/")
     if slash and name:
         raise click.UsageError(f"the name is given twice: {own} and {name}")

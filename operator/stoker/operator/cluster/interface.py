@@ -1,4 +1,5 @@
-"""The cluster as the operator sees it: raw objects in, raw objects out, one error tree. `KubeCluster` and `LocalCluster` pass one contract suite.
+"""The cluster as the operator sees it: raw objects in, raw objects out, one error tree. `KubeCluster` and
+`LocalCluster` pass one contract suite.
 
 Nothing here decides anything; whoever calls it handles conflicts by looking again.
 """
@@ -101,7 +102,8 @@ class Cluster(Protocol):
     ) -> Listing:
         """All objects of a kind (of one namespace; with these labels).
 
-        `keep` says what is kept of each; it is asked while the list is being read, so that the whole is never in memory.
+        `keep` says what is kept of each; it is asked while the list is being read, so that the whole is never in
+        memory.
         """
 
     def watch(self, kind: str, resource_version: str, *, namespace: str | None = None) -> AsyncIterator[WatchEvent]:

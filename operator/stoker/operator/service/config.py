@@ -156,8 +156,8 @@ class OperatorConfig(Config):
     wake_ups: tuple[Literal["TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool"], ...] = (
         "InferenceDeployment",
     )
-    """Kinds that Kopf watches beside the informers, so that a dead watch costs no time. It takes about 1 ms for each change and
-    40 KiB for each object, so the many are left out."""
+    """Kinds that Kopf watches beside the informers, so that a dead watch costs no time. It takes about 1 ms for each
+    change and 40 KiB for each object, so the many are left out."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

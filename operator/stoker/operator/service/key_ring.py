@@ -1,7 +1,7 @@
 """The Ed25519 keys that sign control calls: the current one and the one that follows it.
 
-Pods know both public keys, so that the next becomes the current without a pod being restarted. The pair lives in a Secret of the
-operator's namespace, or in a folder that somebody else keeps.
+Pods know both public keys, so that the next becomes the current without a pod being restarted. The pair lives in a
+Secret of the operator's namespace, or in a folder that somebody else keeps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Leader election by a Lease: one replica works, the others wait.
 
-`decide` is pure. Time is this machine's monotonic clock only: how long a holder has been silent is measured from when its last
-renewal was *seen*, never from the times that it wrote. A holder stops its work before another may take over, and `valid` says at any
-moment whether it may still write.
+`decide` is pure. Time is this machine's monotonic clock only: how long a holder has been silent is measured from when
+its last renewal was *seen*, never from the times that it wrote. A holder stops its work before another may take over,
+and `valid` says at any moment whether it may still write.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Elector:
         return self._seen.holder if self._seen else ""
 
     async def run(self, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        """Until `stop`; then the work ends first and the Lease is given back, so that another replica takes over at once.
+        """Until `stop`; then the work ends first and the Lease is given back, so that another replica takes over at
+        once.
 
         Raises:
             Exception: what `work` raised. The Lease is given back then too.

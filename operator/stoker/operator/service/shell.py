@@ -1,9 +1,10 @@
 """Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that knows Kopf.
 
-Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A wake-up may be
-lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it ends by cancelling every
-task of its loop; the thread begins it anew. Credentials are loaded in the caller's loop, never beside its own loading: the client
-library keeps certificates in files that all threads share, and says their names before it has written them.
+Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A
+wake-up may be lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it
+ends by cancelling every task of its loop; the thread begins it anew. Credentials are loaded in the caller's loop, never
+beside its own loading: the client library keeps certificates in files that all threads share, and says their names
+before it has written them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Requests to one API server: authentication, rate limit, deadlines, JSON in and out. It knows no kinds.
 
-Objects are plain dicts; nothing is ever decoded into models. A 401 is tried once more with credentials that are loaded anew.
+Objects are plain dicts; nothing is ever decoded into models. A 401 is tried once more with credentials that are loaded
+anew.
 """
 
 from __future__ import annotations

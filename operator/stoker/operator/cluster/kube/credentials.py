@@ -1,6 +1,7 @@
 """Where the API server is and who we are there: a kubeconfig or the pod's service account, through `kubernetes.aio`.
 
-Tokens are read again when the client library finds them expired; a refused request makes the connection load everything anew.
+Tokens are read again when the client library finds them expired; a refused request makes the connection load everything
+anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A real API server as a `Cluster`: pages, watches with bookmarks, server-side apply, preconditions by uid; pods by their addresses.
+"""A real API server as a `Cluster`: pages, watches with bookmarks, server-side apply, preconditions by uid; pods by
+their addresses.
 
 Every write names the uid that it means. Objects are plain dicts from end to end.
 """

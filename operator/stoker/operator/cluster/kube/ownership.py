@@ -1,7 +1,8 @@
 """Who owns which field of an object that was made by POST and is written by server-side apply from then on. Pure.
 
-The POST owns its fields as an Update. Without a change, a list item that leaves the applied set would keep what the POST still owns of it, and
-half an item is refused. So ownership moves to Apply first, as kubectl does when it goes over to server-side apply.
+The POST owns its fields as an Update. Without a change, a list item that leaves the applied set would keep what the
+POST still owns of it, and half an item is refused. So ownership moves to Apply first, as kubectl does when it goes over
+to server-side apply.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ Entry = Mapping[str, Any]
 
 
 def owned_by_apply(entries: Sequence[Entry], manager: str, kept: Sequence[str]) -> list[Entry] | None:
-    """The `managedFields` with what `manager` owns as Update moved to its Apply entry; None when there is nothing to move.
+    """The `managedFields` with what `manager` owns as Update moved to its Apply entry; None when there is nothing to
+    move.
 
     Args:
         kept: path of the field that stays with the Update, because no apply ever names it (`("spec", "replicas")`).

@@ -1,7 +1,7 @@
 """Where each pod and Service of the embedded cluster is found: fixed by name before anything starts, kept in a file.
 
-`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each name a free
-port of 127.0.0.1.
+`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each
+name a free port of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Host(NamedTuple):
 
 
 class Addresses:
-    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine:
-    `reserve` takes a name, and says False when another process has it."""
+    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of
+    this machine: `reserve` takes a name, and says False when another process has it."""
 
     def __init__(self, mode: Mode, reserve: Callable[[str], bool], file: Path | None = None) -> None:
         if mode == "loopback" and sys.platform != "linux":

@@ -27,8 +27,8 @@ def merge_patch(target: Any, patch: Any) -> Any:
 def apply_merge(live: Object, before: Intent | None, intent: Intent, others: tuple[Intent, ...] = ()) -> Object:
     """`live` after a manager applied `intent` in place of `before`, taking over every field that it names.
 
-    Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key, owner
-    references by uid, finalizers as a set; other lists are replaced whole.
+    Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key,
+    owner references by uid, finalizers as a set; other lists are replaced whole.
     """
     kept = _without_dropped(live, before or {}, intent, others)
     merged = _overlay(kept, intent)

@@ -1,7 +1,8 @@
-"""Objects as files, one each: `objects/<kind>/<namespace>/<name>.json`, written whole, synced and sealed with a checksum.
+"""Objects as files, one each: `objects/<kind>/<namespace>/<name>.json`, written whole, synced and sealed with a
+checksum.
 
-`objects/index.json` lists the uid of every object, so that a file that disappears is noticed. A damaged file is renamed to
-`NAME.json.damaged` and reported; the others are loaded. Only the supervisor writes here.
+`objects/index.json` lists the uid of every object, so that a file that disappears is noticed. A damaged file is renamed
+to `NAME.json.damaged` and reported; the others are loaded. Only the supervisor writes here.
 """
 
 from __future__ import annotations

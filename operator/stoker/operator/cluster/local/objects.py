@@ -1,7 +1,7 @@
 """The object store of the embedded cluster: the API server's rules without the network.
 
-Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the history
-that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
+Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the
+history that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
 """
 
 from __future__ import annotations

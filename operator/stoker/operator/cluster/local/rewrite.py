@@ -1,4 +1,5 @@
-"""Text that was written for a pod, as it must read on this machine: mount paths, DNS names of pods and Services, `listen`. Pure.
+"""Text that was written for a pod, as it must read on this machine: mount paths, DNS names of pods and Services,
+`listen`. Pure.
 
 Mounted JSON is rewritten value by value, every other text by patterns at the borders of words.
 """

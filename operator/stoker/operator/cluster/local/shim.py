@@ -1,9 +1,10 @@
-"""Stands between the supervisor and one pod, as its init process: nothing of a pod outlives the pod, and no pod outlives the supervisor.
+"""Stands between the supervisor and one pod, as its init process: nothing of a pod outlives the pod, and no pod
+outlives the supervisor.
 
-Run as a file by `python -I -S`, with nothing but the standard library, so that it starts in milliseconds. Standard input is a pipe
-from the supervisor: `T` sends SIGTERM to the pod's main process, `K` kills everything, its end means that the supervisor is gone.
-Standard output takes one JSON line at the start (`{"pid"}` or `{"start_error"}`) and one at the end (`{"code", "signal"}`).
-Standard error is the pod's log.
+Run as a file by `python -I -S`, with nothing but the standard library, so that it starts in milliseconds. Standard
+input is a pipe from the supervisor: `T` sends SIGTERM to the pod's main process, `K` kills everything, its end means
+that the supervisor is gone. Standard output takes one JSON line at the start (`{"pid"}` or `{"start_error"}`) and one
+at the end (`{"code", "signal"}`). Standard error is the pod's log.
 """
 
 from __future__ import annotations

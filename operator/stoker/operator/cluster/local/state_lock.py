@@ -1,8 +1,8 @@
 """The lock of a state folder: at most one supervisor has it, and it is the only proof that one runs.
 
-Two locks make it: one on the folder itself, which stays when somebody deletes the files inside, and one on `supervisor.lock`, which
-also holds on network file systems without locks for folders, and names the process. The holder makes a deleted lock file anew;
-when the folder was replaced, it may not write there any more.
+Two locks make it: one on the folder itself, which stays when somebody deletes the files inside, and one on
+`supervisor.lock`, which also holds on network file systems without locks for folders, and names the process. The holder
+makes a deleted lock file anew; when the folder was replaced, it may not write there any more.
 """
 
 from __future__ import annotations

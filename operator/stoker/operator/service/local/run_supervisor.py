@@ -1,4 +1,5 @@
-"""The supervisor as a program: `python -m stoker.operator.service.local.run_supervisor --state DIR --addresses loopback|ports [--leash FD]`.
+"""The supervisor as a program: `python -m stoker.operator.service.local.run_supervisor --state DIR --addresses
+loopback|ports [--leash FD]`.
 
 Started by the command line; its output is `supervisor.log` in the state folder.
 """

@@ -1,4 +1,5 @@
-"""One TrainingJob on this machine without an operator: admitted and rendered as the operator would, with folders for its claims.
+"""One TrainingJob on this machine without an operator: admitted and rendered as the operator would, with folders for
+its claims.
 
 `prepare_run` makes the folders and files that the job mounts and returns what the trainer needs; it starts nothing.
 """

@@ -1,7 +1,8 @@
-"""The one process of a state folder: object store, operator, kubelet and Services, behind a Unix socket for the command line.
+"""The one process of a state folder: object store, operator, kubelet and Services, behind a Unix socket for the command
+line.
 
-It holds a lock on the folder. It ends on SIGTERM, on `POST /v1/down`, and when the terminal that leashed it goes; then every pod
-gets its grace period first. When it is killed, its pods are killed too.
+It holds a lock on the folder. It ends on SIGTERM, on `POST /v1/down`, and when the terminal that leashed it goes; then
+every pod gets its grace period first. When it is killed, its pods are killed too.
 """
 
 from __future__ import annotations

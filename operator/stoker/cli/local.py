@@ -1,4 +1,4 @@
-"""`stoker local`: manifests on this machine. Every verb calls the supervisor of a state folder; `apply` starts one if none runs."""
+"""`stoker local`: manifests on this machine. Every verb calls a supervisor; `apply` starts one if none runs."""
 
 from __future__ import annotations
 
@@ -187,7 +187,10 @@ def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: 
 @namespace_option
 @state_option
 def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
-    """Print what a pod wrote to its log. TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment."""
+    """Print the log of a pod.
+
+    TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment.
+    """
     client = _client(state)
     pods = _ask(lambda: _pods_of(client, target, namespace))
     offsets = dict.fromkeys(pods, 0)

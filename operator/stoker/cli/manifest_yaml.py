@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it: `3e-4` is a number, `2024-01-01` and `1:30` are strings, a key that appears twice is an error."""
+"""YAML as kubectl reads it: `3e-4` is a number, `2024-01-01` and `1:30` are strings, a key must not appear twice."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def described(found: Object, events: Sequence[Object], now: datetime) -> str:
     status = {name: value for name, value in (found.get("status") or {}).items() if name != "conditions"}
     lines = [
         f"{found['kind']} {metadata['namespace']}/{metadata['name']}",
-        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, age {age(metadata['creationTimestamp'], now)}",
+        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, "
+        f"age {age(metadata['creationTimestamp'], now)}",
     ]
     if metadata.get("deletionTimestamp"):
         lines.append(f"being deleted since {metadata['deletionTimestamp']}, held by {metadata.get('finalizers')}")

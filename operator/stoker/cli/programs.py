@@ -1,4 +1,4 @@
-"""Verbs that are programs of their own: this process is replaced by `python -m stoker.<package>` with the remaining arguments."""
+"""Verbs that are programs of their own: `python -m stoker.<package>` replaces this process."""
 
 from __future__ import annotations
 

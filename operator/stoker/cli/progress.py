@@ -1,4 +1,4 @@
-"""Follow jobs, checkpoints and deployments until they have settled: a live table on a terminal, one line per change in a log."""
+"""Follow objects until they have settled: a live table on a terminal, one line per change in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_S = 0.5
 QUIET_S = 5.0
 """Shortest time between two lines of a log about an object of which only numbers change."""
 STALLED_S = 5.0
-"""Time for which an object must be stalled before it counts as failed: causes go away while other objects are still being made."""
+"""Time for which an object must be stalled before it counts as failed: a cause may vanish while others are applied."""
 
 
 class Name(NamedTuple):

@@ -1,4 +1,4 @@
-"""The command line's side of the supervisor: its API over the Unix socket, and its start. Standard library only, for a quick start."""
+"""A client of the supervisor's API over its Unix socket, and the start of a supervisor. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Lease object on a real API server."""
+"""The Lease object on a Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class KubeLease:
         return await self.connection.request("POST", path, resource=KIND.plural, body=body, timeout_s=timeout_s)
 
     async def replace(self, lease: Object, timeout_s: float) -> Object:
-        """PUT with the version that was read: two replicas never both succeed."""
+        """Replace with the version that was read: two replicas never both succeed."""
         path = single(KIND, self.namespace, self.name)
         return await self.connection.request("PUT", path, resource=KIND.plural, body=lease, timeout_s=timeout_s)

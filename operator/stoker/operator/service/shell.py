@@ -1,4 +1,4 @@
-"""Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that knows Kopf.
+"""Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that imports Kopf.
 
 Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A
 wake-up may be lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it
@@ -30,7 +30,7 @@ Login = Callable[[], Coroutine[Any, Any, kopf.ConnectionInfo]]
 
 
 class Shell:
-    """`login` and `wake` are called in the event loop that called `start`."""
+    """Kopf in a thread. `login` and `wake` are called in the event loop that called `start`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Shell:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Returns when Kopf has ended."""
+        """Stop Kopf and wait for its end."""
         self._stop.set()
         with self._lock:
             if self._inner is not None:
@@ -109,7 +109,7 @@ class Shell:
 
 
 def make_settings() -> kopf.OperatorSettings:
-    """Watches only: no peering, no scanning for kinds and namespaces, no events, no webhooks."""
+    """Build settings for watches only: no peering, no scanning, no events, no webhooks."""
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -127,7 +127,7 @@ def make_settings() -> kopf.OperatorSettings:
 def make_registry(
     login: Callable[..., Awaitable[kopf.ConnectionInfo]], tell: Wake, kinds: Sequence[str]
 ) -> kopf.OperatorRegistry:
-    """A login and one `on.event` for each kind."""
+    """Register a login and one `on.event` for each kind."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(login)
 
@@ -142,7 +142,7 @@ def make_registry(
 
 
 async def connection_info(access: Access) -> kopf.ConnectionInfo:
-    """Our credentials as Kopf takes them."""
+    """Load our credentials in Kopf's form."""
     configuration = await load_configuration(access)
     auth = await configuration.auth_settings()
     scheme, _, token = str(auth.get("BearerToken", {}).get("value") or "").partition(" ")

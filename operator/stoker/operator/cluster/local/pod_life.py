@@ -28,12 +28,12 @@ from stoker.operator.domain.plan import Key, Object, Ref
 log = logging.getLogger(__name__)
 
 RETRY_PREPARE_S = 2.0
-"""Between two attempts to prepare a pod after an error of the file system."""
+"""Time between two attempts to prepare a pod after an error of the file system."""
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """Why a running pod is to be stopped from outside."""
+    """A reason from outside to stop a running pod."""
 
     grace_s: float
     reason: str = ""
@@ -141,7 +141,7 @@ class PodLife:
         return replace(view, accepted_at=self.node.now())
 
     async def _started(self) -> Process | None:
-        """The pod's process, once everything that it needs is there; None when the pod ends before."""
+        """Start the pod's process once everything that it needs exists; None when the pod ends before."""
         while True:
             pod = self._wanted_pod()
             if pod is None:

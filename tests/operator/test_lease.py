@@ -1,4 +1,4 @@
-"""Leader election: one replica works at a time, a holder stops before another may begin, a clean end hands over at once."""
+"""Leader election: one replica works at a time, a holder stops before another begins, a clean end hands over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor's API: what it answers when the state folder fails, when objects are lost, and when it fails itself."""
+"""The supervisor's API when the state folder fails, when objects are lost, and when it fails itself."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 def test_sigterm_reaches_the_main_process_alone_and_its_exit_code_counts(tmp_path: Path) -> None:
     async def story(runner: ShimRunner) -> None:
-        code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(78)); print('up', flush=True); time.sleep(600)"
+        handler = "signal.signal(15, lambda *_: sys.exit(78))"
+        code = f"import signal, sys, time; {handler}; print('up', flush=True); time.sleep(600)"
         process = await runner.start(command(tmp_path, code))
         await until(lambda: "up" in (tmp_path / "log").read_text())
         process.terminate()
@@ -144,7 +145,8 @@ from pathlib import Path
 from stoker.operator.cluster.local.process import Command, ShimRunner
 async def main():
     folder = Path(sys.argv[1])
-    await ShimRunner().start(Command([sys.executable, '-S', '-c', sys.argv[2]], dict(os.environ), folder, folder / 'log'))
+    argv = [sys.executable, '-S', '-c', sys.argv[2]]
+    await ShimRunner().start(Command(argv, dict(os.environ), folder, folder / 'log'))
     await asyncio.sleep(600)
 asyncio.run(main())
 """

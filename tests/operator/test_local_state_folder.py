@@ -1,4 +1,4 @@
-"""The state folder of a real supervisor when things go wrong: full disk, damaged files, deleted files, a supervisor that hangs."""
+"""The state folder of a real supervisor: full disk, damaged files, deleted files, a supervisor that hangs."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def status(as_json: bool, state: Path | None) -> None:
         click.echo(f"{name + ':':11} {facts[name]}")
     for service, url in facts["endpoints"].items():
         click.echo(f"endpoint:   {url}  ({service})")
-    for problem in facts["problems"]:
+    for problem in facts.get("problems", ()):  # a supervisor of an earlier version has none
         click.echo(f"problem:    {problem}")
 
 
@@ -332,12 +332,12 @@ def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
 
 def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
     """Start a supervisor unless one runs; True when it was started here."""
-    if client.running():
+    if _ask(client.running):
         if detach:
             _ask(client.detach)
         return False
     chosen = ("loopback" if sys.platform == "linux" else "ports") if addresses == "auto" else addresses
-    _ask(lambda: client.start(chosen, leashed=not detach))
+    _ask(lambda: client.start(chosen, attached=not detach))
     return True
 
 

@@ -21,7 +21,7 @@ from stoker.operator.cluster.local.state_lock import holder_pid, is_held
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 SOCKET_PATIENCE_S = 10.0
-"""A supervisor that starts, or whose socket was deleted, has it back sooner."""
+"""Time to wait for the socket of a supervisor that starts, or whose socket was deleted."""
 MAX_SHOWN = 300
 """Characters of an answer that is no JSON."""
 
@@ -39,7 +39,7 @@ class NoAnswer(SupervisorError):
 
 
 class SupervisorClient:
-    """Calls the supervisor of one state folder.
+    """A client of the supervisor of one state folder.
 
     Every call raises SupervisorError: NotRunning only when the folder's lock is free, NoAnswer when it is held.
     """
@@ -74,7 +74,7 @@ class SupervisorClient:
         return items
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
-        """True when it is gone already."""
+        """Begin to delete an object; True when it is gone already."""
         return bool(self._ask("DELETE", f"/v1/objects/{quote(kind)}/{quote(namespace)}/{quote(name)}")["gone"])
 
     def logs(self, namespace: str, pod: str, offset: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class SupervisorClient:
         self._ask("POST", "/v1/detach", {})
 
     def down(self, grace_s: float | None = None) -> None:
-        """Ask for the end and wait until the supervisor has gone."""
+        """Stop the supervisor and wait until its process has ended."""
         pid = int(self.status()["pid"])
         self._ask("POST", "/v1/down", {"grace_s": grace_s})
         if self._process is not None and self._process.pid == pid:
@@ -92,11 +92,11 @@ class SupervisorClient:
         while _lives(pid):
             time.sleep(0.02)
 
-    def start(self, addresses: str, *, leashed: bool) -> None:
+    def start(self, addresses: str, *, attached: bool) -> None:
         """Start a supervisor and wait until it answers.
 
         Args:
-            leashed: it ends (with every pod) when this process does.
+            attached: whether the supervisor ends, with every pod, when this process does.
 
         Raises:
             SupervisorError: it ended at once; the message has the end of its log.
@@ -108,9 +108,9 @@ class SupervisorClient:
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()
-        if leashed:
-            end, self._leash = os.pipe()  # the other end closes with this process, however it ends
-            command += ["--leash", str(end)]
+        if attached:
+            end, self._parent_pipe = os.pipe()  # the kernel closes it when this process ends
+            command += ["--parent-pipe", str(end)]
             pass_fds = (end,)
         with self.folders.supervisor_log.open("ab") as log:
             process = subprocess.Popen(
@@ -155,19 +155,26 @@ class SupervisorClient:
                 status, text = self._request(method, path, body)
                 break
             except (FileNotFoundError, ConnectionRefusedError) as error:  # no socket: not started yet, or deleted
-                if not is_held(self.folders):
-                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                self._check_held()
                 if time.monotonic() > deadline:
                     raise NoAnswer(self._silence()) from error
                 time.sleep(0.05)
             except (OSError, http.client.HTTPException) as error:
-                if not is_held(self.folders):
-                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                self._check_held()
                 raise NoAnswer(self._silence()) from error
         return self._content(status, text)
 
+    def _check_held(self) -> None:
+        """Raise NotRunning when the lock of the folder is free."""
+        try:
+            held = is_held(self.folders)
+        except OSError as error:
+            raise SupervisorError(f"state folder {self.folders.root}: {error.strerror}") from error
+        if not held:
+            raise NotRunning(f"no supervisor runs in {self.folders.root}")
+
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
-        """Status code and text of the answer. Raises OSError, http.client.HTTPException."""
+        """Send a request; status code and text of the answer. Raises OSError, http.client.HTTPException."""
         connection = _SocketConnection(self.folders.socket, self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
@@ -177,13 +184,15 @@ class SupervisorClient:
             connection.close()
 
     def _content(self, status: int, text: str) -> dict[str, Any]:
+        """Parse an answer. Raises SupervisorError, with the answer's text where it is no JSON object."""
         try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError as error:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
             shown = " ".join(text.split())[:MAX_SHOWN]
-            raise SupervisorError(
-                f"the supervisor answered HTTP {status}: {shown!r} (its log: {self.folders.supervisor_log})"
-            ) from error
+            where = f"its log: {self.folders.supervisor_log}"
+            raise SupervisorError(f"the supervisor answered HTTP {status}: {shown!r} ({where})")
         if status >= 300:
             raise SupervisorError(str(found.get("error", found)))
         self.problems = found.get("problems", self.problems)

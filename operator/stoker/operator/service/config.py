@@ -71,7 +71,7 @@ class ControlKeyConfig(Config):
     """The key pair that signs control calls to pods."""
 
     secret: ObjectName = "stoker-control-key"
-    """Secret in the operator's namespace with `current.pem` and `next.pem` (Ed25519, PKCS#8); made at the first start."""
+    """Secret in the operator's namespace: `current.pem` and `next.pem` (Ed25519, PKCS#8), made at the first start."""
     rotate_days: int = Field(default=90, ge=0)
     """Days after which `next` becomes `current`; 0: the keys are rotated by hand only."""
     folder: str | None = None

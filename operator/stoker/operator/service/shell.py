@@ -1,10 +1,10 @@
 """Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that imports Kopf.
 
 Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A
-wake-up may be lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it
-ends by cancelling every task of its loop; the thread begins it anew. Credentials are loaded in the caller's loop, never
-beside its own loading: the client library keeps certificates in files that all threads share, and says their names
-before it has written them.
+wake-up may be lost or repeated. Kopf runs in a thread with a loop of its own, because when one of its watches fails it
+ends by cancelling every task of its loop; the thread starts it again. Credentials are loaded in the caller's loop, and
+never at the same time as Kopf loads them: the client library keeps certificates in files that all threads share, and
+returns their names before it has written them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Shell:
             try:
                 asyncio.run(self._operate(registry))
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  what it says is all that is known
-                log.warning("Kopf ended and is begun anew in %g s: %s", pause_s, error or type(error).__name__)
+                log.warning("Kopf ended and is started again in %g s: %s", pause_s, error or type(error).__name__)
             if self._stop.wait(pause_s):
                 return
             self.restarts += 1

@@ -1,7 +1,7 @@
 """Requests to one API server: authentication, rate limit, deadlines, JSON in and out. Independent of kinds.
 
-Objects are plain dicts; nothing is ever decoded into models. A 401 is tried once more with credentials that are loaded
-anew.
+Objects are plain dicts; nothing is ever decoded into models. After a 401 the credentials are loaded again
+and the request is repeated once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Address and credentials of the API server: a kubeconfig or the pod's service account, through `kubernetes.aio`.
 
-Tokens are read again when the client library finds them expired; a refused request makes the connection load everything
-anew.
+Tokens are read again when the client library finds them expired; after a refused request the connection loads
+everything again.
 """
 
 from __future__ import annotations

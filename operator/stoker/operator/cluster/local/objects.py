@@ -260,7 +260,8 @@ class ObjectStore:
         """Explain why an object is lost, and the two ways out."""
         about = f"{key.kind} {key.namespace}/{key.name} is lost: {self.lost[key].problem}"
         return (
-            f"{about}. Put the file back and start again, or make it anew: stoker local apply --recreate-lost -f FILE"
+            f"{about}. Put the file back and restart the supervisor, or create the object again: "
+            "stoker local apply --recreate-lost -f FILE"
         )
 
     def give_up(self, key: Key) -> None:

@@ -2,7 +2,7 @@
 
 Two locks make it: one on the folder itself, which stays when the files inside are deleted, and one on
 `supervisor.lock`, which also holds on network file systems without locks for folders, and names the process. The holder
-makes a deleted lock file anew; when the folder was replaced, it may not write there any more.
+makes a deleted lock file again; when the folder was replaced, it may not write there any more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StateLock:
             raise StateFolderTaken(f"{self.folders.root} belongs to a running supervisor{_pid_text(self.folders)}")
 
     def check(self) -> None:
-        """Make sure that this process may still write to the folder; make a deleted lock file anew.
+        """Make sure that this process may still write to the folder; make a deleted lock file again.
 
         Raises:
             StateFolderReplaced.

@@ -56,7 +56,7 @@ class Options:
 
     state: Path
     addresses: Mode
-    leash: int | None = None
+    parent_pipe: int | None = None
     """File descriptor of a pipe that closes when the command that started this process ends."""
 
 
@@ -75,7 +75,7 @@ class Supervisor:
         self.started_at = timestamp(self.clock.now())
         self._stop = asyncio.Event()
         self._grace_s: float | None = None
-        self._leash = options.leash
+        self._parent_pipe = options.parent_pipe
         self._damaged: list[str] = []
 
     async def run(self) -> None:
@@ -97,10 +97,10 @@ class Supervisor:
 
     def detach(self) -> None:
         """Stay when the command that started this process ends."""
-        if self._leash is not None:
-            asyncio.get_running_loop().remove_reader(self._leash)
-            os.close(self._leash)
-            self._leash = None
+        if self._parent_pipe is not None:
+            asyncio.get_running_loop().remove_reader(self._parent_pipe)
+            os.close(self._parent_pipe)
+            self._parent_pipe = None
 
     def facts(self) -> dict[str, object]:
         """Collect what `stoker local status` shows."""
@@ -110,7 +110,7 @@ class Supervisor:
             "addresses": self.options.addresses,
             "startedAt": self.started_at,
             "pods": self.kubelet.running,
-            "detached": self._leash is None,
+            "detached": self._parent_pipe is None,
             "stopping": self._stop.is_set(),
             "problems": self.problems(),
         }
@@ -231,10 +231,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        if self._leash is not None:
-            loop.add_reader(self._leash, self._leash_ended)
+        if self._parent_pipe is not None:
+            loop.add_reader(self._parent_pipe, self._parent_ended)
 
-    def _leash_ended(self) -> None:
+    def _parent_ended(self) -> None:
         log.info("the command that started this supervisor has ended")
         self.detach()
         self.stop()

@@ -1,4 +1,4 @@
-"""Requests to an API server: what goes wrong on the way is the seam's error, and the next request begins anew."""
+"""Requests to an API server: a failure on the way is the interface's error, and the next request starts afresh."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
-from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
+from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
 from stoker.operator.cluster.kinds import Kind, find_kind
 from stoker.operator.cluster.local.folders import StateFolders, default_state_folder
 from stoker.operator.cluster.local.state_lock import StateFolderTaken, lock_state
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -465,20 +466,17 @@ def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]
         return [name]
     owner = client.objects(kind.name, namespace=namespace, name=name)[0]
     uid = owner["metadata"]["uid"]
-    labels = {"stoker.dev/job-uid", "stoker.dev/deployment-uid", "stoker.dev/checkpoint-uid"}
-    pods = client.objects("Pod", namespace=namespace)
-    own = [
-        pod
-        for pod in pods
-        if uid in {(pod["metadata"].get("labels") or {}).get(label) for label in labels} or _owns(uid, pod)
-    ]
+    own = [pod for pod in client.objects("Pod", namespace=namespace) if _belongs_to(uid, pod)]
     if not own:
         raise SupervisorError(f"{target} has no pods")
     return [pod["metadata"]["name"] for pod in own]
 
 
-def _owns(uid: str, pod: dict[str, Any]) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+def _belongs_to(uid: str, pod: dict[str, Any]) -> bool:
+    """Whether a pod carries an object's uid in a label, or is owned by it."""
+    labels = pod["metadata"].get("labels") or {}
+    labelled = uid in (labels.get(JOB_UID), labels.get(DEPLOYMENT_UID), labels.get(CHECKPOINT_UID))
+    return labelled or any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def _print_log(text: str, prefix: str) -> None:
@@ -499,6 +497,8 @@ def _delete(client: SupervisorClient, kind: str, namespace: str, name: str, *, w
     except NotRunning as error:
         _fail(str(error), FAILED)
     except SupervisorError as error:
+        if error.status != NOT_FOUND:
+            _fail(str(error), FAILED)
         click.echo(str(error), err=True)
         return 1
     while wait and not gone:

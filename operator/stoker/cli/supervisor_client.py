@@ -22,12 +22,17 @@ START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 SOCKET_PATIENCE_S = 10.0
 """Time to wait for the socket of a supervisor that starts, or whose socket was deleted."""
+NOT_FOUND = 404
 MAX_SHOWN = 300
 """Characters of an answer that is no JSON."""
 
 
 class SupervisorError(Exception):
-    """The supervisor refused or failed; the message is for people."""
+    """The supervisor refused or failed; the message is for people, `status` that of its answer (0 without one)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NotRunning(SupervisorError):
@@ -194,7 +199,7 @@ class SupervisorClient:
             where = f"its log: {self.folders.supervisor_log}"
             raise SupervisorError(f"the supervisor answered HTTP {status}: {shown!r} ({where})")
         if status >= 300:
-            raise SupervisorError(str(found.get("error", found)))
+            raise SupervisorError(str(found.get("error", found)), status)
         self.problems = found.get("problems", self.problems)
         return found
 

@@ -131,6 +131,17 @@ def test_without_a_socket_the_lock_knows_whether_one_runs(
     assert not folders.root.exists()
 
 
+def test_a_state_folder_without_space_for_the_log_is_named(
+    folders: StateFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SupervisorError, match=r"supervisor\.log: No space left on device"):
+        SupervisorClient(folders.root).start("ports", attached=True)
+
+
 def test_a_folder_that_is_no_state_is_not_purged(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     result = CliRunner().invoke(local, ["down", "--purge", "--state", str(tmp_path)])

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 from stoker.operator.cluster.local.folders import StateFolders
@@ -104,12 +104,18 @@ class SupervisorClient:
             attached: whether the supervisor ends, with every pod, when this process does.
 
         Raises:
-            SupervisorError: it ended at once; the message has the end of its log.
+            SupervisorError: it ended at once, or did not answer in time; the message has the end of its log.
         """
         try:
             self.folders.make()
+            log = self.folders.supervisor_log.open("ab")
         except OSError as error:
             raise SupervisorError(f"state folder {self.folders.root}: {error.filename}: {error.strerror}") from error
+        with log:
+            self._process = self._launch(addresses, log, attached=attached)
+        self._wait_for_start(self._process)
+
+    def _launch(self, addresses: str, log: IO[bytes], *, attached: bool) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()
@@ -117,26 +123,25 @@ class SupervisorClient:
             end, self._parent_pipe = os.pipe()  # the kernel closes it when this process ends
             command += ["--parent-pipe", str(end)]
             pass_fds = (end,)
-        with self.folders.supervisor_log.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=pass_fds,
-                cwd=self.folders.root,
-            )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            cwd=self.folders.root,
+        )
         for end in pass_fds:
             os.close(end)
-        self._process = process
-        self._wait_for_start(process)
+        return process
 
     def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             code = process.poll()
             if code is not None or time.monotonic() > deadline:
+                process.terminate()  # one that is only slow must not stay behind
                 end = f"the end of {self.folders.supervisor_log}:\n{self._log_end()}"
                 raise SupervisorError(f"the supervisor did not start (exit code {code}); {end}")
             time.sleep(0.02)

@@ -42,7 +42,7 @@ def namespace_option(command: F) -> F:
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: stoker local apply -f examples/quickstart/ --detach; stoker local get tj",
+    epilog="\b\nExamples:\n  stoker local apply -f examples/quickstart/ --detach\n  stoker local get tj",
 )
 def local() -> None:
     """Run manifests on this machine without Kubernetes.
@@ -51,7 +51,9 @@ def local() -> None:
     """
 
 
-@local.command(epilog="Example: stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models")
+@local.command(
+    epilog="\b\nExample:\n  stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models"
+)
 @click.option(
     "-f",
     "--file",
@@ -125,16 +127,17 @@ def apply(
             _bring_down(client, quiet=as_json)
 
 
-@local.command(epilog="Example: stoker local get; stoker local get tj; stoker local get pods --json")
+@local.command(epilog="\b\nExamples:\n  stoker local get\n  stoker local get tj\n  stoker local get pods --json")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print whole objects as JSON.")
 @namespace_option
 @state_option
 def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """List objects of one KIND: tj, ckpt, infd, epool, pods, services, configmaps, secrets, pvc, events.
+    """List objects.
 
-    Without KIND: jobs, checkpoints, deployments and pods. KIND NAME or KIND/NAME lists one object.
+    KIND is one of tj, ckpt, infd, epool, pods, services, configmaps, secrets, pvc, events. Without it: jobs,
+    checkpoints, deployments and pods. KIND NAME or KIND/NAME lists one object.
     """
     from stoker.cli.printers import aligned, table, utc_now
 
@@ -158,14 +161,17 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
     _warn(client)
 
 
-@local.command(epilog="Example: stoker local describe tj quickstart")
+@local.command(epilog="\b\nExample:\n  stoker local describe tj teach")
 @click.argument("kind")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the object and its events as JSON.")
 @namespace_option
 @state_option
 def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """Show everything about one object: conditions, status, spec and events."""
+    """Show one object with its events.
+
+    KIND NAME or KIND/NAME. The page holds labels, conditions, status, spec and events.
+    """
     from stoker.cli.printers import described, utc_now
 
     word, chosen = _named_once(kind, name)
@@ -182,7 +188,7 @@ def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: 
     )
 
 
-@local.command(epilog="Example: stoker local logs tj/quickstart -f; stoker local logs quickstart-1a2b3-a0-0")
+@local.command(epilog="\b\nExamples:\n  stoker local logs tj/teach -f\n  stoker local logs teach-7eedf-a0-0")
 @click.argument("target")
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the pod ends.")
 @namespace_option
@@ -210,7 +216,7 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
         sys.exit(INTERRUPTED)
 
 
-@local.command(epilog="Example: stoker local delete tj quickstart; stoker local delete -f examples/quickstart/")
+@local.command(epilog="\b\nExamples:\n  stoker local delete tj teach\n  stoker local delete -f examples/quickstart/")
 @click.argument("kind", required=False)
 @click.argument("names", nargs=-1)
 @click.option(
@@ -227,9 +233,9 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[Path, ...], wait: bool, namespace: str, state: Path | None
 ) -> None:
-    """Delete objects: KIND NAME..., KIND/NAME or -f FILE.
+    """Delete objects.
 
-    The data of a checkpoint stays unless its deletionPolicy is Delete.
+    KIND NAME..., KIND/NAME or -f FILE. The data of a checkpoint stays unless its deletionPolicy is Delete.
     """
     if kind and "/" in kind and not names:
         kind, _, name = kind.partition("/")
@@ -244,7 +250,7 @@ def delete(
     sys.exit(FAILED if missing and kind else 0)
 
 
-@local.command(epilog="Example: stoker local down; stoker local down --purge")
+@local.command(epilog="\b\nExamples:\n  stoker local down\n  stoker local down --purge")
 @click.option(
     "--grace",
     "grace_s",
@@ -274,11 +280,13 @@ def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
         _purge(client.folders)
 
 
-@local.command(epilog="Example: stoker local status --json")
+@local.command(epilog="\b\nExample:\n  stoker local status --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @state_option
 def status(as_json: bool, state: Path | None) -> None:
-    """Show the supervisor, its state folder with its problems, and the address of every Service.
+    """Show the supervisor and its state folder.
+
+    Also shows problems of the folder, and the address of every Service.
 
     Exit code 1 when no supervisor runs.
     """

@@ -16,7 +16,7 @@ from stoker.cli.programs import become
 
 
 @click.command(
-    epilog="Example: stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
+    epilog="\b\nExample:\n  stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
 )
 @click.option(
     "-f",

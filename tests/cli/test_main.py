@@ -122,7 +122,10 @@ def test_it_starts_in_less_than_a_third_of_a_second() -> None:
 
 
 def test_no_verb_imports_more_than_it_needs() -> None:
-    code = "import json, sys; from stoker.cli.main import stoker, VERBS; [stoker.get_command(None, v) for v in VERBS]; print(json.dumps(sorted(sys.modules)))"
+    code = (
+        "import json, sys; from stoker.cli.main import stoker, VERBS;"
+        "[stoker.get_command(None, v) for v in VERBS]; print(json.dumps(sorted(sys.modules)))"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(run.stdout))
     assert loaded & {"torch", "numpy", "pydantic", "yaml", "httpx", "rich", "starlette", "jsonschema"} == set()

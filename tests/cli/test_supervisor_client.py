@@ -74,11 +74,12 @@ def supervisor_that_answers(folders: StateFolders, answer: bytes) -> Iterator[No
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        (b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 21\r\n\r\nInternal Server Error", "'Internal Server Error'"),
+        (b"HTTP/1.1 500 X\r\nContent-Length: 21\r\n\r\nInternal Server Error", "'Internal Server Error'"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 0\r\n\r\n", "HTTP 502: ''"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{\"p", "HTTP 200"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "HTTP 200: '[]'"),
     ],
-    ids=["500 as text", "nothing", "half an answer"],
+    ids=["500 as text", "nothing", "half an answer", "a list"],
 )  # fmt: skip
 def test_an_answer_that_is_no_json_is_an_error_with_its_text(folders: StateFolders, answer: bytes, shown: str) -> None:
     with supervisor_that_answers(folders, answer):
@@ -119,11 +120,26 @@ def test_without_a_socket_the_lock_knows_whether_one_runs(
         assert result.exit_code == 1
         assert "nothing was deleted" in result.output
         assert folders.root.exists()
+        file = folders.root / "one.yaml"
+        file.write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}")
+        result = CliRunner().invoke(local, ["apply", "-f", str(file), "--detach", "--state", str(folders.root)])
+        assert (result.exit_code, "does not answer" in result.output) == (1, True)
     with pytest.raises(NotRunning):
         client.status()
     assert not client.running()
     assert CliRunner().invoke(local, ["down", "--purge", "--state", str(folders.root)]).exit_code == 0
     assert not folders.root.exists()
+
+
+def test_a_state_folder_without_space_for_the_log_is_named(
+    folders: StateFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SupervisorError, match=r"supervisor\.log: No space left on device"):
+        SupervisorClient(folders.root).start("ports", attached=True)
 
 
 def test_a_folder_that_is_no_state_is_not_purged(tmp_path: Path) -> None:
@@ -197,7 +213,8 @@ def test_the_holder_notices_that_its_folder_was_replaced(folders: StateFolders) 
 
 
 def test_a_supervisor_of_an_earlier_version_holds_the_file_alone(folders: StateFolders) -> None:
-    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    lock = "f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX)"
+    code = f"import fcntl, sys; {lock}; print('held', flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folders.lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -19,7 +19,7 @@ from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.objects import Admit, ObjectStorage, ObjectStore
-from stoker.operator.cluster.local.process import Command, Exit, Process
+from stoker.operator.cluster.local.process import Command, Process, ProcessExit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref
 from stoker.operator.domain.settings import Settings
@@ -81,7 +81,7 @@ class FakeProcess:
         self.pid = number
         self.stubborn = False
         self.signals: list[str] = []
-        self._end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
 
     @property
     def alive(self) -> bool:
@@ -98,9 +98,9 @@ class FakeProcess:
 
     def end(self, code: int, signal: int | None = None) -> None:
         if not self._end.done():
-            self._end.set_result(Exit(code, signal))
+            self._end.set_result(ProcessExit(code, signal))
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         return await self._end
 
 

@@ -1,4 +1,4 @@
-"""The state folder of a real supervisor when things go wrong: full disk, damaged files, deleted files, a supervisor that hangs."""
+"""The state folder of a real supervisor: full disk, damaged files, deleted files, a supervisor that hangs."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def phase(terminal: Terminal, name: str) -> str:
 
 def test_a_full_disk_is_reported_and_heals_by_itself(terminal: Terminal) -> None:
     with small_disk(terminal.state, "4m"):
+        (terminal.folder / "pods.yaml").write_text(yaml.safe_dump(pod("stays")))
         apply(terminal, pod("ends", "4"), pod("stays"))
         until(lambda: {phase(terminal, "ends"), phase(terminal, "stays")} == {"Running"})
         filler = terminal.state / "filler"
@@ -103,6 +104,7 @@ def test_a_full_disk_is_reported_and_heals_by_itself(terminal: Terminal) -> None
         assert "configmap/late failed: the state folder cannot be written: " in refused
         assert "No space left on device; nothing of it was stored" in refused
         assert "does not exist" in terminal.run("get", "cm", "late", code=1)
+        assert "No space left on device" in terminal.run("delete", "-f", str(terminal.folder / "pods.yaml"), code=1)
         assert "warning: the state folder cannot be written" in terminal.run("get", "pods")
         assert "No space left on device" in terminal.json("status")["problems"][0]
         time.sleep(6)  # the pod ends while its status cannot be written

@@ -1,4 +1,4 @@
-"""What the object store acknowledges was written: a storage that fails now and then, and files that are damaged or missing."""
+"""What the object store acknowledges was written: a storage that fails, and files that are damaged or missing."""
 
 from __future__ import annotations
 

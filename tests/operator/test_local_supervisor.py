@@ -1,4 +1,4 @@
-"""The supervisor as a process, through the command line: applying, looking, stopping, and what remains afterwards: nothing."""
+"""The supervisor as a process, through the command line: it applies, shows and stops, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talk to an OpenAI server in a terminal. Needs no torch.
+"""Talk to an OpenAI server in the terminal.
 
 stoker chat http://127.0.0.1:8000
 stoker chat http://127.0.0.1:8000 --once "What is the capital of France?"
@@ -20,16 +20,16 @@ import httpx
 from stoker.pod.command_line import CommandParser
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+HELP = "/new begins a new conversation, /quit or Ctrl-D ends"
 
 
 class ChatError(Exception):
-    """The server cannot be reached or says no; the message is for people."""
+    """The server cannot be reached or refused the request; the message is for people."""
 
 
 @dataclass
-class Conversation:
-    """Messages so far, and how to ask for the next one."""
+class ChatConversation:
+    """The messages so far, and the options of the next request."""
 
     http: httpx.Client
     model: str | None = None
@@ -38,10 +38,10 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, question: str) -> Iterator[str]:
-        """The answer as it comes; it is remembered when it is complete, and an interrupted one is not.
+        """Stream the answer; only a complete one becomes part of the conversation.
 
         Raises:
-            ChatError: no answer, or not a whole one.
+            ChatError: there is no answer, or it broke off.
         """
         messages = [*self._system(), *self.messages, {"role": "user", "content": question}]
         answer = ""
@@ -85,10 +85,10 @@ class Conversation:
 
 
 def _texts(lines: Iterator[str]) -> Iterator[str]:
-    """The text in a stream's events.
+    """Extract the text from the events of a stream.
 
     Raises:
-        ChatError: an event says so, or the stream ends without its end.
+        ChatError: an event carries an error, or the stream broke off.
     """
     for line in lines:
         if not line.startswith("data:"):
@@ -120,13 +120,13 @@ def _reason(response: httpx.Response) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after a conversation, else a code of docs/exit-codes.md."""
+    """Run the program; 0 after a conversation, else a code of docs/exit-codes.md."""
     arguments = _parser().parse_args(argv)
     try:
         headers = _headers(arguments.api_key_file)
         timeout = httpx.Timeout(arguments.timeout_s, connect=5)
         with httpx.Client(base_url=_base(arguments.url), headers=headers, timeout=timeout) as http:
-            conversation = Conversation(http, arguments.model, arguments.system, _options(arguments))
+            conversation = ChatConversation(http, arguments.model, arguments.system, _options(arguments))
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
@@ -151,12 +151,12 @@ def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
             written = True
     except ChatError:
         if written:
-            write("\n")  # what goes wrong is said on a line of its own
+            write("\n")  # the error gets a line of its own
         raise
     write("\n")
 
 
-def _converse(conversation: Conversation, model: str) -> None:
+def _converse(conversation: ChatConversation, model: str) -> None:
     """Ask for questions until the end of the input; a failed answer does not end the conversation."""
     from rich.console import Console  # only a conversation needs it, and it takes 50 ms to import
 
@@ -177,7 +177,7 @@ def _converse(conversation: Conversation, model: str) -> None:
             _answer(console, conversation, question)
 
 
-def _answer(console: Any, conversation: Conversation, question: str) -> None:
+def _answer(console: Any, conversation: ChatConversation, question: str) -> None:
     console.print("[bold green]model >[/] ", end="")
     try:
         _say(conversation.ask(question), lambda text: console.print(text, end="", markup=False, soft_wrap=True))
@@ -188,10 +188,10 @@ def _answer(console: Any, conversation: Conversation, question: str) -> None:
 
 
 def _base(url: str) -> str:
-    """The address that `/v1/...` is appended to.
+    """Parse the server's address, to which `/v1/...` is appended.
 
     Raises:
-        ValueError: not an HTTP address.
+        ValueError: it is not an HTTP address.
     """
     url = url if "://" in url else f"http://{url}"
     parts = httpx.URL(url)
@@ -228,15 +228,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="stoker chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("url", help="where the server listens, such as http://127.0.0.1:8000")
+    parser.add_argument("url", help="address of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--once", metavar="QUESTION", help="ask one question, print the answer and end")
     parser.add_argument("--model", help="name of the model; default: the server's first")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--temperature", type=float, help="0 is greedy; default: the model's")
     parser.add_argument("--max-tokens", type=int, help="longest answer; default: what the context has left")
-    parser.add_argument("--seed", type=int, help="repeats an answer")
-    parser.add_argument("--api-key-file", metavar="FILE", help="default: the OPENAI_API_KEY variable")
-    parser.add_argument("--timeout-s", type=_seconds, default=600, help="longest silence of the server (default 600)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="file with the API key (default: the variable OPENAI_API_KEY)"
+    )
+    parser.add_argument(
+        "--timeout-s", type=_seconds, default=600, help="longest silence of the server in seconds (default 600)"
+    )
     return parser
 
 

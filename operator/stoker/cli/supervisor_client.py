@@ -1,4 +1,4 @@
-"""The command line's side of the supervisor: its API over the Unix socket, and its start. Standard library only, for a quick start."""
+"""A client of the supervisor's API over its Unix socket, and the start of a supervisor. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 from stoker.operator.cluster.local.folders import StateFolders
@@ -21,13 +21,18 @@ from stoker.operator.cluster.local.state_lock import holder_pid, is_held
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 SOCKET_PATIENCE_S = 10.0
-"""A supervisor that starts, or whose socket was deleted, has it back sooner."""
+"""Time to wait for the socket of a supervisor that starts, or whose socket was deleted."""
+NOT_FOUND = 404
 MAX_SHOWN = 300
 """Characters of an answer that is no JSON."""
 
 
 class SupervisorError(Exception):
-    """The supervisor refused or failed; the message is for people."""
+    """The supervisor refused or failed; the message is for people, `status` that of its answer (0 without one)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NotRunning(SupervisorError):
@@ -39,7 +44,7 @@ class NoAnswer(SupervisorError):
 
 
 class SupervisorClient:
-    """Calls the supervisor of one state folder.
+    """A client of the supervisor of one state folder.
 
     Every call raises SupervisorError: NotRunning only when the folder's lock is free, NoAnswer when it is held.
     """
@@ -74,7 +79,7 @@ class SupervisorClient:
         return items
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
-        """True when it is gone already."""
+        """Begin to delete an object; True when it is gone already."""
         return bool(self._ask("DELETE", f"/v1/objects/{quote(kind)}/{quote(namespace)}/{quote(name)}")["gone"])
 
     def logs(self, namespace: str, pod: str, offset: int) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class SupervisorClient:
         self._ask("POST", "/v1/detach", {})
 
     def down(self, grace_s: float | None = None) -> None:
-        """Ask for the end and wait until the supervisor has gone."""
+        """Stop the supervisor and wait until its process has ended."""
         pid = int(self.status()["pid"])
         self._ask("POST", "/v1/down", {"grace_s": grace_s})
         if self._process is not None and self._process.pid == pid:
@@ -92,46 +97,51 @@ class SupervisorClient:
         while _lives(pid):
             time.sleep(0.02)
 
-    def start(self, addresses: str, *, leashed: bool) -> None:
+    def start(self, addresses: str, *, attached: bool) -> None:
         """Start a supervisor and wait until it answers.
 
         Args:
-            leashed: it ends (with every pod) when this process does.
+            attached: whether the supervisor ends, with every pod, when this process does.
 
         Raises:
-            SupervisorError: it ended at once; the message has the end of its log.
+            SupervisorError: it ended at once, or did not answer in time; the message has the end of its log.
         """
         try:
             self.folders.make()
+            log = self.folders.supervisor_log.open("ab")
         except OSError as error:
             raise SupervisorError(f"state folder {self.folders.root}: {error.filename}: {error.strerror}") from error
+        with log:
+            self._process = self._launch(addresses, log, attached=attached)
+        self._wait_for_start(self._process)
+
+    def _launch(self, addresses: str, log: IO[bytes], *, attached: bool) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()
-        if leashed:
-            end, self._leash = os.pipe()  # the other end closes with this process, however it ends
-            command += ["--leash", str(end)]
+        if attached:
+            end, self._parent_pipe = os.pipe()  # the kernel closes it when this process ends
+            command += ["--parent-pipe", str(end)]
             pass_fds = (end,)
-        with self.folders.supervisor_log.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=pass_fds,
-                cwd=self.folders.root,
-            )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            cwd=self.folders.root,
+        )
         for end in pass_fds:
             os.close(end)
-        self._process = process
-        self._wait_for_start(process)
+        return process
 
     def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             code = process.poll()
             if code is not None or time.monotonic() > deadline:
+                process.terminate()  # one that is only slow must not stay behind
                 end = f"the end of {self.folders.supervisor_log}:\n{self._log_end()}"
                 raise SupervisorError(f"the supervisor did not start (exit code {code}); {end}")
             time.sleep(0.02)
@@ -155,19 +165,26 @@ class SupervisorClient:
                 status, text = self._request(method, path, body)
                 break
             except (FileNotFoundError, ConnectionRefusedError) as error:  # no socket: not started yet, or deleted
-                if not is_held(self.folders):
-                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                self._check_held()
                 if time.monotonic() > deadline:
                     raise NoAnswer(self._silence()) from error
                 time.sleep(0.05)
             except (OSError, http.client.HTTPException) as error:
-                if not is_held(self.folders):
-                    raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+                self._check_held()
                 raise NoAnswer(self._silence()) from error
         return self._content(status, text)
 
+    def _check_held(self) -> None:
+        """Raise NotRunning when the lock of the folder is free."""
+        try:
+            held = is_held(self.folders)
+        except OSError as error:
+            raise SupervisorError(f"state folder {self.folders.root}: {error.strerror}") from error
+        if not held:
+            raise NotRunning(f"no supervisor runs in {self.folders.root}")
+
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
-        """Status code and text of the answer. Raises OSError, http.client.HTTPException."""
+        """Send a request; status code and text of the answer. Raises OSError, http.client.HTTPException."""
         connection = _SocketConnection(self.folders.socket, self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
@@ -177,15 +194,17 @@ class SupervisorClient:
             connection.close()
 
     def _content(self, status: int, text: str) -> dict[str, Any]:
+        """Parse an answer. Raises SupervisorError, with the answer's text where it is no JSON object."""
         try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError as error:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
             shown = " ".join(text.split())[:MAX_SHOWN]
-            raise SupervisorError(
-                f"the supervisor answered HTTP {status}: {shown!r} (its log: {self.folders.supervisor_log})"
-            ) from error
+            where = f"its log: {self.folders.supervisor_log}"
+            raise SupervisorError(f"the supervisor answered HTTP {status}: {shown!r} ({where})")
         if status >= 300:
-            raise SupervisorError(str(found.get("error", found)))
+            raise SupervisorError(str(found.get("error", found)), status)
         self.problems = found.get("problems", self.problems)
         return found
 

@@ -16,7 +16,7 @@ from stoker.cli.programs import become
 
 
 @click.command(
-    epilog="Example: stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
+    epilog="\b\nExample:\n  stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
 )
 @click.option(
     "-f",
@@ -25,21 +25,24 @@ from stoker.cli.programs import become
     multiple=True,
     required=True,
     type=click.Path(path_type=Path),
-    help="Manifests: one TrainingJob, and the ConfigMaps and Secrets that it mounts.",
+    help="Manifest, folder of manifests, or -: one TrainingJob, and the ConfigMaps and Secrets that it mounts.",
 )
 @click.option(
     "--storage",
     type=click.Path(path_type=Path),
     default=Path("stoker-storage"),
     show_default=True,
-    help="Folder for the data of claims, one folder each.",
+    help="Folder for the data of claims; each claim gets a folder in it.",
 )
-@click.option("--claim", "claims", multiple=True, metavar="NAME=DIR", help="Let a claim stand for a folder.")
+@click.option(
+    "--claim", "claims", multiple=True, metavar="NAME=DIR", help="Use DIR as the claim NAME. May be repeated."
+)
 @click.option("--render", is_flag=True, help="Print the trainer's configuration and stop.")
 def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], render: bool) -> None:
-    """Run one training job on this machine, without an operator, with all its ranks.
+    """Run one training job on this machine, with all its ranks and without an operator.
 
-    Checkpoints go to the job's claim below --storage; a second run goes on from the newest verified one. Ctrl-C saves and ends.
+    Checkpoints are written to the job's claim below --storage. A second run continues from the newest verified one.
+    Ctrl-C saves and ends the run.
     """
     from stoker.cli.local import parse_claims
     from stoker.cli.manifests import ManifestError, claim_manifest, read_manifests

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from stoker.operator.service.config import OperatorConfig
-from stoker.operator.service.program import Program
+from stoker.operator.service.program import OperatorProgram
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -43,10 +43,10 @@ async def run(config: OperatorConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await Program(config).run(stop)
+    await OperatorProgram(config).run(stop)
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """One JSON object per line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -66,7 +66,7 @@ def _set_up_logs(config: OperatorConfig) -> None:
     root.setLevel(config.log_level.upper())
     if config.log_format == "json":
         for handler in root.handlers:
-            handler.setFormatter(JsonLines())
+            handler.setFormatter(JsonLogFormatter())
     logging.getLogger("kopf").setLevel(max(root.level, logging.WARNING))  # a line per event otherwise
 
 

@@ -1,7 +1,7 @@
-"""Where each pod and Service of the embedded cluster is found: fixed by name before anything starts, kept in a file.
+"""Addresses of the pods and Services of the embedded cluster: fixed by name before anything starts, kept in a file.
 
-`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each name a free
-port of 127.0.0.1.
+`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each
+name a free port of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Mode = Literal["loopback", "ports"]
 
 PORT_RANGE = range(20000, 32000)
-"""Below the range from which systems take ports for outgoing connections."""
+"""Ports below the range that systems use for outgoing connections."""
 BLOCKS = range(16, 255)
 FIRST_FREE_PORT = 1024
 MOVED_BY = 8000
@@ -40,8 +40,11 @@ class Host(NamedTuple):
 
 
 class Addresses:
-    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine:
-    `reserve` takes a name, and says False when another process has it."""
+    """Addresses of one state folder.
+
+    Args:
+        reserve: reserves a block of addresses, or a port, by name on this machine; False when another process has it.
+    """
 
     def __init__(self, mode: Mode, reserve: Callable[[str], bool], file: Path | None = None) -> None:
         if mode == "loopback" and sys.platform != "linux":
@@ -57,7 +60,7 @@ class Addresses:
         self._load()
 
     def ip(self, host: Host) -> str:
-        """The host's address; the same for ever once given."""
+        """The host's address; once given it never changes."""
         if self.mode == "ports":
             return "127.0.0.1"
         name = "/".join(host)
@@ -70,7 +73,7 @@ class Addresses:
         return self._hosts[name]
 
     def port(self, host: Host, port: int) -> int:
-        """The port on which the host's `port` is found. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
+        """The local port of the host's `port`. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
         if self.mode == "loopback":
             return port if port >= FIRST_FREE_PORT else port + MOVED_BY
         name = f"{'/'.join(host)}:{port}"
@@ -105,7 +108,7 @@ class Addresses:
         self._ports = {name: port for name, port in kept["ports"].items() if self.reserve(f"port-{port}")}
 
     def _read(self) -> dict[str, Any] | None:
-        """What was kept; a damaged file is set aside, and new addresses are given."""
+        """Read the file; a damaged one is set aside, and new addresses are given."""
         if self.file is None or not self.file.exists():
             return None
         try:
@@ -120,7 +123,7 @@ class Addresses:
         return kept
 
     def _save(self) -> None:
-        """Keep the addresses for the next supervisor. Where that fails they hold for this one all the same."""
+        """Write the addresses for the next supervisor. If that fails, they are still valid for this one."""
         if self.file is None:
             return
         kept = {"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports}

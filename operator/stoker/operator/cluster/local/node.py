@@ -10,7 +10,7 @@ from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.probes import Ask
-from stoker.operator.cluster.local.process import Runner
+from stoker.operator.cluster.local.process import ProcessRunner
 from stoker.operator.domain.clock import Clock, timestamp
 
 
@@ -19,7 +19,7 @@ class Node:
     """Everything that the life of a pod needs from outside."""
 
     objects: ObjectStore
-    runner: Runner
+    runner: ProcessRunner
     ask: Ask
     addresses: Addresses
     folders: StateFolders

@@ -1,7 +1,7 @@
-"""Objects as files, one each: `objects/<kind>/<namespace>/<name>.json`, written whole, synced and sealed with a checksum.
+"""Objects as files `objects/<kind>/<namespace>/<name>.json`, each written whole, synced and sealed with a checksum.
 
-`objects/index.json` lists the uid of every object, so that a file that disappears is noticed. A damaged file is renamed to
-`NAME.json.damaged` and reported; the others are loaded. Only the supervisor writes here.
+`objects/index.json` lists the uid of every object, so that a file that disappears is noticed. A damaged file is renamed
+to `NAME.json.damaged` and reported; the others are loaded. Only the supervisor writes here.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ObjectFiles:
         return self.folder / key.kind / key.namespace / f"{key.name}.json"
 
     def _read_index(self) -> tuple[dict[Key, str], list[str]]:
-        """The index, empty where there is none, and what is wrong with it."""
+        """Read the index, empty if there is none, and the problems with it."""
         try:
             content = unseal(self.index.read_bytes())
             found = {Key(*name.split("/")): str(uid) for name, uid in json.loads(content)["objects"].items()}
@@ -145,14 +145,14 @@ class ObjectFiles:
         self._index, self._index_is_old = wanted, False
 
     def _absent(self, key: Key) -> str:
-        """Why an object of the index has no file."""
+        """Explain why an object of the index has no file."""
         file = self._file(key)
         aside = sorted(file.parent.glob(f"{file.name}*.damaged")) if file.parent.exists() else []
         return f"{aside[-1]}: damaged" if aside else f"{file}: the file is missing"
 
 
 def _read(file: Path, key: Key) -> StoredObject:
-    """One object, as its place in the folder says which.
+    """Read the object that belongs at a place of the folder.
 
     Raises:
         DamagedFile, OSError.
@@ -170,7 +170,7 @@ def _read(file: Path, key: Key) -> StoredObject:
 
 
 def _problems(resource: Object, intents: Mapping[str, Intent], key: Key) -> Iterator[str]:
-    """What an object that was written here would not have: files of earlier versions have no checksum."""
+    """Check what every object has that was written here: files of earlier versions have no checksum."""
     metadata = resource["metadata"]
     found = Key(resource["kind"], metadata["namespace"], metadata["name"])
     if key.kind not in KINDS:
@@ -184,7 +184,7 @@ def _problems(resource: Object, intents: Mapping[str, Intent], key: Key) -> Iter
 
 
 def _kept_as(file: Path, error: Exception) -> Path:
-    """Where a damaged file lies now; one that the disk cannot read stays in its place."""
+    """Set a damaged file aside and return its new path; one that the disk cannot read stays in its place."""
     if isinstance(error, OSError):
         return file
     try:

@@ -1,7 +1,7 @@
 """The object store of the embedded cluster: the API server's rules without the network.
 
-Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the history
-that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
+Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the
+history that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stoker.operator.domain.plan import Key, Object, Ref
 log = logging.getLogger(__name__)
 
 HISTORY = 5000
-"""Changes that a watch can look back."""
+"""Number of changes that a new watch can begin before."""
 MAX_EVENTS = 1000
-"""Event objects kept; the oldest go."""
+"""Largest number of Event objects; the oldest are deleted."""
 DEFAULT_GRACE_S = 30
 
 Admit = Callable[[Object, Object | None], Object]
@@ -63,7 +63,7 @@ class LostObject:
 
 @dataclass(frozen=True)
 class LoadedObjects:
-    """What a storage holds."""
+    """Everything that a storage holds."""
 
     objects: Sequence[StoredObject] = ()
     lost: Sequence[LostObject] = ()
@@ -72,7 +72,10 @@ class LoadedObjects:
 
 
 class ObjectStorage(Protocol):
-    """Where objects survive the process. Each write is durable when it returns; an OSError means that nothing changed."""
+    """The storage in which objects survive the process.
+
+    A write is durable when it returns; an OSError means that nothing changed.
+    """
 
     def load(self) -> LoadedObjects: ...
 
@@ -141,21 +144,21 @@ class ObjectStore:
         return self._objects.get(key)
 
     def get(self, key: Key) -> Object:
-        """Raises NotFound."""
+        """The object. Raises NotFound."""
         found = self._objects.get(key)
         if found is None:
             raise NotFound(f"{key.kind} {key.namespace}/{key.name} does not exist")
         return found
 
     def of_kind(self, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> list[Object]:
-        """In the order of their names."""
+        """List the objects of a kind in the order of their names."""
         if kind not in KINDS:
             raise NotFound(f"no kind {kind!r}")
         keys = sorted(key for key in self._objects if key.kind == kind and namespace in (None, key.namespace))
         return [self._objects[key] for key in keys if matches(self._objects[key], labels)]
 
     def since(self, version: int) -> list[Record]:
-        """Changes after `version`, oldest first.
+        """List the changes after `version`, oldest first.
 
         Raises:
             Gone: the history does not reach so far back.
@@ -165,14 +168,14 @@ class ObjectStore:
         return [record for record in self._history if record.version > version]
 
     def forget_history(self) -> None:
-        """A new watch from any earlier version fails from now on, as after a compaction."""
+        """Drop the history: a new watch from any earlier version fails, as after a compaction."""
         self._history.clear()
         self.version += 1
 
     # Writing
 
     def create(self, body: Object, *, manager: str | None = None) -> Object:
-        """Raises AlreadyExists, Invalid."""
+        """Create an object. Raises AlreadyExists, Invalid, StateFolderError (as every write)."""
         body = _with_namespace(body)
         check_identity(body)
         key = _key(body)
@@ -192,12 +195,12 @@ class ObjectStore:
         return written
 
     def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
-        """JSON merge patch on everything but status. Raises NotFound, Conflict, Invalid."""
+        """Patch everything but status by JSON merge. Raises NotFound, Conflict, Invalid."""
         old = self._current(ref, str((body.get("metadata") or {}).get("resourceVersion") or "") or None)
         return self._update(old, merge_patch(old, {**body, "metadata": {**(body.get("metadata") or {})}}))
 
     def apply(self, body: Object, manager: str) -> Object:
-        """Server-side apply. Raises Conflict on another uid, Invalid."""
+        """Apply as the API server does. Raises Conflict on another uid, Invalid."""
         body = _with_namespace(body)
         check_identity(body)
         key = _key(body)
@@ -213,7 +216,7 @@ class ObjectStore:
         return self._update(old, merged, {**self._intents[key], manager: intent})
 
     def update_status(self, ref: Ref, status: Object, resource_version: str | None = None) -> Object:
-        """Raises NotFound, Conflict, Invalid."""
+        """Replace the status. Raises NotFound, Conflict, Invalid."""
         old = self._current(ref, resource_version)
         if not KINDS[ref.kind].status:
             raise Invalid(f"{ref.kind} has no status")
@@ -229,7 +232,7 @@ class ObjectStore:
         return self._update(old, {**old, "spec": {**old.get("spec", {}), "replicas": replicas}})
 
     def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
-        """Begin to delete; the object while it ends (finalizers, a pod's grace period), None when it is gone.
+        """Begin to delete; returns the object while it ends (finalizers, a pod's grace period), None when it is gone.
 
         Raises:
             NotFound, Conflict.
@@ -248,16 +251,17 @@ class ObjectStore:
     # The state folder
 
     def problems(self) -> list[str]:
-        """What a person should know about the storage: that it fails now, and which objects it has lost."""
+        """Describe the problems of the storage: a failure that lasts, and objects that are lost."""
         failing = f"{self.storage_problem}; objects cannot be changed until it can" if self.storage_problem else ""
         lost = [self.lost_message(key) for key in sorted(self.lost)]
         return [*([failing] if failing else []), *self.load_problems, *lost]
 
     def lost_message(self, key: Key) -> str:
-        """What is wrong with a lost object, and the two ways out."""
+        """Explain why an object is lost, and the two ways out."""
         about = f"{key.kind} {key.namespace}/{key.name} is lost: {self.lost[key].problem}"
         return (
-            f"{about}. Put the file back and start again, or make it anew: stoker local apply --recreate-lost -f FILE"
+            f"{about}. Put the file back and restart the supervisor, or create the object again: "
+            "stoker local apply --recreate-lost -f FILE"
         )
 
     def give_up(self, key: Key) -> None:
@@ -273,7 +277,7 @@ class ObjectStore:
         self._forget_lost(key)
 
     def repair(self) -> None:
-        """After a failed write: find out whether the storage works again, and delete what could not be deleted."""
+        """Probe a storage that failed, and delete the objects that could not be deleted meanwhile."""
         if self.storage_problem:
             try:
                 self._persist(self.storage.probe)
@@ -334,9 +338,8 @@ class ObjectStore:
                 f"{ref.kind} {ref.namespace}/{ref.name} is another object: uid {metadata['uid']}, not {ref.uid}"
             )
         if resource_version not in (None, metadata["resourceVersion"]):
-            raise Conflict(
-                f"{ref.kind} {ref.namespace}/{ref.name} changed: version {metadata['resourceVersion']}, not {resource_version}"
-            )
+            versions = f"version {metadata['resourceVersion']}, not {resource_version}"
+            raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} changed: {versions}")
         return found
 
     def _update(self, old: Object, new: Object, intents: Mapping[str, Intent] | None = None) -> Object:
@@ -380,7 +383,7 @@ class ObjectStore:
         return self._write("MODIFIED", new, self._intents[key] if intents is None else intents)
 
     def _write(self, change: Literal["ADDED", "MODIFIED"], resource: Object, intents: Mapping[str, Intent]) -> Object:
-        """Save first, then change memory: what is acknowledged was written."""
+        """Save an object, then change memory: what is acknowledged was written."""
         version = self.version + 1
         resource = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(version)}}
         key = _key(resource)
@@ -393,7 +396,7 @@ class ObjectStore:
         self._uids.add(resource["metadata"]["uid"])
         self._link(resource)
         if key in self.lost:
-            log.warning("%s %s/%s was lost and is made anew", *key)
+            log.warning("%s %s/%s was lost and is created again", *key)
             self._forget_lost(key)
         self._notify(Record(version, change, resource))
         return resource
@@ -423,7 +426,7 @@ class ObjectStore:
                 self._collect_orphan(found)
 
     def _collect_orphan(self, resource: Object) -> None:
-        """Delete an object none of whose owners lives; `repair` tries again where that fails."""
+        """Delete an object of which no owner exists; `repair` tries again if that fails."""
         owners = {owner["uid"] for owner in resource["metadata"].get("ownerReferences") or ()}
         if owners and not owners & self._uids:
             try:
@@ -475,7 +478,7 @@ _SERVER_METADATA = (
 
 
 def matches(resource: Object, labels: Mapping[str, str] | None) -> bool:
-    """Whether the object carries all of `labels`."""
+    """Whether the object has all of `labels`."""
     held = resource["metadata"].get("labels") or {}
     return all(held.get(name) == value for name, value in (labels or {}).items())
 
@@ -506,7 +509,7 @@ def _content(resource: Object) -> Object:
 
 
 def _grace_s(resource: Object, asked_s: int | None) -> int:
-    """Seconds that a pod with processes gets; 0 for everything else."""
+    """Grace period in seconds of a pod with processes; 0 for everything else."""
     started = bool((resource.get("spec") or {}).get("nodeName"))
     ended = (resource.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     if resource["kind"] != "Pod" or not started or ended:

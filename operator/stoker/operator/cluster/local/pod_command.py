@@ -36,7 +36,7 @@ def prepare_command(pod: Object, node: Node, volumes: PodVolumes) -> Command:
 
 
 def pod_rewriter(pod: Object, node: Node, volumes: PodVolumes) -> Rewriter:
-    """The rewriter of the pod's paths and of the names that it may use."""
+    """Build the rewriter of the pod's paths and of the names that it may use."""
     namespace = pod["metadata"]["namespace"]
     services = node.objects.of_kind("Service", namespace)
     return Rewriter(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.cluster.local.process import Exit
+from stoker.operator.cluster.local.process import ProcessExit
 
 MAX_MESSAGE_BYTES = 4096
 MAX_LOG_TAIL_BYTES = 2048
@@ -15,7 +15,7 @@ MAX_LOG_TAIL_BYTES = 2048
 def terminated_state(
     code: int, reason: str, *, message: str = "", now: str, started_at: str = "", container_id: str = ""
 ) -> dict[str, Any]:
-    """`state.terminated` of a container that ended with an exit code."""
+    """Build `state.terminated` of a container that ended with an exit code."""
     found = {
         "exitCode": code,
         "reason": reason,
@@ -26,8 +26,8 @@ def terminated_state(
     return found | ({"message": message} if message else {})
 
 
-def termination_message(container: Mapping[str, Any], ended: Exit, termination_log: Path, log: Path) -> str:
-    """What the container left in its termination log; the end of its log where the policy allows that."""
+def termination_message(container: Mapping[str, Any], ended: ProcessExit, termination_log: Path, log: Path) -> str:
+    """Read the container's termination message; the end of its log where the policy allows that."""
     try:
         message = termination_log.read_bytes()[:MAX_MESSAGE_BYTES].decode(errors="replace")
     except OSError:
@@ -37,7 +37,7 @@ def termination_message(container: Mapping[str, Any], ended: Exit, termination_l
 
 
 def tail(file: Path, max_bytes: int) -> str:
-    """The end of a text file, empty when there is none."""
+    """Read the end of a text file; empty when there is none."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)

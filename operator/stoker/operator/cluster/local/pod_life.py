@@ -20,7 +20,7 @@ from stoker.operator.cluster.local.pod_schedule import schedule
 from stoker.operator.cluster.local.pod_status import NODE, PodView
 from stoker.operator.cluster.local.pod_status_writer import PodStatusWriter
 from stoker.operator.cluster.local.probes import ContainerProbes
-from stoker.operator.cluster.local.process import Exit, Process, StartError
+from stoker.operator.cluster.local.process import Process, ProcessExit, StartError
 from stoker.operator.cluster.local.stored_write import until_stored
 from stoker.operator.cluster.local.volumes import MountError, PodVolumes
 from stoker.operator.domain.plan import Key, Object, Ref
@@ -28,12 +28,12 @@ from stoker.operator.domain.plan import Key, Object, Ref
 log = logging.getLogger(__name__)
 
 RETRY_PREPARE_S = 2.0
-"""Between two attempts to prepare a pod after an error of the file system."""
+"""Time between two attempts to prepare a pod after an error of the file system."""
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """Why a running pod is to be stopped from outside."""
+    """A reason from outside to stop a running pod."""
 
     grace_s: float
     reason: str = ""
@@ -141,7 +141,7 @@ class PodLife:
         return replace(view, accepted_at=self.node.now())
 
     async def _started(self) -> Process | None:
-        """The pod's process, once everything that it needs is there; None when the pod ends before."""
+        """Start the pod's process once everything that it needs exists; None when the pod ends before."""
         while True:
             pod = self._wanted_pod()
             if pod is None:
@@ -181,7 +181,7 @@ class PodLife:
             self._running = False
         self._finish(pod, ended, stop)
 
-    async def _watch(self, process: Process, pod: Object) -> tuple[Exit, _Stop | None]:
+    async def _watch(self, process: Process, pod: Object) -> tuple[ProcessExit, _Stop | None]:
         """Wait until every process of the pod has ended, by itself or because it was stopped."""
         end = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stopped(pod))
@@ -197,7 +197,7 @@ class PodLife:
         finally:
             stopped.cancel()
 
-    async def _stop(self, process: Process, end: asyncio.Future[Exit], stop: _Stop) -> Exit:
+    async def _stop(self, process: Process, end: asyncio.Future[ProcessExit], stop: _Stop) -> ProcessExit:
         if stop.grace_s > 0:
             process.terminate()
             patience = asyncio.ensure_future(self._forced_or_after(stop.grace_s))
@@ -266,7 +266,7 @@ class PodLife:
 
         return ContainerProbes(pod["spec"]["containers"][0], find_port, self.node.ask, self.node.clock, report)
 
-    def _finish(self, pod: Object, ended: Exit, stop: _Stop | None) -> None:
+    def _finish(self, pod: Object, ended: ProcessExit, stop: _Stop | None) -> None:
         view = self.status.view
         pod_log = self.node.folders.log(self.ref.namespace, self.ref.name)
         terminated = terminated_state(

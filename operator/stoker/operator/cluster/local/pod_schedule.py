@@ -1,4 +1,4 @@
-"""What keeps a pod from being scheduled on this machine: gates, claims, GPUs."""
+"""Scheduling on this machine: the gates, claims and GPUs that a pod waits for."""
 
 from __future__ import annotations
 

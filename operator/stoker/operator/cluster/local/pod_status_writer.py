@@ -1,4 +1,4 @@
-"""Writes the status of one pod, and the newest one again until the state folder has it."""
+"""Write the status of one pod, and repeat the newest one until the state folder has it."""
 
 from __future__ import annotations
 

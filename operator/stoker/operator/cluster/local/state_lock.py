@@ -1,8 +1,8 @@
 """The lock of a state folder: at most one supervisor has it, and it is the only proof that one runs.
 
-Two locks make it: one on the folder itself, which stays when somebody deletes the files inside, and one on `supervisor.lock`, which
-also holds on network file systems without locks for folders, and names the process. The holder makes a deleted lock file anew;
-when the folder was replaced, it may not write there any more.
+Two locks make it: one on the folder itself, which stays when the files inside are deleted, and one on
+`supervisor.lock`, which also holds on network file systems without locks for folders, and names the process. The holder
+makes a deleted lock file again; when the folder was replaced, it may not write there any more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from stoker.operator.cluster.local.folders import StateFolders
 
 NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems answer that cannot lock a folder."""
+"""Errors of file systems that cannot lock a folder."""
 PATIENCE_S = 1.0
-"""Longer than anyone holds the lock who only asks whether it is free."""
+"""Longer than `is_held` holds the lock."""
 
 
 class StateFolderTaken(Exception):
@@ -57,7 +57,7 @@ class StateLock:
             raise StateFolderTaken(f"{self.folders.root} belongs to a running supervisor{_pid_text(self.folders)}")
 
     def check(self) -> None:
-        """Make sure that this process may still write to the folder; make a deleted lock file anew.
+        """Make sure that this process may still write to the folder; make a deleted lock file again.
 
         Raises:
             StateFolderReplaced.
@@ -130,7 +130,7 @@ def is_held(folders: StateFolders) -> bool:
 
 
 def holder_pid(folders: StateFolders) -> int | None:
-    """The process that holds the folder, as far as it can be found."""
+    """Find the process that holds the folder; None when it cannot be found."""
     with contextlib.suppress(OSError, ValueError):
         return int(folders.lock.read_text())
     try:

@@ -1,4 +1,4 @@
-"""Writing files whole: after a crash or on a full disk a file has its old or its new content, never a part of one.
+"""Write files whole: after a crash or on a full disk a file has its old or its new content, never a part of it.
 
 A sealed file begins with a line that holds the checksum of the rest, so that damage is found when it is read.
 """
@@ -12,12 +12,12 @@ import os
 from pathlib import Path
 
 SUFFIX = ".new"
-"""Of the temporary file; one that a crash left behind may be deleted."""
+"""Suffix of the temporary file; one that a crash left behind may be deleted."""
 _SEAL = b'{"sha256":"'
 
 
 class DamagedFile(ValueError):
-    """A file does not hold what was written; the message says in which way."""
+    """A file does not hold what was written; the message explains the difference."""
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -44,7 +44,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Delete a file for good; one that is absent is no error."""
+    """Delete a file durably; an absent one is no error."""
     try:
         file.unlink()
     except FileNotFoundError:
@@ -74,15 +74,15 @@ def set_aside(file: Path) -> Path:
 
 
 def seal(body: bytes) -> bytes:
-    """`body` with its checksum in a line of its own before it."""
+    """Put a line with the checksum of `body` before it."""
     return _SEAL + hashlib.sha256(body).hexdigest().encode() + b'"}\n' + body
 
 
 def unseal(content: bytes) -> bytes:
-    """The body of a sealed file. Content without a seal is returned as it is: earlier versions wrote none.
+    """Check a sealed file and return its body. Content without a seal, from an earlier version, is returned as it is.
 
     Raises:
-        DamagedFile: the checksum is another.
+        DamagedFile: the checksum does not match.
     """
     if not content.startswith(_SEAL):
         return content

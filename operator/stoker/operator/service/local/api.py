@@ -1,6 +1,6 @@
 """The supervisor's HTTP API, for the command line of the same user only (Unix socket, mode 0600).
 
-Objects are applied as a person would with `kubectl`; errors carry the message that the API server would give.
+Objects are applied as with `kubectl`; errors carry the message that an API server would give.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ STATUS_CODES: Mapping[type[Exception], int] = {
 Endpoint = Callable[[Request], Awaitable[JSONResponse]]
 
 
-class Control(Protocol):
-    """What the API may ask of the supervisor."""
+class SupervisorControl(Protocol):
+    """The supervisor as the API uses it."""
 
     def stop(self, grace_s: float | None = None) -> None: ...
 
@@ -55,8 +55,10 @@ class Control(Protocol):
     def writable(self) -> bool: ...
 
 
-def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> Starlette:
-    """All routes."""
+def make_app(
+    objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+) -> Starlette:
+    """Build the app with all routes."""
     api = _Api(objects, addresses, folders, control)
     routes: list[tuple[str, str, Endpoint]] = [
         ("GET", "/livez", api.alive),
@@ -73,7 +75,9 @@ def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, 
 
 
 class _Api:
-    def __init__(self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> None:
+    def __init__(
+        self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+    ) -> None:
         self.objects = objects
         self.addresses = addresses
         self.folders = folders
@@ -117,7 +121,7 @@ class _Api:
         return JSONResponse({"gone": left is None})
 
     async def logs(self, request: Request) -> JSONResponse:
-        """A part of a pod's log from a byte offset on; `ended` when nothing will be added any more."""
+        """Answer with a part of a pod's log from a byte offset; `ended` when the log is complete."""
         key = Key("Pod", request.path_params["namespace"], request.path_params["pod"])
         file = self.folders.log(key.namespace, key.name)
         pod = self.objects.find(key)
@@ -160,9 +164,9 @@ class _Api:
         return {**key._asdict(), "result": "created" if created else result}
 
     def _check_not_lost(self, body: Object) -> None:
-        """Refuse to make a lost object anew beside what the old one left, such as its checkpoints.
+        """Refuse to recreate a lost object beside what the old one left, such as its checkpoints.
 
-        Claims, ConfigMaps and the like have no identity that matters; they are made anew.
+        Claims, ConfigMaps and other objects whose identity does not matter are recreated.
 
         Raises:
             Conflict: with the file and the ways out.
@@ -175,7 +179,7 @@ class _Api:
             raise Conflict(self.objects.lost_message(key))
 
     def _endpoints(self) -> dict[str, str]:
-        """Where each Service is reached from this machine: `namespace/name:port` -> URL."""
+        """Map `namespace/name:port` of each Service to the URL on this machine."""
         found = {}
         for service in self.objects.of_kind("Service"):
             key = key_of(service)
@@ -189,7 +193,7 @@ class _Api:
 
 
 def _answering(endpoint: Endpoint) -> Endpoint:
-    """Errors as `{"error": message}` with their status code."""
+    """Wrap an endpoint: errors become `{"error": message}` with their status code."""
 
     async def answer(request: Request) -> JSONResponse:
         try:

@@ -1,4 +1,4 @@
-"""The Unix socket of the supervisor's API: bound with mode 0600, and bound anew when its file is deleted."""
+"""The Unix socket of the supervisor's API: bound with mode 0600, and bound again when its file is deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.operator.cluster.local.socket_path import short_path
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Between two looks at the socket's file."""
+"""Time between two checks of the socket's file."""
 
 
 class ControlSocket:
@@ -36,7 +36,7 @@ class ControlSocket:
         """
         await self._serve_until_deleted()
         while True:
-            log.warning("%s was deleted and is made anew", self.path)
+            log.warning("%s was deleted and is made again", self.path)
             try:
                 await self._serve_until_deleted()
             except OSError as error:
@@ -45,7 +45,7 @@ class ControlSocket:
 
     async def _serve_until_deleted(self) -> None:
         with self._bound() as listener:
-            server = _Server(self._config())
+            server = _SocketServer(self._config())
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 await self._until_deleted(serving)
@@ -85,8 +85,8 @@ class ControlSocket:
         )
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the supervisor."""
+class _SocketServer(uvicorn.Server):
+    """A server that leaves signals to the supervisor."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

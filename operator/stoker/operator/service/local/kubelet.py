@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Kubelet:
-    """Started once, within a running event loop."""
+    """The kubelet of this machine. Started once, within a running event loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

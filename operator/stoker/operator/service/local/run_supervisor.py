@@ -1,4 +1,5 @@
-"""The supervisor as a program: `python -m stoker.operator.service.local.run_supervisor --state DIR --addresses loopback|ports [--leash FD]`.
+"""The supervisor as a program: `python -m stoker.operator.service.local.run_supervisor --state DIR --addresses
+loopback|ports [--parent-pipe FD]`.
 
 Started by the command line; its output is `supervisor.log` in the state folder.
 """
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = Options(state=given.state, addresses=given.addresses, leash=given.leash)
+    options = Options(state=given.state, addresses=given.addresses, parent_pipe=given.parent_pipe)
     admission = Admission(definition(info) for info in KIND_INFOS)
     try:
         asyncio.run(Supervisor(options, RECONCILERS, admission.admit, dict(os.environ)).run())
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="stoker-supervisor", description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--addresses", choices=["loopback", "ports"], required=True)
-    parser.add_argument("--leash", type=int)
+    parser.add_argument("--parent-pipe", type=int)
     return parser
 
 

@@ -1,4 +1,5 @@
-"""One TrainingJob on this machine without an operator: admitted and rendered as the operator would, with folders for its claims.
+"""One TrainingJob on this machine without an operator: admitted and rendered as the operator would, with folders for
+its claims.
 
 `prepare_run` makes the folders and files that the job mounts and returns what the trainer needs; it starts nothing.
 """
@@ -32,15 +33,15 @@ from stoker.operator.render.trainer import attempt_config, attempt_pods, pin
 
 MAX_SOCKET_BYTES = 100
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "STOKER_NODE_RANK", "STOKER_POD_UID")
-"""Variables of a pod among others; alone there is one agent, which chooses them."""
+"""Variables that let several pods meet; a single agent chooses them itself."""
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What the trainer is started with."""
+    """A run that is ready to start."""
 
     folder: Path
-    """Of this run, below the storage: volumes, configuration, log."""
+    """Folder of this run below the storage: volumes, configuration, log."""
     config: Mapping[str, Any]
     environment: Mapping[str, str]
 
@@ -52,7 +53,7 @@ def prepare_run(
 
     Args:
         storage: folder for the data of claims that have no folder in `claims`.
-        environment: of this process; it says which GPUs there are.
+        environment: variables of this process; CUDA_VISIBLE_DEVICES limits the GPUs.
 
     Raises:
         ValueError: there is no single TrainingJob, or it is refused, or something that it mounts is missing.
@@ -86,7 +87,7 @@ class _Run:
         self.job = TrainingJob.model_validate(self.resource)
 
     def prepared(self) -> PreparedRun:
-        """Make the folders and files that the job mounts; the trainer's configuration and variables."""
+        """Make the folders and files that the job mounts; return the trainer's configuration and variables."""
         settings = Settings()
         pinned = pin(self.job, None, settings)
         pod = attempt_pods(self.job, self.resource, pinned, self.number, settings)[0]
@@ -109,7 +110,7 @@ class _Run:
         return PreparedRun(self.folder, self._alone(config), environment)
 
     def _alone(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration for one agent with every rank, which resumes, retains and logs by itself."""
+        """Adapt the configuration to one agent with every rank, which resumes, deletes old saves and logs by itself."""
         gang = config["gang"]
         ranks = gang["nodes"] * gang["ranks_per_node"]
         socket = config["listen"]["control_socket"]
@@ -126,7 +127,7 @@ class _Run:
         }
 
     def _find(self, key: Key) -> Object | None:
-        """An object of the manifests. A claim is a folder of the storage unless it was given another."""
+        """Find an object of the manifests. A claim without a folder of its own is a folder of the storage."""
         found = self.objects.get((key.kind, key.name))
         if key.kind != "PersistentVolumeClaim":
             return found
@@ -136,7 +137,7 @@ class _Run:
 
 
 def _only_job(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The one TrainingJob. Raises ValueError."""
+    """Find the one TrainingJob. Raises ValueError."""
     jobs = [manifest for manifest in manifests if manifest.get("kind") == "TrainingJob"]
     others = [manifest for manifest in manifests if manifest["kind"] != "PersistentVolumeClaim"]
     if len(jobs) != 1:
@@ -146,7 +147,7 @@ def _only_job(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _admitted(job: Mapping[str, Any]) -> Object:
-    """The job with its defaults.
+    """Admit the job and fill in its defaults.
 
     Raises:
         ValueError: admission refuses it, or it cannot run without an operator.

@@ -1,7 +1,7 @@
-"""The one process of a state folder: object store, operator, kubelet and Services, behind a Unix socket for the command line.
+"""The supervisor of a state folder: object store, operator, kubelet and Services in one process, behind a Unix socket.
 
-It holds a lock on the folder. It ends on SIGTERM, on `POST /v1/down`, and when the terminal that leashed it goes; then every pod
-gets its grace period first. When it is killed, its pods are killed too.
+It holds the folder's lock. It ends on SIGTERM, on `POST /v1/down`, and when the command that started it attached ends;
+every pod gets its grace period first. When it is killed, its pods are killed as well.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 RESYNC_INTERVAL_S = 60.0
 TEND_S = 1.0
-"""Between two looks at lock and state folder."""
+"""Time between two checks of lock and state folder."""
 LOCK_FAILURES = 3
-"""So many looks in a row must find the folder replaced before the supervisor ends."""
+"""Checks in a row that must find the folder replaced before the supervisor ends."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a supervisor is started."""
+    """Options of the program."""
 
     state: Path
     addresses: Mode
-    leash: int | None = None
-    """File descriptor of a pipe's end: when it closes, the terminal that started us is gone."""
+    parent_pipe: int | None = None
+    """File descriptor of a pipe that closes when the command that started this process ends."""
 
 
 class Supervisor:
-    """Call `run` once, in the main thread (children are told of the death of the thread that made them)."""
+    """Call `run` once, in the main thread: pods are killed when the thread that started them ends."""
 
     def __init__(
         self, options: Options, reconcilers: Mapping[str, Reconciler], admit: Admit, environment: Mapping[str, str]
@@ -75,14 +75,14 @@ class Supervisor:
         self.started_at = timestamp(self.clock.now())
         self._stop = asyncio.Event()
         self._grace_s: float | None = None
-        self._leash = options.leash
+        self._parent_pipe = options.parent_pipe
         self._damaged: list[str] = []
 
     async def run(self) -> None:
-        """Until it is told to stop, and every pod has ended.
+        """Run until stopped and every pod has ended.
 
         Raises:
-            StateFolderTaken.
+            StateFolderTaken, StateFolderReplaced.
         """
         self.folders.make()
         root = self.folders.root
@@ -91,32 +91,32 @@ class Supervisor:
             await self._run(Addresses(self.options.addresses, names.take, self.folders.addresses))
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Begin to end; pods get at most `grace_s`, or their own grace period."""
+        """Begin to stop; pods get their own grace period, at most `grace_s`."""
         self._grace_s = grace_s
         self._stop.set()
 
     def detach(self) -> None:
-        """Stay when the terminal goes."""
-        if self._leash is not None:
-            asyncio.get_running_loop().remove_reader(self._leash)
-            os.close(self._leash)
-            self._leash = None
+        """Stay when the command that started this process ends."""
+        if self._parent_pipe is not None:
+            asyncio.get_running_loop().remove_reader(self._parent_pipe)
+            os.close(self._parent_pipe)
+            self._parent_pipe = None
 
     def facts(self) -> dict[str, object]:
-        """What `stoker local status` shows."""
+        """Collect what `stoker local status` shows."""
         return {
             "pid": os.getpid(),
             "state": str(self.folders.root),
             "addresses": self.options.addresses,
             "startedAt": self.started_at,
             "pods": self.kubelet.running,
-            "detached": self._leash is None,
+            "detached": self._parent_pipe is None,
             "stopping": self._stop.is_set(),
             "problems": self.problems(),
         }
 
     def problems(self) -> list[str]:
-        """What is wrong with the state folder, one sentence each."""
+        """List the problems of the state folder, one line each."""
         return [
             *self._damaged,
             *([self._addresses.problem] if self._addresses.problem else []),
@@ -163,7 +163,7 @@ class Supervisor:
         await pods.close()
 
     async def _tend(self) -> None:
-        """Keep the lock, and find out when a state folder that could not be written can be written again.
+        """Check the lock, and repair a state folder that could not be written.
 
         Raises:
             StateFolderReplaced: this process may not use the folder any more.
@@ -185,7 +185,7 @@ class Supervisor:
             await self.clock.sleep(TEND_S)
 
     async def _end(self, work: list[asyncio.Task[None]]) -> None:
-        """End what decides first, then the pods, then what carries their traffic."""
+        """End the operator first, then the pods, then Services and API."""
         failed = [task for task in work if task.done()]
         self._stop.set()
         operator, services, api, tend = work
@@ -214,7 +214,7 @@ class Supervisor:
         )
 
     def _private_key(self) -> bytes:
-        """The key of this state folder; pods that it starts trust no other. A damaged one is replaced."""
+        """Read or make the key that this folder's pods trust; a damaged one is replaced."""
         file = self.folders.control_key
         if file.exists():
             try:
@@ -231,10 +231,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        if self._leash is not None:
-            loop.add_reader(self._leash, self._leash_ended)
+        if self._parent_pipe is not None:
+            loop.add_reader(self._parent_pipe, self._parent_ended)
 
-    def _leash_ended(self) -> None:
-        log.info("the terminal is gone")
+    def _parent_ended(self) -> None:
+        log.info("the command that started this supervisor has ended")
         self.detach()
         self.stop()

@@ -33,8 +33,7 @@ class AgentServer:
         self._add(listener, self._public)
         if self._listen.control_socket is not None:
             self._add(_unix_socket(Path(self._listen.control_socket)), self._private)
-        for server in self._servers:
-            await server.start()
+        await asyncio.gather(*(server.start() for server in self._servers))
 
     async def close(self) -> None:
         await asyncio.gather(*(server.stop(STOP_S) for server in self._servers))

@@ -24,7 +24,7 @@ from stoker.router.policy import policy_named
 from stoker.router.proxy import Proxy, ProxyLimits
 from stoker.router.snapshot import Snapshot, parse_snapshot
 
-FORWARDED = ("/tokenize", "/detokenize", "/version")
+FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
 """What clients may reach of an engine beside `/v1/`; its control routes and metrics are not among them."""
 
 

@@ -26,6 +26,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,12 +34,14 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.more_headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {**self.more_headers, **retry}
 
     def _type(self) -> str:
         types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -158,7 +158,7 @@ class Front:
         body.check_supported()
         facts, codec = self._served()
         prompt = await self._in_thread(
-            _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+            _encode_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
         self._check(facts, body, prompt, params)
@@ -193,7 +193,12 @@ class Front:
         facts, codec = self._served()
         if body.messages is not None:
             tokens = await self._in_thread(
-                _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+                _encode_chat,
+                codec,
+                body.messages,
+                body.add_generation_prompt,
+                body.tools,
+                body.chat_template_kwargs or {},
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True
@@ -246,9 +251,13 @@ def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]
 
 
 def _encode_chat(
-    codec: TextCodec, messages: Sequence[ChatMessage], add_generation_prompt: bool, settings: Mapping[str, Any]
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """The template writes the special tokens itself."""
+    """The prompt's token ids; the template writes the special tokens itself."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
     if taken := sorted(OWN_SETTINGS & settings.keys()):
@@ -256,6 +265,8 @@ def _encode_chat(
             f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
         )
     prepared = [message.for_template() for message in messages]
+    if tools:
+        settings = {**settings, "tools": tools}
     text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
     return tuple(codec.encode(text, add_special_tokens=False))
 

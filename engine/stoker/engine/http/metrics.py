@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -81,6 +81,13 @@ class FrontMetrics:
             "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
             buckets=REQUEST_S, registry=registry,
         )  # fmt: skip
+        self._request_bytes = Summary(
+            "http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry
+        )
+        self._response_bytes = Summary(
+            "http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry
+        )
+        ProcessCollector(registry=registry)
         registry.register(_CoreCollector(self._labels, stats, facts))
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
@@ -115,10 +122,14 @@ class FrontMetrics:
         if facts.output_tokens > 1:
             self._per_token.observe((facts.last_token_s - facts.first_token_s) / (facts.output_tokens - 1))
 
-    def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """One HTTP answer, with its status class as vLLM's instrumentation writes it."""
+    def answered(
+        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        """Count one HTTP answer, with its status class as vLLM's instrumentation writes it."""
         self._http.labels(handler, method, f"{status // 100}xx").inc()
         self._http_time.labels(handler, method).observe(seconds)
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)
 
 
 class _CoreCollector(Collector):

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from stoker.engine.http.errors import bad_request, not_supported, shown
 from stoker.engine.sampling import COUNT_LIMIT
 
+
+
+def integral(value: object) -> object:
+    """A float without a fraction as the integer that it is: some clients send `16.0`. Anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(integral)]
 Token = Annotated[int, Field(ge=0)]
-Priority = Annotated[int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
+Priority = Annotated[Int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 MAX_PROMPTS = 2048
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -47,18 +55,18 @@ class GenerationBody(Body):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = 1
+    n: Int = 1
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    min_tokens: int = 0
+    min_tokens: Int = 0
     ignore_eos: bool = False
     stop_token_ids: list[Token] | None = None
     bad_token_ids: list[Token] | None = None
@@ -134,11 +142,11 @@ class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     prompt: str | list[Token] | list[str] | list[list[Token]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
-    logprobs: int | bool | None = None
-    best_of: int | None = None
+    logprobs: Int | bool | None = None
+    best_of: Int | None = None
     suffix: str | None = None
 
     prompt_field: ClassVar[str] = "prompt"
@@ -220,18 +228,20 @@ class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Default: what the context has left."""
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Shown to the chat template, and only with `tool_choice: none`: calls of tools are not built."""
+    tool_choice: str | dict[str, Any] | None = None
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
-        "tools": (None, []),
         "functions": (None, []),
         "tool_choice": (None, "none", "auto"),
         "function_call": (None, "none"),
@@ -245,6 +255,11 @@ class ChatBody(GenerationBody):
         "echo": (None, False),
         "best_of": (None, 1),
     }
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.tools and self.tool_choice != "none":
+            raise not_supported("tools")
 
     @model_validator(mode="after")
     def _alternatives(self) -> ChatBody:
@@ -276,6 +291,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:

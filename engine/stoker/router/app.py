@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,8 @@ from stoker.router.snapshot import Snapshot, parse_snapshot
 
 FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
 """What clients may reach of an engine beside `/v1/`; its control routes and metrics are not among them."""
+ADDRESSES = frozenset(("backends",))
+"""Fields of `/status` that name the engines' addresses and pods: for the operator's token and the Unix socket."""
 
 
 class Router:
@@ -57,14 +60,12 @@ class Router:
             config.listen.limits.max_body_bytes_in_flight,
         )  # fmt: skip
         self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
-        own = [
-            *probe_routes(alive=lambda: True, ready=self._ready, status=self.status, registry=registry),
-            Route("/health", self._health),
-        ]
+        probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
+        health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)
         guarded = control_routes([control], verifier) if verifier is not None else []
-        self.app = _App([*own, *guarded], self.proxy)
-        self.control_app = _App([*own, *control_routes([control], None)], self.proxy)
+        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), health, *guarded], self.proxy)
+        self.control_app = _App([*probes(), health, *control_routes([control], None)], self.proxy)
         """For the Unix socket, whose mode is the guard."""
 
     def start(self, snapshot: Snapshot) -> None:

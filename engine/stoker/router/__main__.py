@@ -20,7 +20,7 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
-from stoker.router.snapshot import Snapshot, load_snapshot
+from stoker.router.snapshot import BackendSnapshot, load_snapshot
 
 log = logging.getLogger("stoker.router")
 QUIET_S = 0.5
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
-async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None:
+async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain within the grace period."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,7 +23,7 @@ from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
 from stoker.router.policy import policy_named
 from stoker.router.proxy import Proxy, ProxyLimits
-from stoker.router.snapshot import Snapshot, parse_snapshot
+from stoker.router.snapshot import BackendSnapshot, parse_snapshot
 
 FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
 """What clients may reach of an engine beside `/v1/`; its control routes and metrics are not among them."""
@@ -68,7 +68,7 @@ class Router:
         self.control_app = _App([*probes(), health, *control_routes([control], None)], self.proxy)
         """For the Unix socket, whose mode is the guard."""
 
-    def start(self, snapshot: Snapshot) -> None:
+    def start(self, snapshot: BackendSnapshot) -> None:
         """Begin with the mounted snapshot."""
         self.backends.apply(snapshot)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.router.backend import Backend, Times
 from stoker.router.policy import Policy
-from stoker.router.snapshot import Snapshot
+from stoker.router.snapshot import BackendSnapshot
 
 log = logging.getLogger("stoker.router")
 
@@ -33,7 +33,7 @@ class Backends:
         self.version = -1
         self._backends: dict[tuple[str, str], Backend] = {}
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._snapshot: Snapshot | None = None
+        self._snapshot: BackendSnapshot | None = None
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -45,7 +45,7 @@ class Backends:
     def ready(self) -> list[Backend]:
         return [backend for backend in self._backends.values() if backend.ready]
 
-    def apply(self, snapshot: Snapshot) -> bool:
+    def apply(self, snapshot: BackendSnapshot) -> bool:
         """Follow a snapshot if it is newer than the one in use (or is the very same); say whether it now holds."""
         if snapshot.version <= self.version:
             return snapshot == self._snapshot
@@ -77,9 +77,8 @@ class Backends:
                 log.info("backend %s: %s", backend.entry.url, backend.problem or "ready")
             if backend.ready and not was_ready:
                 self._announce()
-            if backend.stalled and any(other is not backend for other in self.ready):
-                if moved := backend.abandon_unanswered():
-                    log.warning("backend %s: %s; %d requests move", backend.entry.url, backend.problem, moved)
+            if backend.stalled and self.ready and (moved := backend.abandon_unanswered()):
+                log.warning("backend %s: %s; %d requests move", backend.entry.url, backend.problem, moved)
             try:
                 async with asyncio.timeout(self.probe_interval_s):
                     await backend.probe_now.wait()

@@ -50,33 +50,33 @@ class BackendEntry(Config):
         return self.url, self.pod_uid
 
 
-class Snapshot(Config):
+class BackendSnapshot(Config):
     """All backends at one version; only a higher version replaces it."""
 
     version: int = Field(ge=0)
     backends: tuple[BackendEntry, ...] = Field(max_length=4096)
 
     @model_validator(mode="after")
-    def _unique(self) -> Snapshot:
+    def _unique(self) -> BackendSnapshot:
         urls = [entry.url for entry in self.backends]
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"backends: listed twice: {', '.join(twice)}")
         return self
 
 
-def parse_snapshot(mapping: Mapping[str, Any]) -> Snapshot:
+def parse_snapshot(mapping: Mapping[str, Any]) -> BackendSnapshot:
     """A snapshot from a request's body.
 
     Raises:
         ConfigError: names each wrong field.
     """
-    return parse(Snapshot, mapping, "snapshot")
+    return parse(BackendSnapshot, mapping, "snapshot")
 
 
-def load_snapshot(path: Path | str) -> Snapshot:
+def load_snapshot(path: Path | str) -> BackendSnapshot:
     """The mounted snapshot.
 
     Raises:
         ConfigError: missing, not JSON, or not a snapshot.
     """
-    return load(Snapshot, path)
+    return load(BackendSnapshot, path)

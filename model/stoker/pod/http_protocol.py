@@ -45,9 +45,7 @@ class Refusal(Exception):
 
     def body(self) -> bytes:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return json.dumps(
-            {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
-        ).encode()
+        return json.dumps({"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}).encode()
 
 
 class _Phase(Enum):
@@ -133,7 +131,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_too_large(self) -> Refusal:
         if not self.headers and len(self.url) + len(b"OPTIONS  HTTP/1.1\r\n") > self.limits.max_url_bytes:
             return self._url_too_long()
-        return Refusal(431, "head_too_large", f"The request's headers have more than {self.limits.max_head_bytes} bytes.")
+        return Refusal(
+            431, "head_too_large", f"The request's headers have more than {self.limits.max_head_bytes} bytes."
+        )
 
     def _url_too_long(self) -> Refusal:
         return Refusal(414, "url_too_long", f"The request's URL has more than {self.limits.max_url_bytes} bytes.")
@@ -199,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if any(name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self.headers):
             self._reject(Refusal(400, "upgrade", "An Upgrade header with a body is not served; leave it out."))
 
-    async def _full(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _full(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """The answer to all but probes beyond the limit on connections."""
         self._warn("requests are refused: the limit on connections is reached")
         refusal = too_many_connections(self.limits)
@@ -283,7 +283,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def too_many_connections(limits: HttpLimits) -> Refusal:
-    return Refusal(503, "too_many_connections", f"The server has {limits.max_connections} connections; try again later.")
+    return Refusal(
+        503, "too_many_connections", f"The server has {limits.max_connections} connections; try again later."
+    )
 
 
 def _headers(refusal: Refusal, body: bytes) -> dict[str, str]:

@@ -124,7 +124,8 @@ class Generation:
     async def _run(self, number: int) -> AsyncGenerator[Update]:
         job = self.jobs[number]
         request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority)
-        follower = _Follower(self, number)
+        texts = [self._text(job) for _ in range(job.params.n)]
+        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock)
         try:
             with self._core.request(request) as running:
                 async for delta in running.deltas():
@@ -134,28 +135,30 @@ class Generation:
         except CoreLost as lost:
             raise ApiError(503, f"The engine is gone: {lost}", code="engine_lost", retry_after_s=1) from lost
 
+    def _text(self, job: Job) -> OutputText:
+        """The text of one choice, still empty."""
+        params = job.params
+        return OutputText(
+            self._detokenizer(job), params.stop, include_stop=params.include_stop, min_tokens=params.min_tokens
+        )
+
 
 class _Follower:
     """Follows the choices of one job: text, usage, metrics."""
 
-    def __init__(self, generation: Generation, number: int) -> None:
+    def __init__(
+        self, number: int, job: Job, usage: Usage, texts: Sequence[OutputText], metrics: FrontMetrics,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._number = number
-        self._job = generation.jobs[number]
-        self._usage = generation.usage[number]
-        self._metrics = generation._metrics
-        self._clock = generation._clock
+        self._job = job
+        self._usage = usage
+        self._texts = texts
+        """One for each choice."""
+        self._metrics = metrics
+        self._clock = clock
         self._seen_s: dict[int, float] = {}
         self._facts: dict[int, RequestFacts] = {}
-        params = self._job.params
-        self._texts = [
-            OutputText(
-                generation._detokenizer(self._job),
-                params.stop,
-                include_stop=params.include_stop,
-                min_tokens=params.min_tokens,
-            )
-            for _ in range(params.n)
-        ]
 
     def follow(self, delta: Delta, running: RunningRequest) -> Update:
         """The update that a delta makes.

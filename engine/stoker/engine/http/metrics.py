@@ -81,12 +81,8 @@ class FrontMetrics:
             "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
             buckets=REQUEST_S, registry=registry,
         )  # fmt: skip
-        self._request_bytes = Summary(
-            "http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry
-        )
-        self._response_bytes = Summary(
-            "http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry
-        )
+        self._request_bytes = Summary("http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry)
         ProcessCollector(registry=registry)
         registry.register(_CoreCollector(self._labels, stats, facts))
 

@@ -37,11 +37,15 @@ class AgentServer:
 
     async def close(self) -> None:
         await asyncio.gather(*(server.stop(STOP_S) for server in self._servers))
-        if self._listen.control_socket is not None:
-            Path(self._listen.control_socket).unlink(missing_ok=True)
+        _remove(self._listen.control_socket)
 
     def _add(self, listener: socket.socket, routes: Sequence[BaseRoute]) -> None:
         self._servers.append(Server(Starlette(routes=list(routes)), listener, self._listen.limits))
+
+
+def _remove(path: str | None) -> None:
+    if path is not None:
+        Path(path).unlink(missing_ok=True)
 
 
 def _tcp_socket(listen: ListenConfig) -> socket.socket:

@@ -15,7 +15,6 @@ from stoker.engine.http.errors import bad_request, not_supported, shown
 from stoker.engine.sampling import COUNT_LIMIT
 
 
-
 def integral(value: object) -> object:
     """A float without a fraction as the integer that it is: some clients send `16.0`. Anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""The set of backends: follows the snapshots, probes each backend, chooses one for a request and lets requests wait for one."""
+"""The set of backends: follows snapshots, probes each backend, chooses one for a request or waits for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("stoker.router")
 
 
 class Backends:
-    """Lives in one event loop; `start` and `stop` bracket its probes."""
+    """All backends of the newest snapshot. Used in one event loop; `apply` starts probes and `stop` ends them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Backends:
         return [backend for backend in self._backends.values() if backend.ready]
 
     def apply(self, snapshot: BackendSnapshot) -> bool:
-        """Follow a snapshot if it is newer than the one in use (or is the very same); say whether it now holds."""
+        """Replace the snapshot in use by a newer one; return whether `snapshot` is now the one in use."""
         if snapshot.version <= self.version:
             return snapshot == self._snapshot
         wanted = {entry.key: entry for entry in snapshot.backends}
@@ -92,7 +92,7 @@ class Backends:
         self._changed = asyncio.Event()
 
     def choose(self, exclude: set[tuple[str, str]]) -> Backend | None:
-        """A ready backend outside `exclude`, or None."""
+        """Choose a ready backend outside `exclude`, or None."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude]
         if not candidates:
             return None
@@ -100,7 +100,7 @@ class Backends:
         return self.policy(candidates, self._turn)
 
     async def wait_for_one(self, exclude: set[tuple[str, str]], timeout_s: float) -> Backend | None:
-        """As `choose`, after waiting at most `timeout_s` for one to become ready."""
+        """Choose a backend as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
         while (backend := self.choose(exclude)) is None:
             left_s = deadline - self.clock()
@@ -114,7 +114,7 @@ class Backends:
         return backend
 
     def status(self) -> list[Mapping[str, Any]]:
-        """The `backends` part of `/status`."""
+        """Return the `backends` field of `/status`."""
         return [
             {
                 "url": backend.entry.url,

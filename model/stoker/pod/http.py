@@ -1,6 +1,6 @@
 """The routes that every program serves: probes, status and metrics for all, control routes for holders of a key.
 
-Each program gives its own answers as callables; this module knows no program.
+Each program passes its own answers as callables; this module imports no program.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def probe_routes(
     *, alive: Question, ready: Question, status: Status, registry: CollectorRegistry,
     private: frozenset[str] = frozenset(), verifier: ControlVerifier | None = None,
 ) -> list[BaseRoute]:  # fmt: skip
-    """`/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text).
+    """Build the routes `/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text).
 
     Fields of the status named in `private` are shown only to a caller with a control token that `verifier` accepts.
     """
@@ -76,7 +76,7 @@ def probe_routes(
 
 
 def _may_read_all(request: Request, verifier: ControlVerifier | None) -> bool:
-    """Whether the caller has a control token. A token that is there and wrong is never taken for none.
+    """Return whether the caller may see the private fields. A wrong token is refused, not treated as no token.
 
     Raises:
         ControlDenied: the token is not valid for this call.
@@ -88,7 +88,7 @@ def _may_read_all(request: Request, verifier: ControlVerifier | None) -> bool:
 
 
 def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | None) -> list[BaseRoute]:
-    """Guarded routes. `verifier=None` is for the Unix socket only, whose mode is the guard."""
+    """Build the guarded routes. `verifier=None` is for the Unix socket only, which its file mode guards."""
     budget = BodyBudget(MAX_BODY_BYTES_IN_FLIGHT)
     return [Route(route.path, _guarded(route, verifier, budget), methods=[route.method]) for route in routes]
 

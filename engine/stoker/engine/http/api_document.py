@@ -1,4 +1,4 @@
-"""The OpenAPI document of an engine, made from the pydantic bodies that parse its requests, and a page that shows it."""
+"""The OpenAPI document of an engine, made from the pydantic bodies of its requests, and a page that shows it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ LABELS = ("model_name", "engine")
 
 
 class FrontMetrics:
-    """What one front observes of its requests."""
+    """Histograms and counters of one front's requests."""
 
     def __init__(
         self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
@@ -87,7 +87,7 @@ class FrontMetrics:
         registry.register(_CoreCollector(self._labels, stats, facts))
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
-        """A request was sent to the core."""
+        """Observe a request that goes to the core."""
         self._n.observe(params.n)
         self._max_tokens.observe(max_tokens)
 
@@ -95,12 +95,12 @@ class FrontMetrics:
         self._first_token.observe(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        """`count` tokens came together, `seconds` after those before them."""
+        """Observe `count` tokens that arrived together, `seconds` after those before them."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
 
     def finished(self, facts: RequestFacts | None) -> None:
-        """A choice ended; `facts` are missing if the core was not asked to the end."""
+        """Observe a choice that ended; `facts` are None if the core sent none."""
         if facts is None:
             return
         end = facts.finished_s
@@ -129,7 +129,7 @@ class FrontMetrics:
 
 
 class _CoreCollector(Collector):
-    """The core's numbers of this moment."""
+    """Reads the core's newest numbers at each scrape."""
 
     def __init__(
         self, labels: tuple[str, str], stats: Callable[[], Stats | None], facts: Callable[[], ModelFacts | None]

@@ -66,7 +66,7 @@ class Reply:
         await self.send({"type": "http.response.body", "body": body})
 
     async def error(self, error: ApiError) -> None:
-        """As an answer, or, once a stream has begun, as its last event before `[DONE]`."""
+        """Send an error as the answer, or as the last event of a stream that has begun."""
         if self.status is None:
             await self.json(error.status, error.body(), error.headers())
             return

@@ -1,4 +1,4 @@
-"""HTTP around a front: routes, credentials, sizes, ids, streams, and an abort at once when the client leaves."""
+"""The HTTP server around a front: routes, API keys, sizes, and an abort at once when the client leaves."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ log = logging.getLogger("stoker.engine")
 
 B = TypeVar("B", bound=BaseModel)
 Events = AsyncGenerator[bytes]
+POST: Sequence[str] = ("POST",)
+GET: Sequence[str] = ("GET", "HEAD")
 OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
 
@@ -55,7 +57,7 @@ class HttpCall:
     arrival_s: float
 
     def parse(self, cls: type[B]) -> B:
-        """The body as `cls`.
+        """Parse the body as `cls`.
 
         Raises:
             ApiError: 400, with the wrong field.
@@ -71,7 +73,7 @@ Handler = Callable[[HttpCall], Awaitable[Result]]
 
 
 def load_api_keys(path: str | None) -> tuple[str, ...]:
-    """The keys in a file, one per line; none without a file.
+    """Read the API keys of a file, one per line; none without a file.
 
     Raises:
         ValueError: the file holds no key; no request could ever be authorised.
@@ -141,12 +143,11 @@ class OpenAiServer:
 
     def _handler(self, method: str, path: str) -> Handler | None:
         """The handler of a path, or None for the paths of `own`. Errors are in OpenAI's shape on these paths too."""
-        routes, methods = self._posts, ("POST",)
-        known = path
+        routes, methods, known = self._posts, POST, path
         if path.startswith("/v1/models/"):
             known = "/v1/models"
         if known in self._gets:
-            routes, methods = self._gets, ("GET", "HEAD")
+            routes, methods = self._gets, GET
         elif path not in self._posts:
             return _unknown_path if path.startswith("/v1/") else None
         if method == "OPTIONS":
@@ -239,7 +240,7 @@ class OpenAiServer:
         return await self.front.detokenize(call.parse(DetokenizeBody))
 
     async def _health(self, _: HttpCall) -> Mapping[str, Any]:
-        """Says what is true: a dead core is not healthy."""
+        """Answer 200 if requests are accepted, else 503."""
         if not self.front.ready:
             raise ApiError(503, f"Not ready: {self.front.core.state.message}", code="not_ready", retry_after_s=1)
         return {}
@@ -286,7 +287,7 @@ async def _events(answer: Answer) -> Events:
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
-    """Run a handler and send what it gives. A stream begins with its first event, so that a refusal still has its status."""
+    """Run a handler and send its result. A stream begins with its first event, so that a refusal keeps its status."""
     try:
         result = await handler(call)
         if isinstance(result, Mapping):

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI's API: what is understood, what is refused, what is let through.
+"""The bodies of OpenAI's API: fields that are built, refused, or without effect.
 
-Fields that only describe the caller (`user`, `metadata`, `store`, ...) and fields that nobody knows are accepted and have no
-effect. A known field that would change the answer and is not built is refused by name.
+Fields that only describe the caller (`user`, `metadata`, `store`, ...) have no effect, and neither have unknown fields.
+A known field that would change the answer and is not built is refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.engine.sampling import COUNT_LIMIT
 
 
 def integral(value: object) -> object:
-    """A float without a fraction as the integer that it is: some clients send `16.0`. Anything else as it is."""
+    """Turn a float without a fraction into an integer, because some clients send `16.0`; pass on anything else."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -29,7 +29,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Body(BaseModel):
-    """Unknown keys are kept out of the way, not refused. Values are of their field's own type: a text is no number."""
+    """Base of all bodies. Unknown keys have no effect. Values must have their field's own type: a text is no number."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -49,7 +49,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of completion share. `None` means: the model's default (`/v1/models` lists it)."""
+    """The fields that both kinds of completion share. None stands for the model's default, listed in `/v1/models`."""
 
     model: str | None = None
     stream: bool = False
@@ -88,7 +88,7 @@ class GenerationBody(Body):
         "truncate_prompt_tokens": (None,),
         "logits_processors": (None, []),
     }
-    """Fields that are not built, with the values that ask for nothing."""
+    """Fields that are not built, with the values that have no effect."""
 
     @model_validator(mode="after")
     def _streams(self) -> GenerationBody:
@@ -97,7 +97,7 @@ class GenerationBody(Body):
         return self
 
     def check_supported(self) -> None:
-        """Refuse what is not built.
+        """Refuse fields that are not built.
 
         Raises:
             ApiError: 400, names the field.
@@ -184,7 +184,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report; None: no log-probabilities."""
+        """Number of alternatives to report; None: no log-probabilities."""
         if self.logprobs is None or self.logprobs is False:
             return None
         return int(self.logprobs)
@@ -198,13 +198,13 @@ class ContentPart(Body):
 
 
 class ChatMessage(Body):
-    """One message; keys that the chat template may know travel along."""
+    """One message; further keys are passed to the chat template."""
 
     role: str
     content: str | list[ContentPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As the template gets it: content is text.
+        """Return the message for the template, with its content as text.
 
         Raises:
             ApiError: 400, a part is not text.

@@ -24,7 +24,12 @@ def test_what_does_not_fit_is_refused_and_everything_is_given_back() -> None:
 
 def test_a_request_that_fails_gives_its_bytes_back() -> None:
     budget = BodyBudget(10)
-    with pytest.raises(ZeroDivisionError), budget.share() as share:
-        share.take(10)
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with budget.share() as share:
+            share.take(10)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert budget.held_bytes == 0

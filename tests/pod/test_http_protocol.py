@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -216,10 +216,8 @@ def test_a_client_that_does_not_read_is_cut() -> None:
             writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.sleep(2.5)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
-            try:
+            with suppress(ConnectionResetError):
                 assert len(await reader.read()) < 50_000_000
-            except ConnectionResetError:
-                pass
             writer.close()
 
     run(scenario)
@@ -237,11 +235,15 @@ def test_after_a_refused_body_the_rest_is_dropped_up_to_a_limit() -> None:
                 assert (await client.answer())[0] == 200
                 endless = await connect()
                 with pytest.raises(ConnectionError):
-                    await endless.send(b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path)
-                    for _ in range(2000):
-                        await endless.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                    await _send_without_end(endless, path)
 
     run(scenario)
+
+
+async def _send_without_end(client: Client, path: bytes) -> None:
+    await client.send(b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path)
+    for _ in range(2000):
+        await client.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
 
 
 def test_beyond_the_limit_on_connections_only_probes_are_answered() -> None:

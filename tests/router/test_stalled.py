@@ -10,6 +10,8 @@ import pytest
 from tests.router.fake_engine import Behaviour, Exchange, FakeEngine, stream
 from tests.router.harness import events, routed, run, until
 
+Request = asyncio.Future[httpx.Response]
+
 
 async def stuck(exchange: Exchange) -> None:
     await asyncio.sleep(60)
@@ -29,7 +31,9 @@ def test_a_request_without_a_first_byte_moves_to_another_engine(behaviour: Behav
     async def scenario() -> None:
         a, b = await FakeEngine("a", behaviour).start(), await FakeEngine("b", behaviour).start()
         async with routed(a, b) as (router, client):
-            requests = [asyncio.ensure_future(client.post("/v1/completions", content=BODY)) for _ in range(10)]
+            requests: list[Request] = [
+                asyncio.ensure_future(client.post("/v1/completions", content=BODY)) for _ in range(10)
+            ]
             await until(lambda: a.running + b.running == 10)
             assert (a.running, b.running) == (5, 5)
             b.behaviour = stream(2)
@@ -51,7 +55,7 @@ def test_a_request_without_a_first_byte_moves_to_another_engine(behaviour: Behav
     run(scenario)
 
 
-async def _first(requests: list[asyncio.Future[httpx.Response]], number: int) -> list[asyncio.Future[httpx.Response]]:
+async def _first(requests: list[Request], number: int) -> list[Request]:
     await until(lambda: sum(request.done() for request in requests) >= number)
     return [request for request in requests if request.done()]
 

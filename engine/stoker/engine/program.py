@@ -198,6 +198,8 @@ class Engine:
             [*self.probes, *control],
             api_keys=self.keys,
             max_body_bytes=self.config.api.max_body_bytes,
+            max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
+            allowed_origins=self.config.api.allowed_origins,
             pod_uid=self.environment.pod_uid,
             version=version("stoker"),
         )

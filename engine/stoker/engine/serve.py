@@ -106,7 +106,7 @@ def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
                     "max_requests": arguments.max_requests,
                 }
             ),
-            "api": _given({"api_key_file": arguments.api_key_file}),
+            "api": _given({"api_key_file": arguments.api_key_file, "allowed_origins": arguments.allowed_origins}),
             "parallelism": _given({"tensor": arguments.tensor}),
         }
     )
@@ -169,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="threads on the CPU (default: its cores)")
     add("--deterministic", action="store_true", default=None, help="the trainer's log-probabilities, bit for bit")
     add("--api-key-file", metavar="FILE", help="one key per line; without it no key is asked for")
+    add(
+        "--allowed-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        help="origins whose web pages may call the API (CORS), such as https://example.org; * is any (default: none)",
+    )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")
     add("--max-requests", type=int, metavar="N", help="sequences in one step")

@@ -1,4 +1,7 @@
-"""`python -m stoker.router --config FILE`: the HTTP front of an InferenceDeployment."""
+"""Run one router of an InferenceDeployment: forward OpenAI requests to its engines.
+
+python -m stoker.router --config router.json
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,19 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
-from stoker.router.snapshot import Snapshot, load_snapshot
+from stoker.router.snapshot import BackendSnapshot, load_snapshot
 
 log = logging.getLogger("stoker.router")
 QUIET_S = 0.5
-"""After SIGTERM, the time without a request after which nobody sends us any more."""
+"""After SIGTERM, the time without a request after which no client is expected to send one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM; the exit code is one of docs/exit-codes.md."""
-    parser = CommandParser(prog="python -m stoker.router", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="RouterConfig as JSON")
+    """Run until SIGTERM, and return an exit code of docs/exit-codes.md."""
+    parser = CommandParser(
+        prog="python -m stoker.router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="configuration as JSON (stoker.router.config)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: RouterConfig | None = None
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
-async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None:
+async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain within the grace period."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,7 +18,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, backends: Backends) -> None:
         self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
-        self.retries = Counter("stoker_router_retries", "Tries on another backend.", registry=registry)
+        self.retries = Counter("stoker_router_retries", "Requests sent again to another backend.", registry=registry)
         self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
         self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
         self.first_byte = Histogram(

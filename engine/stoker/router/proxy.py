@@ -1,7 +1,7 @@
 """The data path: choose a backend, send the request, stream the answer.
 
-A request may be sent again until the first byte of an answer's body has come; after that a break is reported to the client
-in the stream itself. The answer's head is held until then, because an event stream sends its head long before its first token.
+A request may be sent again until the first byte of an answer's body arrives. A later break is reported to the client in
+the stream itself. The answer's head is held until then: an event stream sends its head long before its first token.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from stoker.router.connection import (
 from stoker.router.metrics import RouterMetrics
 
 BUSY = (429, 503)
-"""Answers after which another backend may still say yes."""
+"""Status codes after which another backend is tried."""
 HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-     b"transfer-encoding", b"upgrade", b"expect")
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
 STREAM_CUT = {
     "error": {
-        "message": "The engine that was answering is gone; the answer is not complete.",
+        "message": "The connection to the engine broke; the answer is not complete. Send the request again.",
         "type": "server_error",
         "param": None,
         "code": "backend_lost",
@@ -69,7 +69,7 @@ class ProxyLimits:
 
 
 class Refused(Exception):
-    """The router answers itself, in OpenAI's shape."""
+    """A request that the router answers itself, in OpenAI's shape."""
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class Refused(Exception):
 
 @dataclass
 class Answer:
-    """The begun answer of a backend: its head and the first part of its body are here."""
+    """An answer of a backend that has begun: its head and the first part of its body have arrived."""
 
     backend: Backend
     connection: Connection
@@ -109,7 +109,7 @@ class Proxy:
         self.clock = clock
         self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
         self.running = 0
-        """Requests between their first byte and their end."""
+        """Requests that have not ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.running += 1
@@ -192,7 +192,7 @@ class Proxy:
         answer.backend.give_back(answer.connection)
 
     async def _begin(self, request: Outgoing) -> Answer:
-        """The first answer that is worth relaying.
+        """Send the request to backends in turn until one answers; return that answer.
 
         Raises:
             Refused: no backend took the request.
@@ -267,7 +267,7 @@ class Proxy:
         return Answer(backend, connection, head, first, rest)
 
     async def _relay(self, answer: Answer, request_id: bytes, send: Send) -> None:
-        """Pass the answer on as it arrives."""
+        """Send the answer to the client as it arrives."""
         head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
         await send(_start(head.status, answer_headers(head.headers, request_id)))
         body = whole_events(_joined(answer)) if events else _joined(answer)
@@ -280,7 +280,7 @@ class Proxy:
             self.metrics.cut.inc()
             answer.backend.suspect(str(error))
             if not events:
-                raise  # a cut connection is all that says it once a body of known length has begun
+                raise  # a body of known length has begun: only a cut connection can show that it is not complete
             await send(_body(f"data: {json.dumps(STREAM_CUT)}\n\ndata: [DONE]\n\n".encode(), more=True))
             answer.connection.close()
         self.metrics.response_bytes.observe(size)
@@ -304,7 +304,7 @@ def no_backend(problem: str) -> Refused:
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
-    """The request as the backend gets it: credentials and unknown headers pass, hop-by-hop ones stay here."""
+    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not."""
     dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
     headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
@@ -317,14 +317,14 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
-    """The backend's headers as the client gets them, with the request's id once."""
+    """Build the headers for the client from the backend's, with the request's id once."""
     dropped = HOP_BY_HOP | {b"x-request-id", b"date"}  # the server writes a date of its own
     kept = [(key, value) for key, value in headers if key not in dropped]
     return [*kept, (b"x-request-id", request_id)]
 
 
 async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Server-sent events without delay, but never a part of one: what a dying backend left unfinished must not reach a parser."""
+    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
     tail = b""
     async for chunk in chunks:
         tail += chunk
@@ -336,7 +336,7 @@ async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _end_of_events(data: bytes) -> int:
-    """Length of the whole events at the start of `data`."""
+    """Return the length of the whole events at the start of `data`."""
     return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
 
 

@@ -1,6 +1,6 @@
 """The routes that every program serves: probes, status and metrics for all, control routes for holders of a key.
 
-Each program gives its own answers as callables; this module knows no program.
+Each program passes its own answers as callables; this module imports no program.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ class ControlRoute:
     handler: ControlHandler
 
 
-def probe_routes(*, alive: Question, ready: Question, status: Status, registry: CollectorRegistry) -> list[BaseRoute]:
-    """`/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text)."""
+def probe_routes(
+    *, alive: Question, ready: Question, status: Status, registry: CollectorRegistry,
+    private: frozenset[str] = frozenset(), verifier: ControlVerifier | None = None,
+) -> list[BaseRoute]:  # fmt: skip
+    """Build the routes `/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text).
+
+    Fields of the status named in `private` are shown only to a caller with a control token that `verifier` accepts.
+    """
 
     def answer(question: Question) -> Response:
         good = question()
@@ -55,8 +61,13 @@ def probe_routes(*, alive: Question, ready: Question, status: Status, registry: 
     async def readyz(_: Request) -> Response:
         return answer(ready)
 
-    async def status_page(_: Request) -> Response:
-        return JSONResponse(dict(status()))
+    async def status_page(request: Request) -> Response:
+        page = dict(status())
+        try:
+            trusted = not private or _may_read_all(request, verifier)
+        except ControlDenied as denied:
+            return JSONResponse({"error": str(denied)}, status_code=401)
+        return JSONResponse(page if trusted else {key: page[key] for key in page if key not in private})
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -64,8 +75,20 @@ def probe_routes(*, alive: Question, ready: Question, status: Status, registry: 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/status", status_page), Route("/metrics", metrics)]
 
 
+def _may_read_all(request: Request, verifier: ControlVerifier | None) -> bool:
+    """Return whether the caller may see the private fields. A wrong token is refused, not treated as no token.
+
+    Raises:
+        ControlDenied: the token is not valid for this call.
+    """
+    if verifier is None or "authorization" not in request.headers:
+        return False
+    verifier.verify(_bearer(request), request.method, request.url.path, b"")
+    return True
+
+
 def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | None) -> list[BaseRoute]:
-    """Guarded routes. `verifier=None` is for the Unix socket only, whose mode is the guard."""
+    """Build the guarded routes. `verifier=None` is for the Unix socket only, which its file mode guards."""
     budget = BodyBudget(MAX_BODY_BYTES_IN_FLIGHT)
     return [Route(route.path, _guarded(route, verifier, budget), methods=[route.method]) for route in routes]
 

@@ -27,7 +27,8 @@ class HttpLimits(Config):
     """Slowest upload of a long body."""
     send_timeout_s: float = Field(default=120.0, gt=0)
     """How long a client may read nothing of an answer before its connection is cut."""
-    keep_alive_s: float = Field(default=75.0, gt=0)
-    """How long a connection without a request stays open. Longer than the router keeps one, so that the router closes it."""
+    keep_alive_s: int = Field(default=75, ge=1)
+    """How long a connection without a request stays open.
+    Longer than the router keeps one, so that the router closes it first."""
     max_body_bytes_in_flight: int = Field(default=128 * 2**20, ge=1)
     """Bytes of request bodies held at one time by all requests together; beyond it 503."""

@@ -1,7 +1,7 @@
 """The server's side of one HTTP/1.1 connection, with limits on what a client can make it hold and for how long.
 
-uvicorn's httptools protocol limits nothing: heads grow without end and slow clients are waited for without end. h11 has
-limits, but parses a head in 80 us where httptools takes 3, and heads come before authorisation. So the limits are added here.
+uvicorn's httptools protocol has no limits: a head may grow and a slow client may wait without end. h11 bounds heads, but
+takes 80 us for a request where httptools takes 3, and heads arrive before authorisation. The limits are added here.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if any(name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self.headers):
             self._reject(Refusal(400, "upgrade", "An Upgrade header with a body is not served; leave it out."))
 
-    async def _full(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _full(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """The answer to all but probes beyond the limit on connections."""
         self._warn("requests are refused: the limit on connections is reached")
         refusal = too_many_connections(self.limits)

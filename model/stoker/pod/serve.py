@@ -1,6 +1,6 @@
 """An HTTP server that a program starts and stops inside its own event loop: uvicorn on sockets that are already bound.
 
-Signals stay with the program. `Server` is one door (a TCP port or a Unix socket); a program has one or two.
+The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEADLINE_TICKS = 3
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, not listening yet. Port 0 takes a free one.
+    """Bind a TCP socket, which does not listen yet. Port 0 takes a free one.
 
     Raises:
         OSError: the address is taken or not ours.
@@ -46,7 +46,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path | str) -> socket.socket:
-    """A bound Unix socket that only its owner may use (mode 0600); a leftover of an earlier run is replaced."""
+    """Bind a Unix socket that only its owner may use (mode 0600). The socket of an earlier run is replaced."""
     Path(path).unlink(missing_ok=True)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -98,7 +98,7 @@ class Server:
         return int(self.bound.getsockname()[1])
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
+        """Start to serve, and return when connections are accepted."""
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self.bound]), name="http server")
         while not self._uvicorn.started:
             if self._task.done():
@@ -107,7 +107,7 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def stop(self, timeout_s: float) -> None:
-        """Accept nothing new, let running answers end within `timeout_s` (rounded down, at least 1), then cut them."""
+        """Accept no connection, wait `timeout_s` (whole seconds, at least 1) for running answers, then cut them."""
         if self._task is None:
             self.bound.close()
             return

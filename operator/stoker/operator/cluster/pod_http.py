@@ -36,28 +36,33 @@ class PodHttp:
             await self._session.close()
             self._session = None
 
-    async def poll(self, url: str) -> Mapping[str, Any]:
-        """Read the pod's `/status`. Raises PodUnreachable."""
+    async def poll(self, url: str, pod_uid: str) -> Mapping[str, Any]:
+        """Read the pod's whole `/status`; a router names its engines only to a control token. Raises PodUnreachable."""
         where = f"{url}/status"
-        status, content = await self._ask(where, "GET", where, self.poll_timeout_s)
+        headers = self._authorization(pod_uid, "GET", "/status", b"")
+        status, content = await self._ask(where, "GET", where, self.poll_timeout_s, headers=headers)
         return _json(where, status, content, PodUnreachable)
 
     async def call(self, url: str, call: ControlCall) -> Mapping[str, Any]:
         """Send a control call with its token. Raises PodUnreachable, PodRefused."""
         body = json.dumps(dict(call.body), separators=(",", ":")).encode()
+        headers = self._authorization(call.pod.uid, call.method, call.path, body)
+        headers["Content-Type"] = "application/json"
+        where = f"{call.method} {call.path} of pod {call.pod.namespace}/{call.pod.name}"
+        status, content = await self._ask(where, call.method, f"{url}{call.path}", CALL_TIMEOUT_S, body, headers)
+        return _json(where, status, content, PodRefused)
+
+    def _authorization(self, pod_uid: str, method: str, path: str, body: bytes) -> dict[str, str]:
         token = sign(
             self.private_key,
-            pod_uid=call.pod.uid,
-            method=call.method,
-            path=call.path,
+            pod_uid=pod_uid,
+            method=method,
+            path=path,
             body=body,
             now=self.clock.now().timestamp(),
             token_id=self.new_token_id(),
         )
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        where = f"{call.method} {call.path} of pod {call.pod.namespace}/{call.pod.name}"
-        status, content = await self._ask(where, call.method, f"{url}{call.path}", CALL_TIMEOUT_S, body, headers)
-        return _json(where, status, content, PodRefused)
+        return {"Authorization": f"Bearer {token}"}
 
     async def _ask(
         self,

@@ -33,16 +33,19 @@ class AgentServer:
         self._add(listener, self._public)
         if self._listen.control_socket is not None:
             self._add(_unix_socket(Path(self._listen.control_socket)), self._private)
-        for server in self._servers:
-            await server.start()
+        await asyncio.gather(*(server.start() for server in self._servers))
 
     async def close(self) -> None:
         await asyncio.gather(*(server.stop(STOP_S) for server in self._servers))
-        if self._listen.control_socket is not None:
-            Path(self._listen.control_socket).unlink(missing_ok=True)
+        _remove(self._listen.control_socket)
 
     def _add(self, listener: socket.socket, routes: Sequence[BaseRoute]) -> None:
         self._servers.append(Server(Starlette(routes=list(routes)), listener, self._listen.limits))
+
+
+def _remove(path: str | None) -> None:
+    if path is not None:
+        Path(path).unlink(missing_ok=True)
 
 
 def _tcp_socket(listen: ListenConfig) -> socket.socket:

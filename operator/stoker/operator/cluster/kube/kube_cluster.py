@@ -245,7 +245,7 @@ class KubeCluster:
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
         url = await self._url(pod)
         try:
-            return await self.pods.poll(url)
+            return await self.pods.poll(url, pod.uid)
         except PodUnreachable:
             self._addresses.pop(pod.uid, None)
             raise

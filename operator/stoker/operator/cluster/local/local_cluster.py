@@ -100,7 +100,7 @@ class LocalCluster:
         return await self.pods.call(self._url(call.pod), replace(call, body=self._as_seen_here(call)))
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
-        return await self.pods.poll(self._url(pod))
+        return await self.pods.poll(self._url(pod), pod.uid)
 
     def _as_seen_here(self, call: ControlCall) -> Mapping[str, Any]:
         host = Host("pod", call.pod.namespace, call.pod.name)

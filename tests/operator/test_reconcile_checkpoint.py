@@ -252,7 +252,10 @@ def test_a_task_that_refuses_to_delete_blocks_the_deletion_even_without_a_reason
     run.cluster.settle()
     run.answer_tasks("delete", ok=False)
     found = run.cluster.objects[key]
-    assert (run.condition(found, "Stalled"), found["status"]["message"]) == ("True", "the delete task refused without a reason")
+    assert (run.condition(found, "Stalled"), found["status"]["message"]) == (
+        "True",
+        "the delete task refused without a reason",
+    )
 
 
 def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:

@@ -105,6 +105,9 @@ def test_a_result_that_can_never_fit_is_refused() -> None:
         TerminationMessage(cause=Cause.COMPLETED, result={"a": "x" * 5000}).encode()
 
 
+SAVE = '"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true'
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -125,14 +128,14 @@ def test_a_result_that_can_never_fit_is_refused() -> None:
         '{"cause": "Hang", "saves": [{"id": 1, "folder": "f", "step": 1, "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": "1", "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": "yes"}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "metrics": 1}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "metrics": {"loss": "1"}}]}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": 1}}]}}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": {{"loss": "1"}}}}]}}',
         '{"cause": "Hang", "result": 5}',
         "[" * 4096,
         TerminationMessage(cause=Cause.HANG, detail="cut").encode().decode()[:-1],
     ],
 )
-def test_what_is_no_last_word_is_none(text: str) -> None:
+def test_text_that_is_no_termination_message_is_none(text: str) -> None:
     assert parse_termination_message(text) is None
 
 

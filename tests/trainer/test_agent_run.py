@@ -1,4 +1,4 @@
-"""The agent with ranks that only pretend to train: how runs end, what it answers meanwhile, and that nothing outlives it."""
+"""The agent with simulated ranks: ends of runs, HTTP answers, and that no process outlives it."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ channel = RankChannel(socket.socket(fileno=args.channel_fd), on_orphaned=lambda:
 TOTAL = 5
 
 def step(number):
-    channel.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3, grad_norm=1.0,
-                          tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
+    channel.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3,
+                           grad_norm=1.0, tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
 
 def save(number, reason, verified=True, request=None):
-    facts = dict(id=request or f"step-{number:08}.0a1b2c3d", folder=f"step-{number:08}.0a1b2c3d", step=number, tokens=number * 64, loss=1.0, reason=reason,
+    folder = f"step-{number:08}.0a1b2c3d"
+    facts = dict(id=request or folder, folder=folder, step=number, tokens=number * 64, loss=1.0, reason=reason,
                  learning_rate=1e-3, elapsed_s=float(number))
     written = dict(state="Committed", digest="d" * 64, bytes=10, files=2, pieces=3)
     channel.send(SaveEvent(**facts, state="Saving"))
@@ -87,7 +88,7 @@ def train(forever=False, deaf=False, unread=False):
                     save(number, "interrupt", verified=None if unread else True)
                 if unread:
                     time.sleep(60)
-                end("Cancelled" if command.mode == "cancel" else "Interrupted", 79 if command.mode == "cancel" else 78, number)
+                end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
     channel.phase("Finishing")
     if rank == 0:
         channel.send(ValidationEvent(step=number, loss=0.5, tokens=64))
@@ -98,7 +99,8 @@ channel.phase("Loading", "LoadingWeights 43 %")
 if args.behaviour == "train":
     train()
 elif args.behaviour == "environment":
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+             "CUDA_VISIBLE_DEVICES")
     fd = args.master_listen_fd
     address = socket.socket(fileno=fd).getsockname() if fd is not None else None
     print("\\n".join(f"{name}={os.environ.get(name)}" for name in names), f"listens={address}", sep="\\n")
@@ -181,7 +183,7 @@ def agent_for(
 
 
 def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
-    """The run's last word; `act` goes on beside it. Afterwards no rank is left."""
+    """Run the agent, with `act` beside it, and return the termination message. No rank is left afterwards."""
 
     async def both() -> TerminationMessage:
         acting = asyncio.create_task(act(agent)) if act is not None else None
@@ -206,7 +208,7 @@ def steps(agent: Agent, count: int) -> Callable[[], bool]:
 
 
 def alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
+    """Whether the process runs: it is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -640,6 +642,7 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens; print('torch' in sys.modules)"
+    modules = "stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

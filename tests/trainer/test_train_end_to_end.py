@@ -1,4 +1,4 @@
-"""The whole trainer: an agent, real Gloo ranks, a tokenizer learned on the spot, checkpoints; killed, resumed, asked to save, interrupted."""
+"""The whole trainer: agent, real Gloo ranks, its own tokenizer; killed, resumed, saved on request, interrupted."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class TrainerError(Exception):
 
 
 class DataError(TrainerError):
-    """The corpus is missing, empty, unreadable, or not the one of the checkpoint; the message names file, line and what is allowed."""
+    """The corpus is missing, empty, unreadable, or not the one of the checkpoint. The message names file and line."""
 
 
 class ModelUnusable(TrainerError):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker.engine.core.blocks import BlockManager, Copy
+from tests.engine.audits import assert_sound
 
 
 def test_an_owner_gets_blocks_for_all_its_tokens() -> None:
@@ -22,7 +23,7 @@ def test_too_few_blocks_change_nothing() -> None:
     assert blocks.admit("b", range(100, 108)) is None
     assert not blocks.grow("a", 17)
     assert blocks.num_free == 1
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_a_computed_prefix_is_found_and_the_last_token_is_always_computed() -> None:
@@ -33,7 +34,7 @@ def test_a_computed_prefix_is_found_and_the_last_token_is_always_computed() -> N
     assert blocks.admit("c", range(9)) == 8
     assert list(blocks.table("c"))[:2] == list(blocks.table("a"))
     assert blocks.num_owned == 4  # a: 2; b: one of its own; c: one of its own
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_what_is_not_computed_is_not_found() -> None:
@@ -79,7 +80,7 @@ def test_cached_blocks_are_evicted_oldest_first_and_the_end_of_a_prefix_before_i
     assert (blocks.num_free, blocks.num_cached) == (0, 4)
     blocks.admit("c", [9])
     assert blocks.admit("d", [1, 1, 2, 2, 5]) == 2  # the block of 2, 2 was the oldest
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_two_that_computed_the_same_at_once_keep_their_own_blocks() -> None:
@@ -88,7 +89,7 @@ def test_two_that_computed_the_same_at_once_keep_their_own_blocks() -> None:
         assert blocks.admit(owner, [1, 1, 2, 2]) == 0
     for owner in "ab":
         blocks.commit(owner, [1, 1, 2, 2], 4)
-    blocks.audit()
+    assert_sound(blocks.audit())
     blocks.release("a")
     blocks.release("b")
     assert (blocks.num_free, blocks.num_cached) == (6, 2)
@@ -106,7 +107,7 @@ def test_a_fork_shares_every_block_and_the_first_writer_copies_the_partial_one()
     assert copy == Copy(partial, blocks.table("b")[1])
     assert copy.target != partial
     assert not blocks.is_shared("a", 6)
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_without_the_prefix_cache_nothing_is_kept() -> None:
@@ -194,7 +195,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        self.blocks.audit()
+        assert_sound(self.blocks.audit())
 
     @invariant()
     def every_owner_reads_its_own_tokens(self) -> None:

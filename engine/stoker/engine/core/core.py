@@ -31,6 +31,7 @@ from stoker.engine.core.messages import (
     Delta,
     Drain,
     Finish,
+    Heartbeat,
     Hello,
     Message,
     ModelFacts,
@@ -44,21 +45,32 @@ from stoker.engine.core.messages import (
     unpack,
 )
 from stoker.engine.core.startup import Startup, process_age_s
-from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
+from stoker.engine.core.step_pace import QuietLimits, StepPace
+from stoker.engine.errors import BlockAuditFailed, ExecutorLost, ProtocolError, RequestRefused
 from stoker.engine.plan import EnginePlan
 from stoker.pod.config_file import ConfigError
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.engine")
 
-STATS_EVERY_S = 1.0
+HEARTBEAT_S = 1.0
+"""Between two heartbeats, each with stats."""
 FRONT_SILENT_S = 30.0
+AWAY_S = 5.0
+"""A loop that did not listen for so long blames no front for its silence."""
+AUDIT_EVERY_S = 10.0
+AUDIT_SHARE = 0.005
+"""Most of the loop's time that audits may take: a large cache is counted more seldom."""
 HELLO_MS = 3000
 """How long a failed core waits for a first front to tell it why."""
 PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
 """The message says it all, and the program that started the core prints it: no stack."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
+
+SHOWN = 8
+"""Findings of an audit that a message lists."""
+QUIET = QuietLimits()
 
 Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
 
@@ -90,6 +102,7 @@ class Core:
         build: Build = build_engine,
         parent_alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        quiet: QuietLimits = QUIET,
     ) -> None:
         self.config, self.address, self.work_dir, self.build = config, address, work_dir, build
         self.parent_alive, self.clock = parent_alive, clock
@@ -103,9 +116,14 @@ class Core:
         self._seen_s: dict[str, float] = {}
         """Fronts (the hex of their socket identity), and when they were last heard."""
         self._drain_until_s: float | None = None
-        self._stats_s = clock()
+        self._beat_s = self._listened_s = self._audit_due_s = clock()
         self._captures = False
         """Idle time can still make something ready."""
+        self.pace = StepPace(quiet)
+        self._promised_s = quiet.first_s
+        """The longest silence that fronts expect, by the last heartbeat."""
+        self._step_tokens = [0, 0]
+        """Tokens of the last two steps: with overlap, `engine.step` waits for the first of them."""
 
     def serve(self) -> Cause:
         """Until it must end; says why."""
@@ -137,8 +155,10 @@ class Core:
         elif self.engine.has_unfinished:
             self._step(self.engine)
         elif self._captures:
+            self._promise(self.pace.limits.first_s)
             self._captures = self.engine.executor.capture_next_graph()
         self._follow_drain()
+        self._audit_when_due()
         self._tick()
 
     def _close(self, loader: ThreadPoolExecutor) -> None:
@@ -174,6 +194,7 @@ class Core:
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
             self._fail(loading_cause(error), error)
             return
+        engine.before_step = self._before_step
         self.engine, self._captures = engine, True
         self.startup.enter("")
         self._change("Serving", "", facts)
@@ -208,8 +229,15 @@ class Core:
     # Working.
 
     def _step(self, engine: LLMEngine) -> None:
+        began_s = self.clock()
         try:
-            self._send_deltas(engine.step())
+            deltas = engine.step()
+            if not engine.has_unfinished:
+                self._broadcast(
+                    engine.stats()
+                )  # before the last answers, so that whoever reads both sees an idle engine
+            self._send_deltas(deltas)
+            self.pace.record(max(self._step_tokens), self.clock() - began_s)
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
@@ -224,15 +252,45 @@ class Core:
         if not self.engine.has_unfinished:
             self._change("Drained", "")
 
-    def _tick(self) -> None:
-        """Once a second: stats, fronts that fell silent, a parent that is gone."""
+    def _before_step(self, num_tokens: int) -> None:
+        """A step that may take longer than fronts expect is announced."""
+        self._step_tokens = [self._step_tokens[1], num_tokens]
+        self._promise(self.pace.quiet_s(max(self._step_tokens)))
+
+    def _promise(self, quiet_s: float) -> None:
+        if quiet_s > self._promised_s:
+            self._beat(quiet_s)
+
+    def _beat(self, quiet_s: float) -> None:
+        self._promised_s = quiet_s
+        self._broadcast(Heartbeat(quiet_s, self.pace.usual_step_s))
+
+    def _audit_when_due(self) -> None:
+        """Count the cache's blocks now and then, between two steps."""
         now_s = self.clock()
-        if now_s - self._stats_s < STATS_EVERY_S:
+        if self.engine is None or self.cause is not None or now_s < self._audit_due_s:
             return
-        self._stats_s = now_s
+        audit = self.engine.audit()
+        self._audit_due_s = now_s + max(AUDIT_EVERY_S, (self.clock() - now_s) / AUDIT_SHARE)
+        if audit.leaked:
+            log.error(
+                "cache audit: %d blocks were lost and are given back: %s", len(audit.leaked), audit.leaked[:SHOWN]
+            )
+        if audit.faults:
+            more = f" and {len(audit.faults) - SHOWN} more" if len(audit.faults) > SHOWN else ""
+            self._fail(Cause.INTERNAL, BlockAuditFailed(f"cache audit: {'; '.join(audit.faults[:SHOWN])}{more}"))
+
+    def _tick(self) -> None:
+        """Once a second: a heartbeat, stats, fronts that fell silent, a parent that is gone."""
+        now_s = self.clock()
+        if now_s - self._beat_s < HEARTBEAT_S:
+            return
+        self._beat_s = now_s
+        self._beat(self.pace.limits.first_s if self.engine is None else self.pace.limits.floor_s)
         if self.engine is not None:
             self._broadcast(self.engine.stats())
-        for front in [front for front, seen_s in self._seen_s.items() if now_s - seen_s > FRONT_SILENT_S]:
+        silent = [front for front, seen_s in self._seen_s.items() if self._listened_s - seen_s > FRONT_SILENT_S]
+        for front in silent:
             self._forget(front)
         if not self.parent_alive():
             log.error("the parent process is gone")
@@ -253,6 +311,7 @@ class Core:
 
     def _listen(self, *, wait: bool) -> None:
         """Handle every message that is there; while nothing runs, wait a moment for one."""
+        self._excuse_fronts()
         if wait and not self._socket.poll(IDLE_MS):
             return
         while self.cause is None:
@@ -263,6 +322,13 @@ class Core:
             front = identity.hex()
             self._seen_s[front] = self.clock()
             self._hear(front, frame)
+
+    def _excuse_fronts(self) -> None:
+        """A long step or a process that was stopped is no silence of the fronts: their pings wait to be read."""
+        now_s = self.clock()
+        away_s, self._listened_s = now_s - self._listened_s, now_s
+        if away_s > AWAY_S:
+            self._seen_s = {front: seen_s + away_s for front, seen_s in self._seen_s.items()}
 
     def _hear(self, front: str, frame: bytes) -> None:
         try:
@@ -301,6 +367,7 @@ class Core:
             self._send(front, CoreState("Failed", wrong))
             return
         self._send(front, self.state)
+        self._send(front, Heartbeat(self._promised_s, self.pace.usual_step_s))
         if self.engine is not None:
             self._send(front, self.engine.stats())
 

@@ -189,7 +189,7 @@ class OpenAiServer:
     async def _health(self, _: Call) -> Mapping[str, Any]:
         """Says what is true: a dead core is not healthy."""
         if not self.front.ready:
-            raise ApiError(503, f"Not ready: {self.front.core.state.message}", code="not_ready", retry_after_s=1)
+            raise ApiError(503, f"Not ready: {self.front.core.problem}", code="not_ready", retry_after_s=1)
         return {}
 
     async def _version(self, _: Call) -> Mapping[str, Any]:

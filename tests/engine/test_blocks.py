@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -207,3 +210,87 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def damaged() -> BlockManager:
+    """Two owners that share the first of three blocks each, one cached block, five free ones."""
+    blocks = BlockManager(11, 2)
+    for owner in ("a", "gone"):
+        blocks.admit(owner, [1, 2, 3, 4, ord(owner[0])])
+        blocks.commit(owner, [1, 2, 3, 4, ord(owner[0])], 4)
+    blocks.fork("a", "b")
+    blocks.release("gone")
+    assert_sound(blocks.audit())
+    return blocks
+
+
+def lose_a_free_block(blocks: BlockManager) -> None:
+    blocks._free.pop()
+
+
+def forget_a_table(blocks: BlockManager) -> None:
+    del blocks._tables["a"], blocks._tables["b"]
+
+
+def keep_a_reference(blocks: BlockManager) -> None:
+    blocks._references[blocks.table("a")[0]] += 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "num_leaked"),
+    [
+        pytest.param(lose_a_free_block, 1, id="a free block lost"),
+        pytest.param(forget_a_table, 3, id="tables forgotten"),
+        pytest.param(keep_a_reference, 1, id="a reference kept"),
+    ],
+)
+def test_an_audit_finds_lost_blocks_and_gives_them_back(harm: Callable[[BlockManager], None], num_leaked: int) -> None:
+    blocks = damaged()
+    harm(blocks)
+    audit = blocks.audit()
+    assert (len(audit.leaked), audit.faults) == (num_leaked, ())
+    blocks.repair(audit)
+    assert_sound(blocks.audit())
+    for owner in list(blocks._tables):
+        blocks.release(owner)
+    assert_sound(blocks.audit())
+    assert blocks.num_owned == 0
+    assert blocks.num_available == blocks.num_blocks
+
+
+def free_an_owned_block(blocks: BlockManager) -> str:
+    block = blocks.table("a")[0]
+    blocks._free.append(block)
+    return f"block {block} is owned and also free or cached"
+
+
+def list_a_free_block_twice(blocks: BlockManager) -> str:
+    blocks._free.append(blocks._free[0])
+    return f"block {blocks._free[0]} is listed 2 times as free or cached"
+
+
+def drop_a_reference(blocks: BlockManager) -> str:
+    block = blocks.table("a")[2]
+    blocks._references[block] -= 1
+    return f"block {block} is in 2 tables with 1 references"
+
+
+def miscount_owned_blocks(blocks: BlockManager) -> str:
+    blocks._num_owned += 1
+    return "3 blocks are owned, 4 were counted"
+
+
+def find_a_free_block(blocks: BlockManager) -> str:
+    blocks._free.append(blocks._cached.popitem()[0] if blocks._cached else next(iter(blocks._key_of)))
+    return "a free block can be found"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [free_an_owned_block, list_a_free_block_twice, drop_a_reference, miscount_owned_blocks, find_a_free_block],
+    ids=lambda harm: harm.__name__,
+)
+def test_an_audit_names_what_cannot_be_repaired(harm: Callable[[BlockManager], str]) -> None:
+    blocks = damaged()
+    wanted = harm(blocks)
+    assert wanted in blocks.audit().faults

@@ -59,9 +59,8 @@ async def program(
     watch: WatchLimits = WATCH,
     **settings: Any,
 ) -> AsyncIterator[Program]:
-    config = parse(
-        EngineConfig, {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6, **settings}
-    )
+    base = {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6}
+    config = parse(EngineConfig, {**base, **settings})
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     environment = Environment(
         pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result, watch=watch

@@ -185,23 +185,39 @@ class BlockManager:
 
     def audit(self) -> BlockAudit:
         """Count every block anew and compare with what is kept. Costs O(all blocks)."""
-        owners = [0] * self.num_blocks
-        for table in self._tables.values():
-            for block in table.blocks:
-                owners[block] += 1
-        listed = [0] * self.num_blocks
-        for block in chain(self._free, self._cached):
-            listed[block] += 1
-        leaked = tuple(
-            block
-            for block, (owned, references) in enumerate(zip(owners, self._references, strict=True))
-            if references > owned or not owned + listed[block]
+        counts = Counter(chain.from_iterable(table.blocks for table in self._tables.values()))
+        leaked, faults = ((), ()) if self._adds_up(counts) else self._findings(counts)
+        return BlockAudit(
+            len(self._free), len(self._cached), len(counts), self.num_blocks, leaked, (*faults, *self._index_faults())
         )
-        num_owned = sum(map(bool, owners))
-        faults = (*self._shared_unknowingly(owners, listed), *self._index_faults())
-        if not leaked and num_owned != self._num_owned:
-            faults += (f"{num_owned} blocks are owned, {self._num_owned} were counted",)
-        return BlockAudit(len(self._free), len(self._cached), num_owned, self.num_blocks, leaked, faults)
+
+    def _adds_up(self, counts: Counter[int]) -> bool:
+        """Each block is free, cached or owned, exactly once, and references equal the tables."""
+        num_listed = len(self._free) + len(self._cached) + len(counts)
+        return (
+            num_listed == self.num_blocks == len({*self._free, *self._cached, *counts})
+            and self._num_owned == len(counts)
+            and sum(self._references) == counts.total()
+            and all(self._references[block] == count for block, count in counts.items())
+        )
+
+    def _findings(self, counts: Counter[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Block by block: which are leaked, and what cannot be repaired."""
+        listed = Counter(chain(self._free, self._cached))
+        leaked, faults = [], []
+        for block, references in enumerate(self._references):
+            owned, times = counts[block], listed[block]
+            if references > owned or not owned + times:
+                leaked.append(block)
+            if times > 1:
+                faults.append(f"block {block} is listed {times} times as free or cached")
+            if owned and times:
+                faults.append(f"block {block} is owned and also free or cached")
+            if references < owned:
+                faults.append(f"block {block} is in {owned} tables with {references} references")
+        if not leaked and not faults:
+            faults.append(f"{len(counts)} blocks are owned, {self._num_owned} were counted")
+        return tuple(leaked), tuple(faults)
 
     def repair(self, audit: BlockAudit) -> list[int]:
         """Give leaked blocks back; returns those that are free now, whose content means nothing."""
@@ -214,15 +230,6 @@ class BlockManager:
         self._free.extend(lost)
         self._num_owned = len(counts)
         return lost
-
-    def _shared_unknowingly(self, owners: list[int], listed: list[int]) -> Iterator[str]:
-        for block, (owned, times, references) in enumerate(zip(owners, listed, self._references, strict=True)):
-            if times > 1:
-                yield f"block {block} is listed {times} times as free or cached"
-            if owned and times:
-                yield f"block {block} is owned and also free or cached"
-            if references < owned:
-                yield f"block {block} is in {owned} tables with {references} references"
 
     def _index_faults(self) -> Iterator[str]:
         if self._key_of != {content.block: key for key, content in self._index.items()}:

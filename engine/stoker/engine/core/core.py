@@ -58,7 +58,8 @@ HEARTBEAT_S = 1.0
 FRONT_SILENT_S = 30.0
 AWAY_S = 5.0
 """A loop that did not listen for so long blames no front for its silence."""
-AUDIT_EVERY_S = 10.0
+AUDIT_IDLE_S, AUDIT_BUSY_S = 10.0, 60.0
+"""Between two audits of the cache, while nothing runs and while requests run."""
 AUDIT_SHARE = 0.005
 """Most of the loop's time that audits may take: a large cache is counted more seldom."""
 HELLO_MS = 3000
@@ -75,7 +76,9 @@ QUIET = QuietLimits()
 Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
 
 
-def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
+def run_core(
+    config: EngineConfig, address: str, work_dir: str, parent: int | None = None, quiet: QuietLimits = QUIET
+) -> None:
     """A process's whole life: serve until `Stop`, a failure or the parent's death. Exits with the code of the cause.
 
     `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read;
@@ -84,7 +87,7 @@ def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | No
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
     parent = os.getppid() if parent is None else parent
-    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent)
+    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent, quiet=quiet)
     cause = core.serve()
     logging.shutdown()
     sys.exit(EXIT_CODES[cause])
@@ -266,12 +269,14 @@ class Core:
         self._broadcast(Heartbeat(quiet_s, self.pace.usual_step_s))
 
     def _audit_when_due(self) -> None:
-        """Count the cache's blocks now and then, between two steps."""
+        """Count the cache's blocks now and then, between two steps; rather while nothing runs."""
         now_s = self.clock()
-        if self.engine is None or self.cause is not None or now_s < self._audit_due_s:
+        if self.engine is None or self.cause is not None:
+            return
+        if now_s < self._audit_due_s + (AUDIT_BUSY_S - AUDIT_IDLE_S if self.engine.has_unfinished else 0):
             return
         audit = self.engine.audit()
-        self._audit_due_s = now_s + max(AUDIT_EVERY_S, (self.clock() - now_s) / AUDIT_SHARE)
+        self._audit_due_s = now_s + max(AUDIT_IDLE_S, (self.clock() - now_s) / AUDIT_SHARE)
         if audit.leaked:
             log.error(
                 "cache audit: %d blocks were lost and are given back: %s", len(audit.leaked), audit.leaked[:SHOWN]

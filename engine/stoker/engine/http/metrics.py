@@ -12,7 +12,6 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from stoker.engine.core.messages import STEP_TOKENS, ModelFacts, RequestFacts, Stats
 from stoker.engine.sampling import SamplingParams
@@ -194,7 +193,7 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
 
 def _step_tokens(labels: tuple[str, str], stats: Stats) -> HistogramMetricFamily:
     """Steps by their number of tokens, with cumulative buckets."""
-    bounds = [*(floatToGoString(bound) for bound in STEP_TOKENS), "+Inf"]
+    bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
     buckets = list(zip(bounds, accumulate(stats.step_tokens), strict=True))
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)
     family.add_metric(labels, buckets, stats.step_tokens_sum)

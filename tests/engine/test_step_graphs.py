@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
+from tests.engine.audits import assert_sound
 from tests.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
@@ -136,7 +137,7 @@ def answers(engine: Any, requests: list[tuple[int, int, int]]) -> Facts:
                 ]
                 engine.add_request(str(number), prompt[-length:] if number % 2 else prompt[:length], KINDS[kind])
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         step += 1
     errors = [delta.error for delta in deltas if delta.error]
     assert not errors, errors

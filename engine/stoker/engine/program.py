@@ -19,10 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import PATIENCE, CoreClient
+from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
@@ -46,9 +47,6 @@ REASON_S = 0.5
 """How long the reason of a failed core may take to arrive."""
 MARGIN_S = 2.0
 """Kept of the grace period for closing down."""
-HANG_S = 120.0
-"""Work without a finished step for so long is called a hang in `/status`."""
-
 CoreCommand = Callable[[Path, str], Sequence[str]]
 """(configuration file, address of the core's socket) -> command line."""
 
@@ -70,7 +68,9 @@ class Environment:
     open_codec: Callable[[Path], TextCodec] = Tokenizer.open
     on_state: Callable[[CoreState], None] = lambda _: None
     on_listen: Callable[[int], None] = lambda _: None
-    """Told the port, once connections are accepted."""
+    """Called with the port, once connections are accepted."""
+    watch: WatchLimits = PATIENCE
+    """How long a silent core is waited for."""
 
 
 class Engine:
@@ -89,13 +89,19 @@ class Engine:
         self.names = config.model.names or (Path(config.model.path).name,)
         self.keys = load_api_keys(config.api.api_key_file)
         registry = CollectorRegistry()
-        self.core = CoreClient(self.address)
+        self.core = CoreClient(self.address, environment.watch)
+        self._core_pid: int | None = None
+        ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
+        ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(
-            alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
+            alive=lambda: not self.core.watch.dead,
+            ready=lambda: self.front.ready,
+            status=self.status,
+            registry=registry,
         )
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
 
@@ -150,7 +156,7 @@ class Engine:
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
             "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
-            "message": self.front.broken or self._hang() or state.message,
+            "message": self.front.broken or self.core.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,
             "running": stats.running if stats is not None else 0,
@@ -160,14 +166,6 @@ class Engine:
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
         }
-
-    def _hang(self) -> str | None:
-        """Work waits and no step ends: said, not acted on; a busy engine is never killed for it here."""
-        stats = self.core.stats
-        if stats is None or not stats.running + stats.waiting:
-            return None
-        silent_s = time.monotonic() - stats.progressed_s
-        return f"no step has ended for {silent_s:.0f} s" if silent_s > HANG_S else None
 
     def _follow(self, state: CoreState) -> None:
         self.front.follow(state)
@@ -210,11 +208,17 @@ class Engine:
         config_file = self.folder / "config.json"
         config_file.write_text(self.config.model_dump_json())
         command = self.environment.command(config_file, self.address)
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which drains and ends its core
         )
+        self._core_pid = process.pid
+        return process
+
+    def _pid_of_core(self) -> int | str:
+        """For `/proc`; an empty folder name before it has started and after its end."""
+        return self._core_pid if self._core_pid is not None else "none"
 
     async def _hear_reason(self) -> None:
         """The core's last message may still be on its way."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
-from stoker.engine.core.messages import Delta, FinishReason, Stats
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
@@ -61,6 +63,13 @@ class LLMEngine:
         self.num_generated_tokens = 0
         self.num_finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.num_refused: Counter[str] = Counter()
+        self.step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        """Steps by their number of tokens."""
+        self.num_step_tokens = 0
+        self.num_audits = 0
+        self.num_leaked_blocks = 0
+        self.before_step: Callable[[int], None] = lambda _: None
+        """Called with the number of tokens of each step, before it is computed."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -128,6 +137,7 @@ class LLMEngine:
         """Schedule, submit, take results: in the end one token for every sequence whose known tokens are all computed."""
         schedule = self.scheduler.schedule(self.clock())
         if schedule.chunks:
+            self._begin_step(schedule.num_tokens)
             self._submitted.append(self._submit(schedule))
         deltas: list[Addressed] = []
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
@@ -153,7 +163,20 @@ class LLMEngine:
             prefix_hits=scheduler.prefix_hits,
             finished=dict(self.num_finished),
             refused=dict(self.num_refused),
+            step_tokens=tuple(self.step_tokens),
+            step_tokens_sum=self.num_step_tokens,
+            block_audits=self.num_audits,
+            leaked_blocks=self.num_leaked_blocks,
         )
+
+    def audit(self) -> BlockAudit:
+        """Count blocks and seats anew, between two steps. Leaked blocks are given back; faults are for the caller."""
+        audit = self.scheduler.audit()
+        self.num_audits += 1
+        if audit.leaked:
+            self.num_leaked_blocks += len(audit.leaked)
+            self.scheduler.repair(audit)
+        return audit
 
     # Taking a request.
 
@@ -189,6 +212,11 @@ class LLMEngine:
         return max_tokens
 
     # Computing.
+
+    def _begin_step(self, num_tokens: int) -> None:
+        self.step_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+        self.num_step_tokens += num_tokens
+        self.before_step(num_tokens)
 
     def _submit(self, schedule: Schedule) -> SubmittedStep:
         step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)

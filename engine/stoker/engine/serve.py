@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import logging
 import os
 import re
@@ -117,6 +118,20 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def _origins(text: str) -> list[str]:
+    """One origin, or a JSON list of them.
+
+    Raises:
+        ValueError: a list that is not JSON, or holds anything but texts.
+    """
+    if not text.startswith("["):
+        return [text]
+    origins = json.loads(text)
+    if not all(isinstance(origin, str) for origin in origins):
+        raise ValueError("origins must be texts")
+    return list(origins)
+
+
 def _name(path: str) -> str:
     return Path(os.path.abspath(path)).name.removesuffix(".gguf")  # noqa: PTH100 - a link keeps the name it is called by
 
@@ -171,9 +186,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key-file", metavar="FILE", help="one key per line; without it no key is asked for")
     add(
         "--allowed-origins",
-        nargs="+",
+        action="extend",
+        type=_origins,
         metavar="ORIGIN",
-        help="origins whose web pages may call the API (CORS), such as https://example.org; * is any (default: none)",
+        help="origin whose web pages may call the API (CORS), such as https://example.org; * is any; may be repeated, "
+        "or be a JSON list as in vLLM: '[\"*\"]' (default: none)",
     )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")

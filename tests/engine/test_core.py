@@ -16,13 +16,13 @@ import zmq
 
 from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import messages as m
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.core import Core, run_core
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
-from stoker.engine.plan import Plan
+from stoker.engine.execution.step import StepInput, StepOutput
+from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from tests.engine.conftest import MakeEngine
@@ -91,7 +91,7 @@ class Running:
         return self.cause
 
 
-PLAN = Plan("", None, "cpu", torch.float32, "reference", "sdpa", False, 1, 4, 1200, 160, 256, 64, 1)
+PLAN = EnginePlan("", None, "cpu", torch.float32, "reference", "sdpa", False, 1, 4, 1200, 160, 256, 64, 1)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def start(make_engine: MakeEngine, tmp_path: Path) -> Iterator[Callable[..., tup
 
     def make(build: Any = None, *, wrap: Any = lambda runner: runner, **more: Any) -> tuple[Front, Running]:
         address = f"ipc://{tmp_path}/core"
-        plan = Plan(**{**vars(PLAN), "model_path": str(tmp_path)})
+        plan = EnginePlan(**{**vars(PLAN), "model_path": str(tmp_path)})
         running = Running(address, tmp_path, build or (lambda config, progress: (make_engine(wrap=wrap), plan)), **more)
         front = Front(address)
         front.say(m.Hello())
@@ -148,7 +148,7 @@ def test_two_fronts_may_use_the_same_id(start: Callable[..., tuple[Front, Runnin
 def test_a_loading_core_says_how_far_it_is_and_refuses(start: Callable[..., tuple[Front, Running]]) -> None:
     go_on = threading.Event()
 
-    def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LLMEngine, Plan]:
+    def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LLMEngine, EnginePlan]:
         progress("LoadingWeights 43 %")
         go_on.wait(30)
         raise OSError("no such model")
@@ -273,7 +273,7 @@ class Warming(InProcess):
         super().__init__(runner)
         self.warmed = 0
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         self.warmed += 1
         return self.warmed < 4
 
@@ -282,7 +282,7 @@ def test_idle_time_makes_things_ready_and_requests_come_first(
     start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine = make_engine(execute=Warming)
-    plan = Plan(**{**vars(PLAN), "model_path": str(tmp_path)})
+    plan = EnginePlan(**{**vars(PLAN), "model_path": str(tmp_path)})
     front, _ = start(lambda config, progress: (engine, plan))
     assert list(front.phase("Serving").startup)[-2:] == ["Planning", "Warming"]
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

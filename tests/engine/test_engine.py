@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 

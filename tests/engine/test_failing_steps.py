@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.build_step import StepInput, StepOutput
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
 from tests.engine.test_overlap import Late
 
@@ -132,7 +132,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    engine = LLMEngine(executor(Machine(endless())), scheduler, Limits(VOCABULARY, 18, ()), overlap=overlap)
+    engine = LLMEngine(executor(Machine(endless())), scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     deltas: list[Delta] = []
     step = 0

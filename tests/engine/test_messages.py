@@ -7,12 +7,13 @@ import pytest
 
 from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 FACTS = m.RequestFacts(3, 2, 1, 0, 1.0, 1.5, 2.0, 2.0, 3.0)
 DELTA = m.Delta(
-    "a", 1, (4, 5), (m.TokenLogprobs(-0.5, ((4, -0.5), (5, -1.0))), m.TokenLogprobs(-1.0, ())),
-    (None, m.TokenLogprobs(-2.0, ())), "stop", 2, None, FACTS,
+    "a", 1, (4, 5), (TokenLogprobs(-0.5, ((4, -0.5), (5, -1.0))), TokenLogprobs(-1.0, ())),
+    (None, TokenLogprobs(-2.0, ())), "stop", 2, None, FACTS,
 )  # fmt: skip
 MODEL = m.ModelFacts("/m", "/m", None, "bfloat16", 100, 64, (2,), 16, 8)
 

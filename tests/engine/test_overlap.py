@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tokens_of
@@ -31,7 +31,7 @@ class Late:
         assert sum(not one.done for one in self.steps) <= 2, "at most one step under way while another is prepared"
         return self.steps[-1]
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:

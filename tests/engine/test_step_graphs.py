@@ -102,7 +102,7 @@ def engine_of(
     twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
 ) -> Any:
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.engine import LLMEngine, ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops
@@ -117,7 +117,7 @@ def engine_of(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    return LLMEngine(OnDevice(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
+    return LLMEngine(OnDevice(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
 
 
 Facts = dict[tuple[str, int], tuple[list[int], list[float], Any]]
@@ -184,8 +184,8 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
 
     check()
     assert preemptions > 0
-    assert {bool(kind.prompts) for kind in seen} == {True, False}
-    variants = {(kind.samples, kind.filtered) for kind in seen if kind.prompts}
+    assert {bool(shape.prompts) for shape in seen} == {True, False}
+    variants = {(shape.samples, shape.filtered) for shape in seen if shape.prompts}
     assert variants == {(True, False), (True, True), (False, False)}
 
 

@@ -1,4 +1,4 @@
-"""The supervisor as a process, through the command line: applying, looking, stopping, and what remains afterwards: nothing."""
+"""The supervisor as a process, through the command line: it applies, shows and stops, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ class Terminal:
         return out + err
 
     def json(self, *words: str) -> Any:
-        return json.loads(self.run(*words, "--json"))
+        process = self.start(*words, "--json")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, (out, err)
+        return json.loads(out)
 
     def running(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.json("get", "pods")["items"] if _is_ready(pod)]
@@ -165,8 +168,8 @@ def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> N
     assert "phase: Running" in terminal.run("describe", "pod/web-0")
     assert "web-0" in terminal.run("get", "pod/web-0")
     assert [line.split()[0] for line in terminal.run("get").splitlines()] == ["NAME", "web-0", "web-1"]
-    assert "the name is given twice: web-0 and web-1" in terminal.run("describe", "pod/web-0", "web-1", code=2)
-    assert "give KIND NAME, or KIND/NAME" in terminal.run("describe", "pod", code=2)
+    assert "the name is given twice: web-0 and web-1" in terminal.run("describe", "pod/web-0", "web-1", code=64)
+    assert "give KIND NAME, or KIND/NAME" in terminal.run("describe", "pod", code=64)
     assert "pod/web-0 unchanged" in terminal.run("apply", "-f", str(terminal.file), "--detach")
     assert terminal.run("delete", "pod", "web-0") == "pod/web-0 deleted\n"
     assert "does not exist" in terminal.run("delete", "pod/web-0", code=1)

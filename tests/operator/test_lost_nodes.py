@@ -28,7 +28,7 @@ class Looks:
         carriers = {
             name.lower(): Carrier(name.islower(), zone.strip()) for name, zone in zip(nodes, places, strict=True)
         }
-        self.known = note_silence(self.known, carriers, self.now_s, self.limits, heard=heard)
+        self.known = note_silence(self.known, carriers, self.now_s, self.limits, watched=heard)
         return classify(self.known, self.now_s, self.limits)
 
 
@@ -145,7 +145,7 @@ def test_a_node_is_lost_exactly_when_it_was_silent_heard_and_alone_for_long_enou
     for moment in moments:
         now_s += moment.passed_s
         carriers = {str(node): Carrier(node in moment.silent, zone) for node, zone in NODES.items()}
-        known = note_silence(known, carriers, now_s, limits, heard=moment.heard)
+        known = note_silence(known, carriers, now_s, limits, watched=moment.heard)
         verdict = classify(known, now_s, limits)
         for node in NODES:
             good = [

@@ -11,14 +11,15 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.lost_nodes import NodeLoss, Outage
 from stoker.operator.domain.plan import Event, Object, Observed, Plan
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
-from stoker.operator.domain.recovery import Action, first_failure
+from stoker.operator.domain.recovery import first_failure
 from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.reconcile.outcome import Outcome, derive_plan, with_lost_pods
+from stoker.pod.causes import Action
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LOST = NodeLoss(lost=frozenset("n"))
 OUTAGE = NodeLoss(outages={"n": Outage(silent=3, nodes=4)})
-TEXT = "no pod is taken for lost: 3 of 4 nodes with pods are silent at once"
+TEXT = "no pod counts as lost: 3 of 4 nodes with pods are silent at once"
 READY = {
     "type": "Ready",
     "status": "False",
@@ -57,7 +58,7 @@ def test_pods_of_a_lost_node_have_failed_by_its_loss_and_nobody_is_blamed() -> N
     assert ending is not None
     assert ending.action is Action.RETRY_FREE
     assert ending.node == "n"
-    assert "node n is not heard of any more" in ending.detail
+    assert "node n sends no heartbeats any more" in ending.detail
 
 
 def test_the_pass_comes_again_when_a_node_with_pods_is_lost() -> None:

@@ -27,10 +27,10 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = Store()
-        self.hears = True
+        self.watched = True
         self.woken: list[str] = []
         limits = NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3)
-        self.watch = NodeWatch(self.store, self.clock, limits, lambda: self.hears, self._wake)
+        self.watch = NodeWatch(self.store, self.clock, limits, lambda: self.watched, self._wake)
         self.version = 0
 
     def node(self, name: str, ready: str = "True", zone: str = "") -> None:
@@ -129,10 +129,10 @@ def test_silence_counts_from_when_news_can_arrive_again() -> None:
     world = World()
     world.nodes(a="Unknown", b="True")
     world.watch.look()
-    world.hears = False
+    world.watched = False
     world.clock.passed_s = 60
     assert world.watch.losses().lost == frozenset()
-    world.hears = True
+    world.watched = True
     world.clock.passed_s = 120
     assert world.watch.losses() == NodeLoss(left_s={"a": 10})
 
@@ -164,11 +164,11 @@ async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str)
 async def _an_outage(folder: Path) -> None:
     world = embedded(folder, pods=FakePods())
     async with at_work(world, world.cluster, Settings(), "abcd") as operator:
-        operator.metrics.watch(operator.figures)
+        operator.metrics.watch(operator.state)
         for name in "abc":
             silence(world.objects, name, "Unknown")
         await world.clock.advance(3600)
-        text = "no pod is taken for lost: 3 of 4 nodes with pods are silent at once"
+        text = "no pod counts as lost: 3 of 4 nodes with pods are silent at once"
         assert [found["message"] for found in conditions(world.objects)] == [text]
         assert [found["message"] for found in world.objects.of_kind("Event")] == [text]
         assert not any(found["metadata"].get("deletionTimestamp") for found in world.objects.of_kind("Pod"))

@@ -37,6 +37,15 @@ def test_every_key_of_the_changes_is_a_field_of_the_value_with_its_type(changes:
     assert get_type_hints(changes).items() <= {name: fields[name] for name in value.model_fields}.items()
 
 
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [(JobFields, TrainingJobStatus), (CheckpointFields, CheckpointStatus)],
+    ids=["TrainingJob", "Checkpoint"],
+)
+def test_every_field_of_a_status_is_written(changes: Any, status: type[Value]) -> None:
+    assert set(status.model_fields) == get_type_hints(changes).keys() | get_type_hints(SharedFields).keys()
+
+
 def observed(refusal: str | None = None, **status: Any) -> Observed:
     resource = {"kind": "EnginePool", "metadata": {"name": "a", "uid": "u", "generation": 3}, "status": status}
     return Observed(resource, refusal=refusal)

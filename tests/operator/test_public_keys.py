@@ -13,7 +13,7 @@ import pytest
 from stoker.operator.cluster.interface import Forbidden
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.store import Store
 from stoker.operator.render.keys import keys_object
@@ -31,7 +31,7 @@ class World:
         self.inner = inner
         self.refused: set[str] = set()
         self.store = Store()
-        self.executor = Executor(self, self.store, inner.clock)
+        self.executor = PlanExecutor(self, self.store, inner.clock)
         self.settings = SETTINGS
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.meanwhile: Callable[[], None] = lambda: None

@@ -23,7 +23,7 @@ def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent()
     assert not run.cluster.pods("task")
 
 
-@pytest.mark.parametrize("word_says", [{}, {"figures": {}}], ids=["told in the last word", "told before"])
+@pytest.mark.parametrize("word_says", [{}, {"metrics": {}}], ids=["told in the last word", "told before"])
 def test_a_checkpoint_shows_the_figures_of_its_save_whoever_tells_them(word_says: dict[str, Any]) -> None:
     run = Run()
     run.start()
@@ -252,7 +252,10 @@ def test_a_task_that_refuses_to_delete_blocks_the_deletion_even_without_a_reason
     run.cluster.settle()
     run.answer_tasks("delete", ok=False)
     found = run.cluster.objects[key]
-    assert (run.condition(found, "Stalled"), found["status"]["message"]) == ("True", "the delete task says no")
+    assert (run.condition(found, "Stalled"), found["status"]["message"]) == (
+        "True",
+        "the delete task refused without a reason",
+    )
 
 
 def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:

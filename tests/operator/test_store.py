@@ -183,3 +183,17 @@ def test_objects_are_counted_by_kind() -> None:
     store.put(thing("two", 2))
     store.put(pod("three", 3, "Running"))
     assert store.counts() == {"ConfigMap": 2, "Pod": 1}
+
+
+def test_a_spec_with_its_accepted_and_its_pinned_copy_is_kept_once() -> None:
+    def spec() -> dict[str, Any]:
+        return {"workers": {"replicas": 2}, "training": {"totalSteps": 100}}
+
+    store = Store()
+    for name in ("one", "two"):
+        metadata = {"name": name, "namespace": "a", "uid": f"uid-{name}", "resourceVersion": "1"}
+        status = {"acceptedSpec": spec(), "pinned": {"intent": "i", "spec": spec()}}
+        store.put({"kind": "TrainingJob", "metadata": metadata, "spec": spec(), "status": status})
+    one, two = (store.get(Key("TrainingJob", "a", name)) or {} for name in ("one", "two"))
+    held = [one["spec"], one["status"]["acceptedSpec"], one["status"]["pinned"]["spec"], two["status"]["acceptedSpec"]]
+    assert len({id(found) for found in held}) == 1

@@ -18,6 +18,7 @@ def test_a_failed_attempt_resumes_from_the_newest_verified_checkpoint() -> None:
     assert run.attempt == 1
     assert run.status["attempt"]["resumedFrom"]["step"] == 20
     assert (run.status["lastFailure"]["cause"], run.status["lastFailure"]["rank"]) == ("RankFailed", 1)
+    assert run.status["lastFailure"]["pod"].endswith("-a0-1")
     assert run.status["lostSteps"] == 6
     assert run.status["failuresWithoutProgress"] == 1
 
@@ -148,7 +149,7 @@ def test_a_node_that_falls_silent_after_its_peers_have_failed_of_it_is_blamed_al
     assert (run.status["lastFailure"]["action"], run.status["failuresWithoutProgress"]) == ("Retry", 1)
 
     lost["spec"]["nodeName"] = "node-2"
-    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 is not heard of any more"}
+    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 sends no heartbeats any more"}
     run.cluster.reconcile(JOB)
 
     failure = run.status["lastFailure"]
@@ -167,7 +168,7 @@ def test_a_lost_node_costs_nothing_even_where_nothing_is_left_of_the_budget() ->
     run.cluster.end(survivor, Cause.PEER_LOST, detail="connection reset by peer")
     run.cluster.settle()
     assert run.status["phase"] == "Restarting"
-    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 is not heard of any more"}
+    lost["status"] = {"phase": "Failed", "reason": "NodeLost", "message": "node node-2 sends no heartbeats any more"}
     run.cluster.settle()
     run.next_attempt()
     assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)

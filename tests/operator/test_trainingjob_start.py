@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from typing import Any
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.exit_code import Cause
@@ -106,3 +108,97 @@ def test_an_attempt_that_was_opened_goes_on_though_its_checkpoint_object_is_gone
     config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-a1"))
     assert '"digest": "digest20"' in config["data"]["config.json"]
     assert len(run.gang) == 2
+
+
+PULLED = "ghcr.io/stoker-dev/runtime@sha256:" + "0a" * 32
+
+
+def test_a_restarted_attempt_runs_the_image_that_the_first_one_pulled_though_its_tag_has_moved() -> None:
+    run = Run()
+    run.cluster.settle()
+    assert run.status["pinned"]["images"] == {"trainer": "ghcr.io/stoker-dev/runtime:0.1.0"}
+    for pod in run.gang:
+        run.cluster.run(pod)
+        pod["status"]["containerStatuses"] = [{"name": "main", "imageID": PULLED, "state": {"running": {}}}]
+    run.train(1)
+    assert run.status["pinned"]["images"] == {"trainer": PULLED}
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED)
+    run.next_attempt()
+    assert [pod["spec"]["containers"][0]["image"] for pod in run.gang] == [PULLED, PULLED]
+    assert run.status["pinned"]["images"] == {"trainer": PULLED}
+    assert run.status["attempt"]["revision"] == run.status["attempts"][0]["revision"]
+
+
+def test_another_image_of_the_user_replaces_the_pinned_one() -> None:
+    run = Run()
+    run.cluster.settle()
+    for pod in run.gang:
+        run.cluster.run(pod)
+        pod["status"]["containerStatuses"] = [{"name": "main", "imageID": PULLED, "state": {"running": {}}}]
+    run.train(1)
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(image="ghcr.io/lab/runtime:2"))
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED)
+    run.next_attempt()
+    assert run.status["pinned"]["images"] == {"trainer": "ghcr.io/lab/runtime:2"}
+    assert run.gang[0]["spec"]["containers"][0]["image"] == "ghcr.io/lab/runtime:2"
+
+
+FROM = {"name": "old", "state": "All"}
+
+
+def adopt_old(run: Run, name: str = "old", claim: str = "claim") -> None:
+    """A Checkpoint of an earlier job, verified by a task."""
+    source = {"import": {"storage": {"claimName": claim, "path": "earlier"}, "folder": "step-00000005.0badc0de"}}
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": name},
+            "spec": {"source": source},
+        }
+    )
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+
+
+def resume_of(run: Run, attempt: int) -> Any:
+    config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith(f"-a{attempt}"))
+    return json.loads(config["data"]["config.json"])["resume"]
+
+
+def test_a_job_that_takes_all_state_from_a_checkpoint_resumes_it_and_later_its_own_saves() -> None:
+    run = Run(model=None, modelFrom={"checkpoint": FROM})
+    run.cluster.settle()
+    assert run.status["message"] == "Checkpoint old does not exist (spec.modelFrom.checkpoint)"
+    adopt_old(run)
+    folder = "/var/stoker/checkpoints/earlier/step-00000005.0badc0de"
+    assert resume_of(run, 0) == {"folder": folder, "step": 5, "digest": "d5"}
+    assert run.status["message"].startswith("2 of 2 pods wait")
+    resumed = run.status["attempt"]["resumedFrom"]
+    assert (resumed["name"], resumed["step"], run.status["attempt"]["firstStep"]) == ("old", 5, 5)
+    old = run.cluster.objects[Key("Checkpoint", "default", "old")]
+    assert [user["name"] for user in old["status"]["inUseBy"]] == ["run"]
+    for pod in run.gang:
+        run.cluster.run(pod)
+    run.train(8, (run.save(7),))
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(7),))
+    run.next_attempt()
+    assert resume_of(run, 1)["step"] == 7
+
+
+def test_a_job_that_takes_the_weights_from_a_checkpoint_begins_at_step_0() -> None:
+    run = Run(model=None, modelFrom={"checkpoint": {"name": "old", "state": "Weights"}})
+    adopt_old(run)
+    assert resume_of(run, 0) is None
+    assert (run.status["attempt"]["firstStep"], "resumedFrom" in run.status["attempt"]) == (0, False)
+
+
+def test_all_state_of_a_checkpoint_that_turns_out_corrupt_fails_the_job_because_nothing_is_older() -> None:
+    run = Run(model=None, modelFrom={"checkpoint": FROM})
+    adopt_old(run)
+    run.start()
+    run.cluster.end(run.gang[0], Cause.CHECKPOINT_CORRUPT, detail="rank-0.bin: hash differs")
+    run.cluster.settle()
+    assert (run.status["phase"], run.status["lastFailure"]["cause"]) == ("Failed", "CheckpointCorrupt")

@@ -1,4 +1,7 @@
-"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say. Both clusters are asked the same."""
+"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say.
+
+Both clusters are asked the same.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def surroundings() -> list[Manifest]:
 
 
 def break_model(models: Path) -> Path:
-    """A Hugging Face folder whose config.json names an architecture that nobody has. Returns the file."""
+    """A Hugging Face folder whose config.json names an architecture that does not exist. Returns the file."""
     (models / "broken").mkdir(parents=True)
     config = models / "broken" / "config.json"
     config.write_text(json.dumps({"architectures": ["OtherForCausalLM"], **MODEL}))

@@ -15,7 +15,7 @@ class ObjectViews(ABC):
 
     @abstractmethod
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
 
     @abstractmethod
     def find(self, kind: str, name: str) -> Object | None:

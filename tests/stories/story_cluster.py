@@ -36,8 +36,8 @@ class StoryCluster(Waits):
         """Start a supervisor, for the first time or again on what the last one left."""
         self.client.folders.make()
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
-        end, self._leash = os.pipe()  # the other end closes with the test's process, however it ends
-        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--leash", str(end)]
+        end, self._parent_pipe = os.pipe()  # the other end closes with the test's process, however it ends
+        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--parent-pipe", str(end)]
         with self.client.folders.supervisor_log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -77,11 +77,11 @@ class StoryCluster(Waits):
     def _wait(self, timeout_s: float) -> int:
         assert self.process is not None
         code = self.process.wait(timeout_s)
-        os.close(self._leash)
+        os.close(self._parent_pipe)
         return code
 
     def remains(self) -> list[str]:
-        """What is left of this cluster outside its state folder; there must be nothing once the supervisor has ended."""
+        """Processes and files of this cluster outside its state folder; none once the supervisor has ended."""
         root = str(self.client.folders.root)
         short = (
             Path(tempfile.gettempdir()) / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
@@ -116,7 +116,7 @@ class StoryCluster(Waits):
     # What is there
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         found = self.client.objects(kind, namespace=NAMESPACE)
         for name, value in labels.items():
             key = f"stoker.dev/{name.replace('_', '-')}"

@@ -1,4 +1,6 @@
-"""The life of Checkpoint objects around one running job: asked for, kept, given up, adopted, used, deleted with and without their data."""
+"""The life of Checkpoint objects around one running job: asked for, kept, given up, adopted, used, deleted with and
+without their data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Training that is hit: a rank killed, a whole pod killed. Each time it goes on from the newest verified save, and ends where an undisturbed run ends."""
+"""Training that is hit: a rank killed, a whole pod killed.
+
+Each time it goes on from the newest verified save, and ends where an undisturbed run ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A deployment moves to a newer checkpoint and changes its size while clients stream: no request fails, no stream is cut."""
+"""A deployment moves to a newer checkpoint and changes its size while clients stream: no request fails, no stream is
+cut.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run that its user stops: suspended with a save, its newest save damaged meanwhile, resumed from the one before, cancelled with a last save."""
+"""A run that its user stops: suspended with a save, its newest save damaged meanwhile, resumed from the one before,
+cancelled with a last save.
+"""
 
 from __future__ import annotations
 

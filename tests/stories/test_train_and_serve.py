@@ -1,4 +1,6 @@
-"""Two ranks train a model from random weights, its saves become verified Checkpoints, and a deployment serves the newest one."""
+"""Two ranks train a model from random weights, its saves become verified Checkpoints, and a deployment serves the
+newest one.
+"""
 
 from __future__ import annotations
 

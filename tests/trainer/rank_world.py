@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.rank.process_group import RankPlace, process_group
+from stoker.trainer.rank.process_group import process_group
+from stoker.trainer.rank.rank_info import RankInfo
 from tests.trainer.tiny_run import tiny_config
 
 START_S = 180.0
@@ -81,8 +82,8 @@ class RankWorld:
                 ours, theirs = context.Pipe()
                 stacks = Path(self._folder.name, f"rank-{rank}.txt")
                 stacks.write_text("")
-                place = RankPlace(rank, self.size, self.size, "127.0.0.1", listener.getsockname()[1])
-                work = (place, self._backend, listener if rank == 0 else None, theirs, stacks, self._setup)
+                info = RankInfo(rank, self.size, self.size, "127.0.0.1", listener.getsockname()[1])
+                work = (info, self._backend, listener if rank == 0 else None, theirs, stacks, self._setup)
                 process = context.Process(target=_work, args=work, daemon=True)
                 process.start()
                 theirs.close()
@@ -180,16 +181,16 @@ def written(file: Path, until: float) -> str:
 
 
 def _work(
-    place: RankPlace, backend: str, listener: socket.socket | None, line: Connection, stacks: Path, setup: Setup
+    info: RankInfo, backend: str, listener: socket.socket | None, line: Connection, stacks: Path, setup: Setup
 ) -> None:
     with stacks.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         torch.set_num_threads(1)
-        device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", place.rank)
+        device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", info.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        with process_group(tiny_config(), place, device, listener):
-            held = setup(place.rank, place.world_size)
+        with process_group(tiny_config(), info, device, listener):
+            held = setup(info.rank, info.world_size)
             line.send((True, None))
             while (order := line.recv()) is not None:
                 line.send(_answer(held, *order))

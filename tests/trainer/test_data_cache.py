@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.trainer.rank.data.cache import only_one
 from stoker.trainer.rank.main import cause_of
 

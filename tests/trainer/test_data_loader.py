@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
 from stoker.trainer.rank.data.source import Conversation, Document

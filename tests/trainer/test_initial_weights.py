@@ -10,7 +10,8 @@ from torch import Tensor
 
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
-from stoker.trainer.rank.initial_weights import ModelUnusable, Start
+from stoker.trainer.errors import ModelUnusable
+from stoker.trainer.rank.initial_weights import InitialWeights
 from tests.trainer.tiny_run import TINY, DecoderStore
 
 
@@ -32,4 +33,4 @@ def test_a_tied_model_with_two_different_tables_is_not_trained() -> None:
     decoder = Decoder(replace(TINY, tie_embeddings=True), Ops())
     decoder.init_weights(0)
     with pytest.raises(ModelUnusable, match=r"base: weights: tie_word_embeddings is set, but lm_head.weight differs"):
-        Start(decoder, TwoTables(decoder), lambda _done, _total: None, "base")
+        InitialWeights(decoder, TwoTables(decoder), lambda _done, _total: None, "base")

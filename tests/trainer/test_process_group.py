@@ -11,22 +11,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.trainer.protocol.channel import Beacon
-from stoker.trainer.rank.build import Materials
+from stoker.trainer.errors import DataError
+from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.rank.communicator import nccl_options
-from stoker.trainer.rank.data.error import DataError
-from stoker.trainer.rank.main import make_team
-from stoker.trainer.rank.process_group import RankPlace, collective_timeout, process_group
-from stoker.trainer.rank.run_inputs import check_agreement
+from stoker.trainer.rank.main import make_rank_context
+from stoker.trainer.rank.process_group import collective_timeout, process_group
+from stoker.trainer.rank.rank_info import RankInfo
+from stoker.trainer.rank.run_inputs import RunInputs, check_agreement
 from stoker.trainer.rank.save_group import make_save_group
 from tests.trainer.rank_world import RankWorld, run_ranks
-from tests.trainer.tiny_run import TINY, SyntheticBatches, empty_decoder, tiny_config
+from tests.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empty_decoder, tiny_config
 
 
 def fails_inside(rank: int, port: int) -> bool:
     """Whether the group still stands after an error."""
-    place = RankPlace(rank, 2, 2, "127.0.0.1", port)
-    with contextlib.suppress(KeyError), process_group(tiny_config(), place, torch.device("cpu"), None):
+    info = RankInfo(rank, 2, 2, "127.0.0.1", port)
+    with contextlib.suppress(KeyError), process_group(tiny_config(), info, torch.device("cpu"), None):
         raise KeyError
     return dist.is_initialized()
 
@@ -40,10 +40,13 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down()
 
 def waits_in_vain(rank: int, size: int) -> list[str]:
     """What rank 1 is told when nobody else enters its collectives."""
-    place = RankPlace(rank, size, size, "127.0.0.1", 0)
-    team = make_team(place, torch.device("cpu"), Beacon(None), timedelta(seconds=0.5))
+    dims = data_parallel(size)
+    context = make_rank_context(dims, torch.device("cpu"), RankChannel(None), timedelta(seconds=0.5))
     said = []
-    for collective in (lambda: team.communicator.exchange(torch.zeros(1)), lambda: team.save_group.broadcast(None)):
+    for collective in (
+        lambda: context.communicator.exchange(torch.zeros(1)),
+        lambda: context.save_group.broadcast(None),
+    ):
         with contextlib.suppress(RuntimeError):
             if rank == 1:
                 collective()
@@ -75,7 +78,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
     assert group is not None
     config = tiny_config()
     decoder, _ = empty_decoder(config, torch.device("cpu"), TINY)
-    materials = Materials(
+    inputs = RunInputs(
         decoder=decoder,
         batches=SyntheticBatches(config),
         files={},
@@ -83,7 +86,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
         fingerprint=fingerprints[rank],
     )
     try:
-        check_agreement(materials, group)
+        check_agreement(inputs, group)
     except DataError as error:
         return str(error)
     return ""

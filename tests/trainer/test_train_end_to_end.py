@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 TOTAL_STEPS = 100

@@ -26,7 +26,7 @@ class SaveReport:
     step: int
     digest: str
     verified: bool | None
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     """tokens, loss, layout, ... as `/status` names them; left out of the oldest saves where the room is short."""
 
 
@@ -42,7 +42,7 @@ class TerminationMessage:
     result: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """JSON of at most `MAX_BYTES`: the newest saves are kept; the figures of old ones go first, then the end of the detail."""
+        """JSON of at most `MAX_BYTES`: the newest saves are kept; the metrics of old ones go first, then the end of the detail."""
         word = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
         encoded = _json(word)
         if len(encoded) > MAX_BYTES:
@@ -87,8 +87,8 @@ def _save(raw: Mapping[str, Any]) -> SaveReport:
     texts = (save.id, save.folder, save.digest)
     if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
         raise TypeError("a save needs text for id, folder and digest, and an integer for step")
-    if not isinstance(save.figures, dict) or not all(isinstance(x, int | float | dict) for x in save.figures.values()):
-        raise TypeError("figures must be numbers and objects of numbers")
+    if not isinstance(save.metrics, dict) or not all(isinstance(x, int | float | dict) for x in save.metrics.values()):
+        raise TypeError("metrics must be numbers and objects of numbers")
     if save.verified is not None and type(save.verified) is not bool:
         raise TypeError("verified must be true, false or null")
     return save
@@ -105,7 +105,7 @@ def _without_old_figures(word: TerminationMessage) -> TerminationMessage:
     for index, save in enumerate(word.saves):
         if len(_json(word)) <= MAX_BYTES:
             break
-        word = replace(word, saves=(*word.saves[:index], replace(save, figures={}), *word.saves[index + 1 :]))
+        word = replace(word, saves=(*word.saves[:index], replace(save, metrics={}), *word.saves[index + 1 :]))
     return word
 
 

@@ -19,8 +19,8 @@ import torch
 import zmq
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.engine.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.engine import Addressed, LLMEngine
 from stoker.engine.core.messages import (
     PROTOCOL,
@@ -45,9 +45,9 @@ from stoker.engine.core.messages import (
 )
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
-from stoker.engine.plan import Plan
+from stoker.engine.plan import EnginePlan
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.engine")
 
@@ -55,12 +55,21 @@ STATS_EVERY_S = 1.0
 FRONT_SILENT_S = 30.0
 HELLO_MS = 3000
 """How long a failed core waits for a first front to tell it why."""
-PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
-"""The message says it all, and the program that started the core prints it: no stack."""
+LOADING_CAUSES = (
+    CauseRule(RuntimeError, Cause.OUT_OF_MEMORY, mentions("can't allocate memory")),  # torch, on the CPU
+    CauseRule(ConfigError, Cause.CONFIG_INVALID),
+    CauseRule(CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
+    CauseRule(ExecutorLost, Cause.RANK_FAILED),
+    CauseRule(torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(MemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(ValueError, Cause.MODEL_ERROR),
+    CauseRule(OSError, Cause.MODEL_ERROR),
+)
+"""Why a model could not be loaded; any other error is Internal."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
 
-Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, Plan]]
+Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
 
 
 def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
@@ -104,7 +113,7 @@ class Core:
         """Fronts (the hex of their socket identity), and when they were last heard."""
         self._drain_until_s: float | None = None
         self._stats_s = clock()
-        self._warms = False
+        self._captures = False
         """Idle time can still make something ready."""
 
     def serve(self) -> Cause:
@@ -129,15 +138,15 @@ class Core:
             self._socket.close()
             context.term()
 
-    def _turn(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+    def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """Once around the loop."""
-        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._warms))
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
             self._step(self.engine)
-        elif self._warms:
-            self._warms = self.engine.executor.warm()
+        elif self._captures:
+            self._captures = self.engine.executor.capture_next_graph()
         self._follow_drain()
         self._tick()
 
@@ -159,7 +168,7 @@ class Core:
         self.startup.enter(message.partition(" ")[0])
         self._progress = message  # by the loader's thread; sent by the loop's
 
-    def _follow_loading(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+    def _follow_loading(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         if not loading.done():
             if self._progress != self.state.message:
                 self._change("Loading", self._progress)
@@ -172,13 +181,13 @@ class Core:
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
-            self._fail(loading_cause(error), error)
+            self._fail(cause_of_error(error, LOADING_CAUSES, Cause.INTERNAL), error)
             return
-        self.engine, self._warms = engine, True
+        self.engine, self._captures = engine, True
         self.startup.enter("")
         self._change("Serving", "", facts)
 
-    def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:
+    def _facts(self, engine: LLMEngine, plan: EnginePlan) -> ModelFacts:
         return ModelFacts(
             path=plan.model_path,
             tokenizer_folder=str(tokenizer_folder(plan, self.work_dir)),
@@ -193,7 +202,7 @@ class Core:
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
         """Nothing can be served any more: every client hears it, then the loop ends."""
-        defect = cause not in PLAIN_CAUSES
+        defect = not is_explained(cause)
         log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
         if self.engine is not None:
@@ -345,19 +354,3 @@ class Core:
 
     def _send(self, front: str, message: CoreMessage) -> None:
         self._socket.send_multipart([bytes.fromhex(front), pack(message)])
-
-
-def loading_cause(error: BaseException) -> Cause:
-    """Why the model could not be loaded, for the exit code."""
-    table: list[tuple[type[BaseException], Cause]] = [
-        (ConfigError, Cause.CONFIG_INVALID),
-        (CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
-        (ExecutorLost, Cause.RANK_FAILED),
-        (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
-        (MemoryError, Cause.OUT_OF_MEMORY),
-        (ValueError, Cause.MODEL_ERROR),
-        (OSError, Cause.MODEL_ERROR),
-    ]
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
-        return Cause.OUT_OF_MEMORY
-    return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

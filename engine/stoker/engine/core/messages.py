@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 PROTOCOL = 2
@@ -117,16 +118,6 @@ class CoreState:
     model: ModelFacts | None = None
     startup: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the start-up that is over, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one output position, from the raw logits."""
-
-    logprob: float
-    """Of the chosen token (for a prompt: of the token that stands there)."""
-    top: tuple[tuple[int, float], ...]
-    """The most probable (token, logprob), best first; as many as were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

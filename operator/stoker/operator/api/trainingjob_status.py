@@ -115,7 +115,7 @@ class Pinned(Value):
     revision: Annotated[str, Field(max_length=64)]
     generation: Int64 | None = None
     images: StringMap = Field(default_factory=dict)
-    """By program: trainer, task; with digest."""
+    """`trainer`: by digest once pod 0's node reports one, as written until then (always on the embedded cluster)."""
     rendered: Opaque | None = None
     """Pod and configuration as first rendered for this intent."""
     spec: Opaque | None = None
@@ -123,10 +123,10 @@ class Pinned(Value):
 
 
 class PendingRequest(Value):
-    """A save or drain that was asked of the running attempt and is not confirmed."""
+    """A last save before the pods go, as it was asked of the running attempt."""
 
     id: Uid
-    kind: Literal["save", "suspend", "cancel", "drain"]
+    kind: Literal["suspend", "cancel"]
     requested_at: Time | None = None
 
 

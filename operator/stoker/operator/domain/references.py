@@ -1,4 +1,7 @@
-"""Which other objects a manifest names. Pure; it knows the shapes of Kubernetes references and of ours (`checkpointRef`, `jobRef`)."""
+"""Objects that a manifest names. Pure.
+
+It knows the shapes of Kubernetes references and of ours (`checkpointRef`, `jobRef`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def references(resource: Object) -> frozenset[Key]:
-    """Objects of the same namespace that spec or status of `resource` name; of a pod its node alone, as no more of it is kept."""
+    """Objects of the same namespace that spec or status of `resource` name; for a pod only its node."""
     spec = resource.get("spec")
     if resource["kind"] == "Pod":
         node = (spec or {}).get("nodeName")

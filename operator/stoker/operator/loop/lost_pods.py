@@ -1,8 +1,9 @@
 """Pods of nodes that are lost, as reconcilers see them. Pure.
 
-A cluster evicts such pods after minutes and cannot end them at all. A gang does not wait for that: pods of a lost node count as failed by its
-loss, and the plan removes those that are to go by force. A process on a node that was only cut off may still write; its folders carry the
-writer of its own attempt, so two attempts never touch the same files. In an outage no pod is marked, and the resource's condition says so.
+A cluster evicts such pods after minutes and cannot end them at all. A gang does not wait for that: pods of a lost node
+count as failed by its loss, and the plan removes those that are to go by force. A process on a node that was only cut
+off may still write; its folders carry the writer of its own attempt, so two attempts never touch the same files. In an
+outage no pod is marked, and a condition of the resource reports the outage.
 """
 
 from __future__ import annotations
@@ -42,5 +43,5 @@ def _owns(resource: Object, pod: Object) -> bool:
 
 
 def _failed(pod: Object) -> Object:
-    message = f"node {_node_of(pod)} is not heard of any more"
+    message = f"node {_node_of(pod)} sends no heartbeats any more"
     return {**pod, "status": {**pod.get("status", {}), "phase": "Failed", "reason": REASON, "message": message}}

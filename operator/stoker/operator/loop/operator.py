@@ -1,6 +1,6 @@
-"""The loop: informers fill the store, changes put keys on the queue, workers observe, reconcile and execute.
+"""The loop: informers fill the store, changes queue keys, workers observe, reconcile and execute.
 
-`work` is the whole story of one key. Everything that decides is in the reconcilers, everything that acts in the executor.
+`Operator.work` is one pass over one key. The reconcilers decide; the executor acts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
-from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.loop.poller import Poller
@@ -42,13 +42,16 @@ log = logging.getLogger(__name__)
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
 REST, LONGEST_REST_S = 2.0, 1.0
-"""After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
+"""After a pass a key rests for twice the time that the pass took.
+
+A thousand pods that change one after the other then cause a few passes, not a thousand.
+"""
 
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
 class Operator:
-    """One per cluster; with several replicas only the holder of the lease runs it."""
+    """The loop of one cluster; with several replicas only the holder of the lease runs it."""
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Operator:
         self.store = Store()
         self.store.listeners.append(self._on_change)
         self.queue = WorkQueue(self.clock, jitter)
-        self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
         self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._nodes_are_watched, self.wake)
@@ -81,7 +84,7 @@ class Operator:
         ]
 
     async def run(self) -> None:
-        """Until cancelled. No key is worked on before every kind was listed once."""
+        """Work until cancelled. No pass begins before every kind was listed once."""
         async with asyncio.TaskGroup() as tasks:
             for informer in self.informers:
                 tasks.create_task(informer.run())
@@ -107,7 +110,7 @@ class Operator:
             self.queue.add_after(key, plan.requeue_after_s)
 
     def wake(self, changed: Object) -> None:
-        """Put every resource that looks at `changed` on the queue."""
+        """Queue every resource that observes `changed`."""
         for key in sorted(interested(self.store, changed)):
             if key.kind in self.reconcilers:
                 self.queue.add(key)
@@ -118,23 +121,23 @@ class Operator:
 
     @property
     def synced(self) -> bool:
-        """Every kind was listed."""
+        """Whether every kind was listed."""
         return all(informer.synced.is_set() for informer in self.informers)
 
     def stuck_s(self) -> float:
-        """The longest time without a sign of life of an informer: the operator's liveness."""
+        """Longest time without a sign of life of an informer, for the operator's liveness."""
         return max(informer.stuck_s() for informer in self.informers)
 
     def _nodes_are_watched(self) -> bool:
         """Whether news of nodes can arrive: the last answer to each of their informers was not a failure."""
         return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
 
-    def figures(self) -> Figures:
-        """This moment, for Prometheus."""
+    def state(self) -> OperatorState:
+        """State of this moment, for Prometheus."""
         silence: dict[str, float] = {}
         for informer in self.informers:
             silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
-        return Figures(
+        return OperatorState(
             queue=len(self.queue),
             delayed=self.queue.delayed,
             polls=self.poller.running,
@@ -153,7 +156,7 @@ class Operator:
                 self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
 
     async def _attempt(self, key: Key) -> None:
-        """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        """Run a pass; one that fails in any way is tried again, and stops no other resource."""
         began = self.clock.monotonic()
         problem: Exception | None = None
         try:
@@ -189,7 +192,10 @@ class Operator:
             await self.executor.record(resource, event)
 
     async def _resync(self) -> None:
-        """Look at everything now and then, spread over a tenth of the interval: a lost wake-up costs time, not truth."""
+        """Queue every resource now and then, spread over a tenth of the interval.
+
+        A lost wake-up then costs time, but nothing is missed.
+        """
         while True:
             await self.clock.sleep(self.settings.resync_interval_s)
             for kind in OURS:

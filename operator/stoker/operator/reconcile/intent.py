@@ -1,16 +1,17 @@
-"""Which spec is in force: the present one, or the last accepted one while an edit is refused.
+"""The spec in force: the present one, or the last accepted one while an edit is refused.
 
-An edit that asks for something that is not built never stops maintenance and is never silent. `accept` picks the spec that a reconcile works
-with; `EditableStatus.accepted_spec` remembers it across restarts of the operator, because the API server keeps no earlier spec. The wire form is
-stored as it is, so `loop/interning.py` keeps one copy in memory of a spec and its accepted twin. Fields named as `controls` (cancel, suspend,
-deadlines) always come from the present spec.
+An edit that asks for something that is not built never stops maintenance and is never silent. `accept` picks the spec
+that a reconcile works with. `EditableStatus.accepted_spec` remembers it across restarts of the operator, because the
+API server keeps no earlier spec. It is stored in wire form, so the store's interning keeps a spec and its accepted
+copy once in memory. Fields named as `controls` (cancel, suspend, deadlines) always come from the present spec.
 
 How a kind uses it:
 
-1. its view calls `accept(kind, spec, status.accepted_spec, controls=...)` and, where `intent.refused` is not empty, reads the resource again
-   with `intent.spec`;
-2. `intent.never_accepted`: nothing was ever accepted, so there is nothing to maintain: stall with `intent.text`;
-3. its `derive_status` writes `accepted_spec=intent.accepted` and passes `edit_conditions(...)` and `edit_events(...)` to `derive_plan`.
+1. Its view calls `accept(kind, spec, status.accepted_spec, controls=...)` and, where `intent.refused` is not empty,
+   reads the resource again with `intent.spec`.
+2. `intent.never_accepted`: nothing was ever accepted, so there is nothing to maintain: stall with `intent.text`.
+3. Its `derive_status` writes `accepted_spec=intent.accepted` and passes `edit_conditions(...)` and `edit_events(...)`
+   to `derive_plan`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from stoker.operator.domain.unsupported import unsupported
 EDIT_REFUSED = "EditRefused"
 """Condition while the present spec is refused and an earlier one is in force."""
 EDIT_PENDING = "EditPending"
-"""Condition while an edit waits for something that takes it up, for instance the next attempt."""
+"""Condition while an edit waits for something, for instance the next attempt."""
 
 _ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Intent:
-    """The spec in force."""
+    """The spec in force, and why the present one may not be."""
 
     spec: Mapping[str, Any]
     """In wire form, to work with."""
     accepted: Mapping[str, Any] | None
-    """To remember as `acceptedSpec`; None while no spec was accepted."""
+    """The spec to remember as `acceptedSpec`; None while no spec was accepted."""
     refused: tuple[str, ...] = ()
-    """Why the present spec is not in force, one line for each field; empty when it is."""
+    """One line for each field that keeps the present spec from being in force."""
 
     @property
     def never_accepted(self) -> bool:
@@ -56,7 +57,7 @@ class Intent:
 def accept(
     kind: str, spec: Mapping[str, Any], accepted: Mapping[str, Any] | None, *, controls: Sequence[str] = ()
 ) -> Intent:
-    """The spec in force.
+    """Pick the spec in force.
 
     A spec that was accepted once stays accepted, also by an operator that can do less.
 

@@ -1,10 +1,12 @@
-"""The typed result of one pass, and the status that follows from it: the only place where a status is put together.
+"""The typed result of one pass, and the part of a status that every kind has.
 
-A reconciler decides and returns an `Outcome` of its kind. The kind's `derive_status(view, outcome)` adds the fields that follow from the view
-alone (progress, counts) and calls `derive_plan`, which adds what every kind has in common: message, conditions, the generation that was looked
-at, the accepted spec, an outage, a refusal of the API server. `status.message` is `Outcome.message`, unless the API server refused the last pass.
+A reconciler decides and returns an `Outcome` of its kind. The kind's `derive_status(view, outcome)` adds the fields
+that follow from the view alone (progress, counts) and calls `derive_plan`. That adds what every kind has in common:
+message, conditions, the observed generation, an outage, a refusal of the API server. `status.message` is
+`Outcome.message`, unless the API server refused the last pass.
 
-Fields of a status are named by the keywords of a TypedDict (`JobChanges(finished_at=...)`), so mypy rejects a misspelt one.
+Fields of a status are named by the keywords of a TypedDict (`JobChanges(finished_at=...)`), so mypy rejects a
+misspelt one.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ S = TypeVar("S", bound=Status)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one pass decided. Kinds derive from it and add their `phase` and their typed `changes`."""
+    """The decision of one pass. Kinds derive from it and add their `phase` and their typed `changes`."""
 
     health: Health | None = None
     """None: the pass has nothing new to report. Phase, message, Ready, Reconciling and Stalled stay."""
     reason: str = ""
-    """Of Ready, Reconciling and Stalled."""
+    """Reason of Ready, Reconciling and Stalled."""
     message: str | None = None
     """The whole `status.message`; None removes it (with a `health`)."""
     explanation: str | None = None
@@ -46,7 +48,7 @@ class Outcome:
 
     @property
     def silent(self) -> bool:
-        """Whether the status stays, apart from what follows from the view."""
+        """Whether the pass decided nothing about the status."""
         return replace(self, plan=Plan()) == type(self)()
 
 
@@ -70,8 +72,8 @@ def derive_plan(
 ) -> Plan:
     """The outcome's plan with the whole new status, or without one where nothing changes.
 
-    The status is rebuilt through its type, so that what is written is what a later pass reads. A resource that is being deleted keeps its status
-    unless the outcome or a refusal changes it.
+    The status is rebuilt through its type, so that what is written is what a later pass reads. A resource that is being
+    deleted keeps its status, unless the outcome or a refusal changes it.
 
     Args:
         status: as the resource has it.
@@ -92,10 +94,10 @@ def derive_plan(
 
 
 def with_lost_pods(plan: Plan, seen: Observed) -> Plan:
-    """`plan` that removes lost pods by force, and comes again when the next silent node counts as lost.
+    """`plan` that removes lost pods by force, and is requeued for when the next silent node counts as lost.
 
-    Removed by force are the lost pods that the plan deletes, and those of the resource itself that are being deleted already. A pod of another
-    owner stays until that owner has seen how it was lost.
+    Removed by force are the lost pods that the plan deletes, and those of the resource itself that are being deleted
+    already. A pod of another owner stays until that owner has observed its loss.
     """
     deleted = set(plan.delete)
     own = [pod for pod in seen.of_kind("Pod") if _owns(seen.resource, pod)]
@@ -124,7 +126,7 @@ def _shared_fields(
 
 
 def _message(outcome: Outcome, seen: Observed, status: Status) -> str | None:
-    """The one line: the refusal, else the outcome's, else the one of the last pass (unless it was a refusal)."""
+    """The message: the refusal, else the outcome's, else the one of the last pass (unless that was a refusal)."""
     if seen.refusal is not None:
         return shortened(seen.refusal)
     if outcome.health is not None:
@@ -144,16 +146,16 @@ def _was_refused(status: Status) -> bool:
 
 
 def _refusal(seen: Observed) -> tuple[Condition, ...]:
-    """A person must act, though the pass is tried again."""
+    """The conditions of a refusal: a person must act, though the pass is tried again."""
     return () if seen.refusal is None else summary(Health.STALLED, REFUSED, seen.refusal)
 
 
 def _outage(seen: Observed, status: Status) -> tuple[tuple[Condition, ...], tuple[Event, ...]]:
-    """The condition that no pod is taken for lost, and why; an Event when that begins."""
+    """The condition that no pod counts as lost, and why; an Event when that begins."""
     reported = is_true([item.to_wire() for item in status.conditions], OUTAGE)
     if seen.outage is None:
         return ((Condition(OUTAGE, None, "Outage"),) if reported else ()), ()
-    text = f"no pod is taken for lost: {seen.outage.text}"
+    text = f"no pod counts as lost: {seen.outage.text}"
     return (Condition(OUTAGE, True, "Outage", text),), () if reported else (Event("Warning", OUTAGE, text),)
 
 

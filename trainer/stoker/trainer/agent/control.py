@@ -51,8 +51,8 @@ class Control:
         return self._answer(request_id)
 
     def _request_id(self, body: Mapping[str, Any], allowed: tuple[str, ...]) -> str:
-        if self._state.place.node_rank != 0:
-            raise ValueError(f"node {self._state.place.node_rank} takes no control calls; ask the agent of node 0")
+        if self._state.pod.node_rank != 0:
+            raise ValueError(f"node {self._state.pod.node_rank} takes no control calls; ask the agent of node 0")
         unknown = sorted(set(body) - set(allowed))
         if unknown:
             raise ValueError(f"unknown fields {unknown}; allowed: {', '.join(allowed)}")

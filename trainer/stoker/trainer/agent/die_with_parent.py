@@ -1,7 +1,7 @@
 """Started as a program, `python leash.py PARENT COMMAND...`: becomes COMMAND, which the kernel kills when process PARENT dies.
 
 A program of its own, so that the parent runs no code between fork and exec and the command needs to know nothing. Only Linux has this
-leash; elsewhere a rank still ends when its beacon closes.
+leash; elsewhere a rank still ends when its channel closes.
 """
 
 from __future__ import annotations

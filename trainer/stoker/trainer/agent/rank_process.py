@@ -1,4 +1,4 @@
-"""One rank as the agent's child: started on a leash, heard through its beacon, its output passed on with its name in front."""
+"""One rank as the agent's child: started on a leash, heard through its channel, its output passed on with its name in front."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.trainer.agent import die_with_parent as leash
-from stoker.trainer.protocol.channel import AgentEnd, BeaconError, Command, EndEvent, Event, beacon_pair
+from stoker.trainer.errors import ChannelError
+from stoker.trainer.protocol.channel import AgentChannel, Command, EndEvent, Event, channel_pair
 
 LAST_LINES = 12
 MAX_LINE_BYTES = 64 << 10
@@ -32,20 +33,20 @@ class RankProcess:
         self.ended = asyncio.Event()
         self._on_event, self._on_line = on_event, on_line
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._beacon: AgentEnd | None = None
+        self._channel: AgentChannel | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
-        """Start `command --beacon-fd N --stacks FILE`. Must run in the main thread: the leash is tied to the thread that forks."""
+        """Start `command --channel-fd N --stacks FILE`. Must run in the main thread: the leash is tied to the thread that forks."""
         self.stacks.parent.mkdir(parents=True, exist_ok=True)
         self.stacks.unlink(missing_ok=True)
-        beacon, theirs = beacon_pair()
+        channel, theirs = channel_pair()
         leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *leashed,
-                *("--beacon-fd", str(theirs.fileno()), "--stacks", str(self.stacks)),
+                *("--channel-fd", str(theirs.fileno()), "--stacks", str(self.stacks)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -54,8 +55,8 @@ class RankProcess:
                 start_new_session=True,  # Ctrl-C is for the agent, which decides
                 limit=MAX_LINE_BYTES,
             )
-        self._beacon = beacon
-        asyncio.get_running_loop().add_reader(beacon.fileno(), self._listen)
+        self._channel = channel
+        asyncio.get_running_loop().add_reader(channel.fileno(), self._listen)
         self._watch = asyncio.create_task(self._watch_end(self._process))
 
     @property
@@ -67,7 +68,7 @@ class RankProcess:
         return "\n".join(self._last_lines)
 
     def send(self, command: Command) -> bool:
-        return self._beacon is not None and not self._beacon.closed and self._beacon.send(command)
+        return self._channel is not None and not self._channel.closed and self._channel.send(command)
 
     def signal(self, number: signal.Signals) -> None:
         """Send to the rank alone; nothing happens when it is gone."""
@@ -82,16 +83,16 @@ class RankProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self) -> None:
-        assert self._beacon is not None
+        assert self._channel is not None
         try:
-            for event in self._beacon.receive():
+            for event in self._channel.receive():
                 self._on_event(self.rank, event)
-        except BeaconError as error:
+        except ChannelError as error:
             self._on_event(self.rank, EndEvent(cause=Cause.INTERNAL.value, detail=f"rank {self.rank}: {error}"))
-            self._beacon.closed = True
+            self._channel.closed = True
             self.kill()
-        if self._beacon.closed:
-            asyncio.get_running_loop().remove_reader(self._beacon.fileno())
+        if self._channel.closed:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     async def _watch_end(self, process: asyncio.subprocess.Process) -> None:
         output = asyncio.create_task(self._pass_on(process.stdout))
@@ -99,11 +100,11 @@ class RankProcess:
         done, _ = await asyncio.wait({output}, timeout=1.0)  # a grandchild may keep the pipe open
         if not done:
             output.cancel()
-        assert self._beacon is not None
-        if not self._beacon.closed:
+        assert self._channel is not None
+        if not self._channel.closed:
             self._listen()
-            asyncio.get_running_loop().remove_reader(self._beacon.fileno())
-        self._beacon.close()
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+        self._channel.close()
         self.ended.set()
 
     async def _pass_on(self, stream: asyncio.StreamReader | None) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_SAVES, SaveReport
-from stoker.trainer.agent.rank_info import PodPlace
+from stoker.trainer.agent.pod_rank import PodRank
 from stoker.trainer.protocol.channel import (
     EndEvent,
     Event,
@@ -24,12 +24,12 @@ from stoker.trainer.protocol.channel import (
     ValidationEvent,
 )
 from stoker.trainer.protocol.config import JobIdentity
-from stoker.trainer.protocol.hang import Pulse
+from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
 _PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
-_FIGURES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
+_SAVE_METRICS = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
 
@@ -68,7 +68,7 @@ class RunState:
     """The run as this pod sees it."""
 
     job: JobIdentity
-    place: PodPlace
+    pod: PodRank
     started_at: float
     """Clock of the deadlines, seconds."""
     ranks: dict[int, RankState] = field(init=False)
@@ -87,7 +87,7 @@ class RunState:
     _save_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SAVE_COUNTS, 0))
 
     def __post_init__(self) -> None:
-        self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.place.ranks}
+        self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.pod.ranks}
 
     def apply(self, rank: int, event: Event, *, clock: float, unix: float) -> None:
         """Take what one rank said."""
@@ -98,7 +98,7 @@ class RunState:
                 state.phase, state.message = event.phase, event.message
             case StepEvent():
                 state.step = event.step
-                if rank == self.place.first_rank:
+                if rank == self.pod.first_rank:
                     self.last_step = event
             case ValidationEvent():
                 self.last_validation = event
@@ -154,10 +154,10 @@ class RunState:
     def has_stepped(self) -> bool:
         return any(rank.step is not None for rank in self.ranks.values())
 
-    def pulses(self, running: Mapping[int, bool]) -> dict[int, Pulse]:
+    def heartbeats(self, running: Mapping[int, bool]) -> dict[int, Heartbeat]:
         """Last signs of the ranks whose processes run."""
         return {
-            rank: Pulse(state.phase, state.progressed_at)
+            rank: Heartbeat(state.phase, state.progressed_at)
             for rank, state in self.ranks.items()
             if running.get(rank, False)
         }
@@ -171,7 +171,7 @@ class RunState:
                 step=save.step,
                 digest=save.digest,
                 verified=unread if save.verified is None else save.verified,
-                figures={name: value for name, value in self._figures(save).items() if value is not None},
+                metrics={name: value for name, value in self._save_metrics(save).items() if value is not None},
             )
             for save in self.saves.values()
             if save.state == "Committed"
@@ -181,14 +181,14 @@ class RunState:
         """The body of `/status`."""
         return {
             "program": "trainer",
-            "pod_uid": self.place.pod_uid,
+            "pod_uid": self.pod.pod_uid,
             "job_uid": self.job.uid,
             "attempt": self.job.attempt,
             "phase": self.phase,
             "message": self.message,
             **self._progress(),
             "progressed_at": self.progressed_at,
-            "saves": [_save_status(save) | self._figures(save) for save in self.saves.values()],
+            "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],
             "cause": self.cause.value if self.cause else None,
@@ -196,21 +196,23 @@ class RunState:
 
     def nodes(self) -> list[NodeState]:
         """This pod, and the others as far as this one asks them."""
-        own = NodeState(self.place.node_rank, True, self.phase, self.step)
+        own = NodeState(self.pod.node_rank, True, self.phase, self.step)
         return sorted([own, *self.peers.values()], key=lambda node: node.node_rank)
 
     @property
     def _first(self) -> RankState:
-        return self.ranks[self.place.first_rank]
+        return self.ranks[self.pod.first_rank]
 
     def _progress(self) -> dict[str, Any]:
         """Where the training stands; None before the first step and the first validation."""
         found = {name: getattr(self.last_step, name) if self.last_step else None for name in _PROGRESS}
         return found | {"validation_loss": self.last_validation.loss if self.last_validation else None}
 
-    def _figures(self, save: SaveEvent) -> dict[str, Any]:
+    def _save_metrics(self, save: SaveEvent) -> dict[str, Any]:
         """What is known of a save; `validation_loss` is that of the same step, if there was a validation."""
-        return {name: getattr(save, name) for name in _FIGURES} | {"validation_loss": self._validated.get(save.step)}
+        return {name: getattr(save, name) for name in _SAVE_METRICS} | {
+            "validation_loss": self._validated.get(save.step)
+        }
 
     def _keep_save(self, save: SaveEvent) -> None:
         before = self.saves.get(save.folder)

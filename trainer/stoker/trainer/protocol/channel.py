@@ -1,9 +1,9 @@
 """The line between a rank and its agent: one Unix socket pair per rank, JSON lines in both directions.
 
-The agent makes the pair, starts `python -m stoker.trainer.rank.main --beacon-fd N ...` with one end inherited, and keeps the other:
+The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-fd N ...` with one end inherited, and keeps the other:
 
-    agent_end, rank_socket = beacon_pair()
-    child = subprocess.Popen([..., "--beacon-fd", str(rank_socket.fileno())], pass_fds=[rank_socket.fileno()])
+    agent_end, rank_socket = channel_pair()
+    child = subprocess.Popen([..., "--channel-fd", str(rank_socket.fileno())], pass_fds=[rank_socket.fileno()])
     rank_socket.close()
     events = agent_end.receive()              # never blocks; wait with a selector on agent_end.fileno()
     agent_end.send(SaveCommand(id="ab12"))
@@ -39,6 +39,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
+
+from stoker.trainer.errors import ChannelError
 
 Phase = Literal["Loading", "FirstStep", "Training", "Saving", "Validating", "Finishing", "Exited"]
 SaveState = Literal["Saving", "Committed", "Failed"]
@@ -124,7 +126,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent:
-    """Why the rank is about to exit; `cause` is a value of `stoker.pod.exit_code.Cause`."""
+    """Why the rank is about to exit; `cause` is a value of `stoker.pod.causes.Cause`."""
 
     cause: str
     step: int | None = None
@@ -163,18 +165,14 @@ _COMMAND_NAMES: dict[type, str] = {kind: name for name, kind in _COMMANDS.items(
 _MAX_LINE_BYTES = 1 << 20
 
 
-class BeaconError(ValueError):
-    """A line that is not part of the protocol."""
-
-
-def beacon_pair() -> tuple[AgentEnd, socket.socket]:
+def channel_pair() -> tuple[AgentChannel, socket.socket]:
     """The agent's end, and the socket whose descriptor the rank inherits."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     theirs.set_inheritable(True)
-    return AgentEnd(ours), theirs
+    return AgentChannel(ours), theirs
 
 
-class AgentEnd:
+class AgentChannel:
     """The agent's side. Not safe for use from several threads at once, except `send`."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -189,7 +187,7 @@ class AgentEnd:
         return self._connection.fileno()
 
     def receive(self) -> list[Event]:
-        """The events that have arrived; does not block. Raises BeaconError on a foreign line."""
+        """The events that have arrived; does not block. Raises ChannelError on a foreign line."""
         received: list[Event] = []
         while not self.closed:
             try:
@@ -216,7 +214,7 @@ class AgentEnd:
         self._connection.close()
 
 
-class Beacon:
+class RankChannel:
     """The rank's side: sends events from any thread, collects commands in a thread of its own.
 
     With `connection=None` there is no agent: events go nowhere (tests, benchmarks).
@@ -229,7 +227,7 @@ class Beacon:
         self._commands: list[Command] = []
         if connection is not None:
             connection.setblocking(True)
-            threading.Thread(target=self._listen, args=(connection,), name="beacon", daemon=True).start()
+            threading.Thread(target=self._listen, args=(connection,), name="channel", daemon=True).start()
 
     def send(self, event: Event) -> None:
         """Report to the agent. An agent that is gone is no error here: `on_orphaned` deals with it."""
@@ -294,7 +292,7 @@ class _Lines:
     def feed(self, data: bytes) -> list[bytes]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
-            raise BeaconError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+            raise ChannelError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
         return lines
 
 
@@ -310,4 +308,4 @@ def _parse(line: bytes, key: str, kinds: Mapping[str, type[M]]) -> M:
         fields = json.loads(line)
         return kinds[fields.pop(key)](**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BeaconError(f"not one of {key} {sorted(kinds)}: {line[:200]!r}") from error
+        raise ChannelError(f"not one of {key} {sorted(kinds)}: {line[:200]!r}") from error

@@ -1,4 +1,4 @@
-"""When silence is a hang: one deadline per phase, judged by the agent alone.
+"""When hang is a hang: one deadline per phase, judged by the agent alone.
 
 Progress is any sign of a rank. A rank may be waiting for another one that is in a longer phase, so the longest deadline among the phases of
 the pod's ranks counts for all of them.
@@ -17,7 +17,7 @@ EXIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """The last sign of one rank."""
 
     phase: Phase
@@ -26,7 +26,7 @@ class Pulse:
 
 
 @dataclass(frozen=True)
-class Silence:
+class Hang:
     """A rank that has been silent for longer than its pod's phases allow."""
 
     rank: int
@@ -47,11 +47,11 @@ def deadline_s(phase: Phase, deadlines: DeadlineConfig) -> float:
     }[phase]
 
 
-def find_silence(pulses: Mapping[int, Pulse], deadlines: DeadlineConfig, now: float) -> Silence | None:
-    """The rank that has been silent longest, when that is too long. `pulses` holds the ranks whose processes run."""
-    if not pulses:
+def find_hang(heartbeats: Mapping[int, Heartbeat], deadlines: DeadlineConfig, now: float) -> Hang | None:
+    """The rank that has been silent longest, when that is too long. `heartbeats` holds the ranks whose processes run."""
+    if not heartbeats:
         return None
-    allowed = max(deadline_s(pulse.phase, deadlines) for pulse in pulses.values())
-    rank, pulse = min(pulses.items(), key=lambda item: item[1].progressed_at)
-    silent = now - pulse.progressed_at
-    return Silence(rank, pulse.phase, silent, allowed) if silent > allowed else None
+    allowed = max(deadline_s(heartbeat.phase, deadlines) for heartbeat in heartbeats.values())
+    rank, heartbeat = min(heartbeats.items(), key=lambda item: item[1].progressed_at)
+    silent = now - heartbeat.progressed_at
+    return Hang(rank, heartbeat.phase, silent, allowed) if silent > allowed else None

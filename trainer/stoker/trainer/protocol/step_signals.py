@@ -1,4 +1,4 @@
-"""What a rank was asked to do at the next step boundary, and how the wishes of all ranks become one decision."""
+"""What a rank was asked to do at the next step boundary, and how the signals of all ranks become one decision."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from stoker.trainer.protocol.channel import Beacon, SaveCommand, StopCommand, StopMode
+from stoker.trainer.protocol.channel import RankChannel, SaveCommand, StopCommand, StopMode
 
 STOP_MODES: tuple[StopMode | None, ...] = (None, "interrupt", "suspend", "cancel")
 """The strongest comes last."""
 
 
 @dataclass(frozen=True)
-class Wishes:
+class StepSignals:
     """`stop` ends the run after this step; `save_on_stop` saves first. `save` and `timed_save` ask for a save."""
 
     stop: StopMode | None = None
@@ -38,29 +38,29 @@ class Wishes:
         return cls(STOP_MODES[stop], not no_save, bool(save), bool(timed_save))
 
 
-class Inbox:
-    """Turns the agent's commands and the clock into wishes. Requests stay here until a save answers them."""
+class SignalInbox:
+    """Turns the agent's commands and the clock into signals. Requests stay here until a save answers them."""
 
     def __init__(
-        self, beacon: Beacon, save_every_s: float | None, rank: int, clock: Callable[[], float] = time.monotonic
+        self, channel: RankChannel, save_every_s: float | None, rank: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._beacon = beacon
+        self._channel = channel
         self._save_every_s = save_every_s if rank == 0 else None
         self._clock = clock
         self._last_save_s = clock()
         self._stop: StopCommand | None = None
         self._requests: list[str] = []
 
-    def wishes(self) -> Wishes:
+    def signals(self) -> StepSignals:
         """What this rank wants now."""
-        for command in self._beacon.take():
+        for command in self._channel.take():
             if isinstance(command, SaveCommand):
                 self._requests.append(command.id)
             elif self._stop is None or STOP_MODES.index(command.mode) > STOP_MODES.index(self._stop.mode):
                 self._stop = command
         due = self._save_every_s is not None and self._clock() - self._last_save_s >= self._save_every_s
         stop = self._stop
-        return Wishes(
+        return StepSignals(
             stop=stop.mode if stop else None,
             save_on_stop=stop.save if stop else True,
             save=bool(self._requests),

@@ -10,16 +10,13 @@ from torch import nn
 from stoker.model.decoder import Decoder
 from stoker.model.parameter import Part
 from stoker.model.weights.loading import TensorStore, check_fit, load_part
+from stoker.trainer.errors import ModelUnusable
 
 Progress = Callable[[int, int], None]
 """Called with elements filled so far, and elements in all."""
 
 
-class ModelUnusable(ValueError):
-    """The starting weights are missing, damaged, or not those of the model."""
-
-
-class Start:
+class InitialWeights:
     """Fills the parameters of one decoder. The same values whatever the number of ranks: each rank fills the whole bucket and keeps its shard."""
 
     def __init__(

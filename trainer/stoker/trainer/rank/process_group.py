@@ -1,13 +1,12 @@
-"""A rank's place in the world, and the process group that joins it with the others: Gloo on the CPU, NCCL on GPUs."""
+"""The process group that joins this rank with the others, Gloo on the CPU and NCCL on GPUs, and the device and threads of this rank."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,37 +14,7 @@ import torch.distributed as dist
 
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """From the environment that the agent sets."""
-
-    rank: int
-    world_size: int
-    ranks_per_node: int
-    master_addr: str
-    master_port: int
-
-
-def find_rank_place(config: TrainerConfig, environment: Mapping[str, str]) -> RankPlace:
-    """Raises ConfigError when a variable is missing, or does not fit `gang`."""
-    try:
-        place = RankPlace(
-            rank=int(environment.get("RANK", "0")),
-            world_size=int(environment.get("WORLD_SIZE", "1")),
-            ranks_per_node=config.gang.ranks_per_node,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(environment.get("MASTER_PORT", "0")),
-        )
-    except ValueError as error:
-        raise ConfigError(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
-    if place.world_size != config.gang.world_size or not 0 <= place.rank < place.world_size:
-        raise ConfigError(
-            f"RANK {place.rank} of WORLD_SIZE {place.world_size} does not fit gang: {config.gang.nodes} nodes x "
-            f"{config.gang.ranks_per_node} ranks_per_node = {config.gang.world_size}"
-        )
-    return place
+from stoker.trainer.rank.rank_info import RankInfo
 
 
 def choose_device(config: TrainerConfig) -> torch.device:
@@ -74,26 +43,26 @@ NCCL_DEFAULTS = {"NCCL_NVLS_ENABLE": "0"}
 
 @contextmanager
 def process_group(
-    config: TrainerConfig, place: RankPlace, device: torch.device, listener: socket.socket | None
+    config: TrainerConfig, info: RankInfo, device: torch.device, listener: socket.socket | None
 ) -> Iterator[None]:
     """Join the other ranks. `listener`: the rendezvous socket, on global rank 0, when the agent has opened it. No group for one rank."""
-    if place.world_size == 1:
+    if info.world_size == 1:
         yield
         return
-    set_network(place)
+    set_network(info)
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        place.master_addr,
-        place.master_port,
-        world_size=place.world_size,
-        is_master=place.rank == 0,
+        info.master_addr,
+        info.master_port,
+        world_size=info.world_size,
+        is_master=info.rank == 0,
         timeout=timedelta(seconds=config.deadlines.load_s),
         master_listen_fd=listener.detach() if listener is not None else None,
     )
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=info.rank,
+        world_size=info.world_size,
         timeout=collective_timeout(config),
         device_id=device if device.type == "cuda" else None,
     )
@@ -102,9 +71,9 @@ def process_group(
     dist.destroy_process_group()
 
 
-def set_network(place: RankPlace) -> None:
+def set_network(info: RankInfo) -> None:
     """What the backends read from the environment, where nobody has said otherwise."""
-    if _is_loopback(place.master_addr):
+    if _is_loopback(info.master_addr):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     for name, value in NCCL_DEFAULTS.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,19 +13,36 @@ from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.build import Materials, make_ops, plan_total_steps, travelling_files
+from stoker.trainer.errors import DataError, ModelUnusable
+from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig
 from stoker.trainer.rank.data.corpus import open_corpus
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.tokens import open_encoder
-from stoker.trainer.rank.initial_weights import ModelUnusable, Start
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
 
 
-def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> Materials:
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """What a run is made of."""
+
+    decoder: Decoder
+    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
+    batches: Batches
+    files: Mapping[str, bytes]
+    """`config.json`, tokenizer files and so on, for every checkpoint."""
+    total_steps: int
+    fingerprint: str
+    """Of the corpus."""
+    initial_weights: InitialWeights | None = None
+    """Fills an empty decoder."""
+
+
+def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> RunInputs:
     """Everything that does not depend on the number of ranks. A run that resumes does not load starting weights.
 
     Raises:
@@ -45,23 +63,25 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
     loader = Loader(corpus, config)
     report("BuildingModel")
     decoder = Decoder(model, ops, dtype=torch.float32, device="meta")
-    return Materials(
+    return RunInputs(
         decoder=decoder,
         batches=loader,
         files=travelling_files(decoder, config.memory.precision, encoder.files),
         total_steps=plan_total_steps(config.training, loader),
         fingerprint=loader.fingerprint,
-        start=make_start(decoder, None if resumes else source, None if resumes else config.training.seed, report),
+        initial_weights=make_initial_weights(
+            decoder, None if resumes else source, None if resumes else config.training.seed, report
+        ),
     )
 
 
-def check_agreement(materials: Materials, group: SaveGroup) -> None:
+def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
     """Make sure that all ranks train the same run: each pod reads its own mounts (collective).
 
     Raises:
         DataError: on every rank, when some rank reads another corpus than rank 0 or would make another number of steps.
     """
-    facts = [f"corpus {materials.fingerprint}", f"{materials.total_steps} steps"]
+    facts = [f"corpus {inputs.fingerprint}", f"{inputs.total_steps} steps"]
     by_rank = group.gather(facts)
     odd = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
     told = group.broadcast([f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else [])
@@ -83,11 +103,13 @@ def open_source(config: TrainerConfig) -> WeightsSource | None:
     return source
 
 
-def make_start(decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report) -> Start:
+def make_initial_weights(
+    decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report
+) -> InitialWeights:
     """Starting weights from the source, or random ones; neither: a checkpoint gives them."""
     if source is None:
-        return Start(decoder, seed, percents(report, "InitialisingWeights"))
-    return Start(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
+        return InitialWeights(decoder, seed, percents(report, "InitialisingWeights"))
+    return InitialWeights(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
@@ -107,6 +129,22 @@ def check_length(config: TrainerConfig, model: ModelConfig) -> None:
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
         raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
+
+
+def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
+    """Optimizer steps of the whole run."""
+    if training.total_steps is not None:
+        return training.total_steps
+    if training.total_tokens is not None:
+        return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
+    assert training.epochs is not None
+    return loader.steps_in(training.epochs)
+
+
+def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """`config.json` and the tokenizer's files as they lie in every checkpoint."""
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
 
 
 def percents(report: Report, what: str) -> Callable[[int, int], None]:

@@ -18,12 +18,9 @@ from stoker.checkpoint.manifest import Box, Manifest, Piece, TensorInfo, folder_
 from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.verify import verify
 from stoker.checkpoint.writer import PieceWriter, write_file
-from stoker.trainer.protocol.channel import Beacon, RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
+from stoker.trainer.errors import StorageFailed
+from stoker.trainer.protocol.channel import RankChannel, RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
 from stoker.trainer.rank.save_group import SaveGroup
-
-
-class StorageFailed(RuntimeError):
-    """A save could not be written or does not read back; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Saver:
         root: CheckpointRoot,
         writer: str,
         group: SaveGroup,
-        beacon: Beacon,
+        channel: RankChannel,
         files: Mapping[str, bytes],
         keep: int | None,
         verified: frozenset[str] = frozenset(),
@@ -68,7 +65,7 @@ class Saver:
         self._root = root
         self._writer = writer
         self._group = group
-        self._beacon = beacon
+        self._channel = channel
         self._files = files
         self._keep = keep
         self._verified = dict.fromkeys(verified, True)
@@ -160,7 +157,7 @@ class Saver:
             deleted=list(done.deleted if done else ()), problems=[problem] if problem else list(done.problems)
         )
         if event.deleted or event.problems:
-            self._beacon.send(event)
+            self._channel.send(event)
 
     def _is_verified(self, name: str) -> bool:
         if name not in self._verified:
@@ -170,7 +167,7 @@ class Saver:
     def _answer(self, requests: Sequence[str], event: SaveEvent) -> None:
         good = event.state == "Committed" and event.verified is not False
         for request in requests:
-            self._beacon.send(
+            self._channel.send(
                 RequestEvent(
                     id=request,
                     state="Done" if good else "Failed",
@@ -181,7 +178,7 @@ class Saver:
 
     def _tell(self, event: SaveEvent) -> None:
         if self._leads:
-            self._beacon.send(event)
+            self._channel.send(event)
 
     @property
     def _leads(self) -> bool:

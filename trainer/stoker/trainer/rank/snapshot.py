@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.dtype import to_float32
-from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
+from stoker.trainer.errors import OtherModel
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.piece_map import ShardPiece, shard_pieces, state_names
 from stoker.trainer.rank.pinned import pinned_memory
@@ -120,10 +120,6 @@ def load_state(
 
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="load") as readers:
         zero.set_shards(fill)
-
-
-class OtherModel(CheckpointError):
-    """The checkpoint is sound, but its tensors are not those of the model."""
 
 
 def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:

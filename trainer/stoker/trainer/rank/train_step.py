@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, one exchange of losses and wishes, reduction, update.
+"""One optimizer step: micro-batches forward and backward, one exchange of losses and signals, reduction, update.
 
 T tokens of one micro-batch, packed; D hidden.
 """
@@ -16,15 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from stoker.model.attend import Attend, PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
-from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.errors import NonFinite
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.zero import Zero
-
-
-class NonFinite(RuntimeError):
-    """Loss or gradient norm is infinite or not a number; the weights are still those before the step."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class StepResult:
     """Mean over all target tokens of the step, before the update."""
     grad_norm: float
     """Before clipping."""
-    wishes: Wishes
+    signals: StepSignals
     """What any rank was asked to do after this step."""
 
 
@@ -98,11 +95,11 @@ class TrainStep:
         num_batches: int,
         target_tokens: int,
         learning_rate: float,
-        wishes: Callable[[], Wishes],
+        signals: Callable[[], StepSignals],
     ) -> StepResult:
         """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
 
-        `wishes` is asked behind the last backward: a stop that arrives during the step ends the run with it, not one step later.
+        `signals` is asked behind the last backward: a stop that arrives during the step ends the run with it, not one step later.
 
         Raises:
             NonFinite: on every rank alike; nothing was updated. Nothing here but the end holds up the host, and that while the device still updates.
@@ -113,7 +110,7 @@ class TrainStep:
         sums = [self._backward(batch) for batch in batches]
         assert len(sums) == num_batches
         self._zero.finish_reduce()
-        mine = wishes().numbers()
+        mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
         loss = numbers[:, width:].reshape(-1).sum() / target_tokens
         norm = self._zero.gradient_norm() / target_tokens
@@ -130,7 +127,7 @@ class TrainStep:
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, Wishes.merge(answer[2:].view(-1, width).tolist()))
+        return StepResult(loss, norm, StepSignals.merge(answer[2:].view(-1, width).tolist()))
 
     def _backward(self, batch: MicroBatch) -> Tensor:
         loss_sum = self._forward.loss_sum(batch)
@@ -138,9 +135,9 @@ class TrainStep:
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
-    def _exchange(self, sums: Tensor, wishes: list[float]) -> Tensor:
-        """One small gather per step carries wishes and losses of all ranks; a sum over them follows the global index of the micro-batches."""
-        mine = upload(wishes, sums.device, torch.float64)
+    def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
+        """One small gather per step carries signals and losses of all ranks; a sum over them follows the global index of the micro-batches."""
+        mine = upload(signals, sums.device, torch.float64)
         return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
 
 

@@ -1,22 +1,25 @@
-"""Deleting a Checkpoint: only `deletionPolicy: Delete`, or the job's retention, touches data, and never while somebody uses it."""
+"""Deletion of a Checkpoint.
+
+Only `deletionPolicy: Delete`, or the job's retention, touches data, and never while a resource uses it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.labels import EXPIRED
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
 from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, CheckpointOutcome
 from stoker.operator.reconcile.checkpoint.task import ask_task
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
-from stoker.operator.reconcile.trainingjob.saves import EXPIRED
 
 FINALIZER = "stoker.dev/checkpoint-data"
 
 
 def owns_data(view: CheckpointView) -> bool:
-    """The object's end is the data's end."""
+    """Whether the data goes with the object."""
     found = view.checkpoint
     if found.spec.source.import_ is not None:
         return False
@@ -24,7 +27,7 @@ def owns_data(view: CheckpointView) -> bool:
 
 
 def wanted_finalizers(view: CheckpointView) -> tuple[str, ...] | None:
-    """The finalizer list that the policy asks for; None when it is right."""
+    """The list of finalizers that the policy asks for; None when it is right."""
     now = view.checkpoint.metadata.finalizers
     others = tuple(name for name in now if name != FINALIZER)
     wanted = (*others, FINALIZER) if owns_data(view) else others
@@ -52,7 +55,7 @@ def delete(view: CheckpointView) -> CheckpointOutcome:
     if not owns_data(view) or folder is None:
         return _release(view, Event("Normal", "Retained", "the data stays"))
     if view.users:
-        text = "waits until it is not used any more: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
+        text = "in use, deleted afterwards: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
         return _waiting("InUse", text)
     if view.twins:
         return _release(view, Event("Normal", "Retained", f"the data stays: Checkpoint {view.twins[0]} has the same"))
@@ -66,7 +69,7 @@ def _release(view: CheckpointView, event: Event) -> CheckpointOutcome:
 
 
 def _delete_data(view: CheckpointView, folder: str) -> CheckpointOutcome:
-    """A task deletes it, then the finalizer goes."""
+    """Let a task delete the data, then remove the finalizer."""
     found = view.checkpoint
     digest = found.status.digest or (found.spec.source.save.digest if found.spec.source.save else None)
     answer = ask_task(view, "delete", folder, digest)

@@ -1,7 +1,7 @@
 """Checkpoint: whether a save is complete, verified and used. Pure.
 
-A save becomes known by its own spec (made by the job's reconcile), by the answer to a request (`source.jobRef`) or by an import. It counts as
-verified when the agent has read it back; where no agent will do that any more, a task pod reads it.
+A save becomes known by its own spec (made by the job's reconcile), by the answer to a request (`source.jobRef`) or by
+an import. It counts as verified when the agent has read it back; where no agent can do that any more, a task pod does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _locate(view: CheckpointView) -> CheckpointOutcome:
 
 
 def _committed(view: CheckpointView, changes: CheckpointChanges, report: ReportedSave | None) -> CheckpointOutcome:
-    """The save is committed: record where it is and what is known of it."""
+    """Record where a committed save is, and its metrics."""
     changes |= CheckpointChanges(storage=view.storage, saved_at=view.time, job=_origin(view))
     if report is not None:
         changes |= save_metrics(report.metrics)
@@ -89,7 +89,7 @@ def _committed(view: CheckpointView, changes: CheckpointChanges, report: Reporte
 
 
 def _import(view: CheckpointView) -> CheckpointOutcome:
-    """A task reads the folder and verifies it."""
+    """Let a task read the folder and verify it."""
     wanted = view.checkpoint.spec.source.import_
     assert wanted is not None
     claim, text = wanted.storage.claim_name, "a task reads the folder"
@@ -131,7 +131,7 @@ def _request(view: CheckpointView) -> CheckpointOutcome:
     if answer.get("state") == "Failed":
         return _fail(f"the job could not save: {answer.get('detail') or 'no reason given'}")
     if view.job.status.terminal:
-        return _fail(f"TrainingJob {wanted.name} is {view.job.status.phase}: it saves nothing any more")
+        return _fail(f"TrainingJob {wanted.name} is {view.job.status.phase}: it saves no more")
     if not view.leader_running:
         return _wait("Pending", "JobNotRunning", f"TrainingJob {wanted.name} is not running", plan)
     if not view.leader_reports:
@@ -140,7 +140,10 @@ def _request(view: CheckpointView) -> CheckpointOutcome:
 
 
 def _answered(view: CheckpointView, uid: str, answer: Mapping[str, Any]) -> ReportedSave | None:
-    """The save that was made for this request. One save may answer several requests, and carries the id of the first."""
+    """The save that was made for this request.
+
+    One save may answer several requests; it carries the id of the first.
+    """
     save = next((save for save in view.saves if save.id == uid), None)
     if save is None and answer.get("state") == "Done" and answer.get("folder"):
         return view.save_report(str(answer["folder"]), None)
@@ -204,7 +207,7 @@ def _check(view: CheckpointView, folder: str) -> CheckpointOutcome:
 
 
 def _verify(view: CheckpointView) -> CheckpointOutcome:
-    """Verify by a task, because no agent will read the save back."""
+    """Let a task verify the save, because no agent will read it back."""
     status = view.checkpoint.status
     assert status.folder is not None
     answer = ask_task(view, "verify", status.folder, status.digest)
@@ -270,7 +273,7 @@ def _wait(phase: CheckpointPhase, reason: str, message: str, plan: Plan | None =
 
 
 def _until_answered(answer: TaskAnswer, phase: CheckpointPhase, reason: str, message: str) -> CheckpointOutcome:
-    """Make the task, wait for it, name what its pod waits for, or give up."""
+    """Make the task, wait for it and name what its pod waits for, or give up."""
     if answer.problem:
         return _fail(answer.problem)
     if answer.waiting is None:

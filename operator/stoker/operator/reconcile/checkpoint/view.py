@@ -1,4 +1,4 @@
-"""What a Checkpoint's reconcile sees, sorted once: its job, the pods that may speak of it, its tasks, its users."""
+"""The observation of a Checkpoint, sorted once: its job, the pods that report it, its tasks, its users."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
@@ -28,7 +29,7 @@ class ReportedSave:
     digest: str
     verified: bool | None
     metrics: Mapping[str, Any]
-    """tokens, loss, bytes, layout, ... where the report has them."""
+    """Numbers of the report: tokens, loss, bytes, layout, ..."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class CheckpointView:
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
     leader_reports: bool
-    """The leader's agent has answered at least once, so that it can be asked."""
+    """Whether the leader's agent has answered at least once, so that it can take a request."""
     tasks: tuple[Object, ...]
     users: tuple[User, ...]
     twins: tuple[str, ...]
-    """Other Checkpoints with the same data, by name; only looked for when this one is being deleted."""
+    """Names of other Checkpoints with the same data; only filled while this one is being deleted."""
 
     @property
     def time(self) -> str:
@@ -89,10 +90,10 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
     if intent.refused and not intent.never_accepted:
         checkpoint = read(Checkpoint, {**seen.resource, "spec": intent.spec})
     job = _job(seen, checkpoint)
-    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, "job-uid") == job.metadata.uid]
-    trainers = [pod for pod in pods if label(pod, "role") == "trainer"]
+    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, JOB_UID) == job.metadata.uid]
+    trainers = [pod for pod in pods if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job is not None and job.status.attempt else ""
-    leader = next((p for p in trainers if label(p, "attempt") == number and label(p, "node-rank") == "0"), None)
+    leader = next((p for p in trainers if label(p, ATTEMPT) == number and label(p, NODE_RANK) == "0"), None)
     report = seen.reports.get(leader["metadata"]["uid"]) if leader is not None else None
     return CheckpointView(
         checkpoint=checkpoint,
@@ -105,19 +106,19 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
         saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
-        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
+        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, CHECKPOINT_UID) == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
         twins=tuple(_twins(seen, checkpoint)),
     )
 
 
 def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
-    """The job that wrote it, or is asked to; by uid where it is known."""
+    """The job that wrote the save or is asked for it, by uid where that is known."""
     source = checkpoint.spec.source
     wanted = source.save.job_ref if source.save else source.job_ref
     if wanted is None:
         return None
-    uid = wanted.uid or checkpoint.metadata.labels.get("stoker.dev/job-uid")
+    uid = wanted.uid or checkpoint.metadata.labels.get(JOB_UID)
     for found in seen.of_kind("TrainingJob"):
         if found["metadata"]["name"] == wanted.name and uid in (None, found["metadata"]["uid"]):
             return read(TrainingJob, found)
@@ -134,13 +135,13 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
                 yield ReportedSave(
                     str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw
                 )
-        word = exit_of(pod).word if ended(pod) else None
-        for save in word.saves if word else ():
-            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+        message = exit_of(pod).message if ended(pod) else None
+        for save in message.saves if message else ():
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
-    """An import of a folder that a job wrote, or a second request that the same save answered."""
+    """Yield other Checkpoints with the same data: an import, or a second request that the same save answered."""
     mine = _place(checkpoint)
     for found in (read(Checkpoint, item) for item in seen.of_kind("Checkpoint")):
         if mine is not None and _place(found) == mine and not found.deleting:
@@ -148,7 +149,7 @@ def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
-    """Claim, path and folder of the data, as far as it is known."""
+    """Claim, path and folder of the data; None while they are not known."""
     source, status = checkpoint.spec.source, checkpoint.status
     known = source.save or source.import_
     storage, folder = (known.storage, known.folder) if known else (status.storage, status.folder)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.inferencedeployment import CheckpointSelector, CurrentCheckpoint
-from stoker.operator.domain.labels import JOB, JOB_UID
+from stoker.operator.domain.labels import EXPIRED, JOB, JOB_UID
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
-from stoker.operator.reconcile.trainingjob.saves import EXPIRED
 from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_source
 
 

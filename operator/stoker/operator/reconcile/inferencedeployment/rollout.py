@@ -12,7 +12,9 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import RevisionStatus, RolloutStatus
+from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
+from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
@@ -173,9 +175,9 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
     name = pool_object_name(view.deployment, pool)
     labels = {**deployment_labels(view.deployment), "pool": pool.name}
     metadata = metadata_of(view.seen.resource, name, "engine", labels)
-    del metadata["labels"]["stoker.dev/role"]
+    del metadata["labels"][ROLE]
     return {
-        "apiVersion": "stoker.dev/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "EnginePool",
         "metadata": metadata,
         "spec": {

@@ -1,4 +1,4 @@
-"""Facts about the attempt of a TrainingJob, read from its view: how large its gang is, whether it is done, how far it got."""
+"""Facts about the attempt of a TrainingJob: the size of its gang, whether it is complete, how far it got."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from stoker.operator.reconcile.trainingjob.view import TrainingView
 
 
 def completed(view: TrainingView) -> bool:
-    """Whether every pod of the running attempt has done its part. A leader that ended well speaks for a pod that was removed since."""
+    """Whether every pod of the running attempt has done its part.
+
+    A leader that ended well stands for pods that were removed since.
+    """
     attempt, gang = view.attempt, view.gang
     if attempt is None or attempt.ended_at is not None or not gang:
         return False
@@ -23,7 +26,7 @@ def completed(view: TrainingView) -> bool:
 
 
 def gang_size(view: TrainingView) -> int:
-    """Pods of the attempt, as its pinned rendering asks for; an edit of `workers.replicas` waits for the next attempt."""
+    """Number of pods in the pinned rendering; an edit of `workers.replicas` waits for the next attempt."""
     pinned = view.job.status.pinned
     if pinned is not None and pinned.rendered is not None:
         return int(pinned.rendered["config"]["gang"]["nodes"])
@@ -38,7 +41,7 @@ def closed(view: TrainingView, attempt: Attempt) -> Attempt:
 
 
 def reported_step(view: TrainingView, attempt: Attempt) -> int | None:
-    """The last step that is known to be done: a termination message may name a save that is newer than the last report."""
+    """Last step that is known to be done, by the newest report or a newer save in a termination message."""
     saved = max((save.step for save in announced(view)), default=None)
     done = max((step for step in (_polled_step(view), saved) if step is not None), default=None)
     return attempt.first_step if done is None else done
@@ -56,7 +59,7 @@ def undeleted(pods: Iterable[Object]) -> tuple[Ref, ...]:
 
 
 def moment(text: str) -> datetime:
-    """A time of the status."""
+    """Parse a time of the status."""
     return datetime.fromisoformat(text)
 
 

@@ -1,4 +1,4 @@
-"""How a TrainingJob ends: terminal phases are sticky, and nothing but cleaning up happens in them."""
+"""The end of a TrainingJob: terminal phases are sticky, and only clean-up happens in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TrainingJob whose gang is there: status from pods and report, Checkpoint objects from saves, retention."""
+"""The pass over a TrainingJob whose gang runs: phase from pods and report, Checkpoints from saves, retention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.operator.reconcile.trainingjob.saves import expired, new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 
 _PHASES: Mapping[str, TrainingPhase] = {"Loading": "Starting", "FirstStep": "Starting", "Saving": "Checkpointing"}
-"""Phase of the job by phase of the agent; any other is Running."""
+"""Phase of the job by phase of its agent; any other is Running."""
 _FOLLOWED = (*_PHASES.values(), "Running")
 
 
@@ -36,7 +36,7 @@ def follow(view: TrainingView) -> JobOutcome:
 
 
 def _health(view: TrainingView, phase: TrainingPhase) -> tuple[bool, str]:
-    """Whether a person must act, and the conditions' reason: the most telling one of the pods that wait."""
+    """Whether a person must act, and the conditions' reason, from the pods that wait."""
     if phase != "Pending":
         return False, phase
     found = [known for pod in view.gang if pod_state(pod) is PodState.PENDING and (known := waiting(pod))]
@@ -60,7 +60,10 @@ def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[Tra
 
 
 def _before_report(view: TrainingView) -> tuple[TrainingPhase, str | None]:
-    """No agent has answered yet: the workers start, or the operator did, and then what it knew before stays until it hears more."""
+    """Phase and message while no agent has answered yet.
+
+    Either the workers have just started, or the operator has; then the earlier phase stays until an agent answers.
+    """
     status, attempt = view.job.status, view.attempt
     if attempt is not None and attempt.phase not in (None, "Pending") and status.phase in _FOLLOWED:
         return status.phase, status.message

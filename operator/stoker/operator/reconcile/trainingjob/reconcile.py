@@ -1,8 +1,4 @@
-"""TrainingJob: which attempt runs, what it resumes, when it is over. Pure: the same observation gives the same plan.
-
-One attempt is one gang of pods. `status.attempt` is written before its pods are made, its end before they are removed; a pod that is missing is
-made only while the gang was never seen whole, afterwards it is lost.
-"""
+"""The order of decisions about a TrainingJob. Pure: the same observation gives the same plan."""
 
 from __future__ import annotations
 

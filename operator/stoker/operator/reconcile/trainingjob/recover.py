@@ -1,12 +1,13 @@
-"""What follows a failed attempt: its cause is written, its saves become known, its pods go."""
+"""The end of a failed attempt: its cause is written, its saves become known, its pods go."""
 
 from __future__ import annotations
 
 from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label
-from stoker.operator.domain.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
+from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import (
     completed,
@@ -21,7 +22,7 @@ from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import stem
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Action, Cause
 
 
 def recover(view: TrainingView) -> JobOutcome | None:
@@ -66,9 +67,10 @@ def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> JobO
 
 
 def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
-    """By the table, as long as it can help: retries are counted, and what the user named to start from has nothing older.
+    """The table's action, or Fail where it cannot help: the budget is spent, or nothing older can be resumed.
 
-    A lost peer is a consequence: whether its node is lost, and the budget untouched, is known once the last pod has gone.
+    A lost peer is a consequence. Whether its node is lost, so that the retry is free, is known once the last pod has
+    gone.
     """
     action = ending.action
     if action is Action.RETRY and exhausted(failures_without_progress(view) + 1, view.job.spec.run.backoff_limit):
@@ -83,8 +85,8 @@ def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
 def _explain(view: TrainingView, attempt: Attempt) -> JobOutcome | None:
     """Replace the recorded failure with its root cause while the attempt's pods terminate.
 
-    A lost node is detected late and kubelets report exits in any order, so the first failure seen may be a peer's. A retry after a lost node is
-    not counted.
+    A lost node is detected late and kubelets report exits in any order, so the first failure seen may be a peer's. A
+    retry after a lost node is not counted.
     """
     failure = attempt.failure
     if failure is None or failure.action != Action.RETRY:
@@ -115,27 +117,27 @@ def _disruption(view: TrainingView) -> Ending | None:
 
 
 def _origin(view: TrainingView, attempt: Attempt, failure: Failure) -> Ending | None:
-    """Why a peer was lost: the failure of a pod that nobody had told to go."""
+    """The reason for a lost peer: the failure of a pod that ended before it was asked to."""
     if failure.cause != Cause.PEER_LOST or attempt.ended_at is None:
         return None
-    told_at = moment(attempt.ended_at)
-    ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, told_at))
+    asked_at = moment(attempt.ended_at)
+    ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, asked_at))
     if ending is None or ending.cause is Cause.PEER_LOST:
         return None
     return ending if ending.action is Action.RETRY else None
 
 
 def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:
-    """A pod of a gang that was whole once is gone."""
+    """The ending of a pod that is gone, in a gang that was whole once."""
     if attempt.phase is None or len(view.gang) >= gang_size(view):
         return None
-    present = {int(label(pod, "node-rank") or 0) for pod in view.gang}
+    present = {int(label(pod, NODE_RANK) or 0) for pod in view.gang}
     missing = min(set(range(gang_size(view))) - present)
     return lost_pod(missing, f"{stem(view.job.metadata.name, view.job.metadata.uid)}-a{attempt.number}-{missing}")
 
 
 def _resumption(view: TrainingView, ending: Ending) -> Resumption | None:
-    """Never try again what an attempt found corrupt."""
+    """The search for what to resume, without the save that the attempt found corrupt."""
     now = view.job.status.resumption or Resumption()
     attempt = view.attempt
     if ending.cause is not Cause.CHECKPOINT_CORRUPT or attempt is None or attempt.resumed_from is None:
@@ -150,6 +152,7 @@ def _failure(view: TrainingView, ending: Ending, action: Action) -> Failure:
         cause=ending.cause.value,
         exit_code=ending.exit_code,
         node=ending.node or None,
+        pod=ending.pod,
         rank=ending.rank,
         step=ending.step,
         detail=shortened(ending.detail) or None,

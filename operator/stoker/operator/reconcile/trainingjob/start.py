@@ -1,4 +1,4 @@
-"""Opening the next attempt of a TrainingJob and making its gang of pods."""
+"""The next attempt of a TrainingJob: open it, then make its gang of pods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from itertools import takewhile
 
 from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
-from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt, changed_failure
+from stoker.operator.reconcile.trainingjob.pinning import pinned_for_next_attempt
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -21,13 +23,11 @@ from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.names import attempt_config_name, writer_of
 from stoker.operator.render.network_policy import trainer_policies
 from stoker.operator.render.trainer import (
-    StartCheckpoint,
     attempt_config,
     attempt_pods,
-    intent_of,
-    pin,
     service,
 )
+from stoker.pod.causes import Action
 
 MAX_ATTEMPTS_KEPT = 10
 
@@ -52,7 +52,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     choice = choose_resume(view, found)
     if isinstance(choice, Blocked):
         return _blocked(view, choice)
-    pinned = _pinned(view, found)
+    pinned = pinned_for_next_attempt(view, found)
     attempt = _next_attempt(view, last, choice, pinned)
     message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
     changes = JobChanges(
@@ -74,14 +74,6 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         changes=changes | _account(view, last, attempt.first_step or 0),
         plan=Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,)),
     )
-
-
-def _pinned(view: TrainingView, found: StartCheckpoint | None) -> Pinned:
-    """The rendering for the intent in force, however old; a new one where the user changed the intent."""
-    pinned = view.job.status.pinned
-    if pinned is not None and (pinned.intent == intent_of(view.job.spec) or view.intent.never_accepted):
-        return pinned
-    return pin(view.job, found, view.settings, view.intent.spec)
 
 
 def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:
@@ -132,7 +124,7 @@ def _wait_before_start(view: TrainingView, last: Attempt | None) -> JobOutcome |
 
 
 def _spent(view: TrainingView, last: Attempt) -> bool:
-    """No cause came to light that would have given the last retry back."""
+    """Whether the budget is spent, and no later cause gave the last retry back."""
     failed = last.failure is not None and last.failure.action == Action.RETRY
     return failed and exhausted(failures_without_progress(view), view.job.spec.run.backoff_limit)
 
@@ -146,23 +138,23 @@ def _give_up(view: TrainingView, last: Attempt) -> JobOutcome:
 
 
 def _delay_s(view: TrainingView, last: Attempt) -> float:
-    """After a failure; and where attempts are taken away one after the other before they get on, though nobody counts those."""
+    """Delay before the next attempt: after a failure, or after repeated evictions without progress."""
     action = last.failure.action if last.failure else None
     if action == Action.RETRY:
         return retry_delay_s(failures_without_progress(view))
-    idle = sum(1 for _ in takewhile(_taken_away_idle, (last, *view.job.status.attempts)))
+    idle = sum(1 for _ in takewhile(_evicted_idle, (last, *view.job.status.attempts)))
     return retry_delay_s(idle - 1) if idle > 1 else 0.0
 
 
-def _taken_away_idle(attempt: Attempt) -> bool:
+def _evicted_idle(attempt: Attempt) -> bool:
     free = attempt.failure is not None and attempt.failure.action == Action.RETRY_FREE
     return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
 
 
 def _outlived(view: TrainingView, number: int) -> list[Object]:
-    """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
-    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, "job-uid") == view.job.metadata.uid]
-    old = [found for found in configs if label(found, "attempt") not in ("", str(number))]
+    """Objects that only earlier attempts needed. Pods of the attempt before `number` stay for their logs."""
+    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, JOB_UID) == view.job.metadata.uid]
+    old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
 
 
@@ -188,7 +180,7 @@ def _children(view: TrainingView, config: Object) -> tuple[Object, ...]:
 
 
 def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
-    """Pods by POST, once their configuration is there. Names are deterministic: a repeated create finds its own pod."""
+    """Make the pods, once their configuration exists. Names are deterministic: a repeated create finds its own pod."""
     pinned = view.job.status.pinned
     assert pinned is not None, "an attempt is opened together with its pinned rendering"
     name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
@@ -205,6 +197,6 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
 
 
 def _with_found_saves(last: Attempt) -> Attempt:
-    """A killed attempt has done at least what it saved, whatever it said last."""
+    """The attempt, with at least the step that it saved as its last one."""
     done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
     return changed_attempt(last, last_step=done)

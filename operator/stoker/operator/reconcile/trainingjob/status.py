@@ -17,6 +17,7 @@ from stoker.operator.reconcile.intent import changed_fields, edit_conditions, ed
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
+from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
 from stoker.operator.render.trainer import shaping_fields
 
@@ -26,7 +27,12 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
     status = view.job.status
     phase = outcome.phase or status.phase
     attempt = outcome.changes.get("attempt", status.attempt)
-    derived = JobFields(phase=phase, accepted_spec=_accepted(view), pods=_pod_counts(view, attempt, phase))
+    derived = JobFields(
+        phase=phase,
+        accepted_spec=_accepted(view),
+        pods=_pod_counts(view, attempt, phase),
+        pinned=with_pulled_image(view),
+    )
     derived |= _progress(view)
     derived |= _checkpoint_fields(view)
     announced = JobFields(attempt=_with_announced_step(view, attempt))

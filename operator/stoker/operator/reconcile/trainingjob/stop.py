@@ -1,4 +1,4 @@
-"""Suspend, cancel and the deadline of a run: save first, then let the pods go."""
+"""Suspend, cancel and the deadline of a run: save first, then release the pods."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stoker.operator.reconcile.trainingjob.saves import expired, new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 
 STOP_MARGIN_S = 30.0
-"""Beyond the grace period, before the pods of a job that was asked to stop are deleted."""
+"""Time beyond the grace period before the pods of a stopping job are deleted."""
 REPEAT_CALL_S = 10.0
 
 
 def stop(view: TrainingView) -> JobOutcome | None:
-    """The user wants no (more) pods: save first, then let them go."""
+    """Stop the run where the user or the deadline asks for it: save first, then release the pods."""
     run = view.job.spec.run
     if completed(view):
         return None

@@ -1,4 +1,7 @@
-"""What a TrainingJob's reconcile sees, sorted once: the gang of the current attempt, older pods, tasks, Checkpoints, the agent's report."""
+"""The observation of a TrainingJob, sorted once.
+
+The gang of the current attempt, older pods, tasks, Checkpoints, the agent's report, the spec in force.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import JOB_UID
+from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, label, pod_state
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, accept
 
 CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
-"""Fields of the present spec that act even while the rest of an edit is refused."""
+"""Fields that always come from the present spec, also while the rest of an edit is refused."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class TrainingView:
     gang: tuple[Object, ...]
     """Pods of the current attempt that exist, by node rank."""
     older: tuple[Object, ...]
-    """Trainer pods of attempts before it."""
+    """Trainer pods of earlier attempts."""
     tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
-    """This job's, newest step first."""
+    """Checkpoints of this job, newest step first."""
     report: Mapping[str, Any] | None
     """The newest answer of pod 0's agent in this attempt, however old."""
 
@@ -55,7 +58,7 @@ class TrainingView:
     @property
     def leader(self) -> Object | None:
         """Pod 0 of the gang, whose agent answers for all."""
-        return next((pod for pod in self.gang if label(pod, "node-rank") == "0"), None)
+        return next((pod for pod in self.gang if label(pod, NODE_RANK) == "0"), None)
 
     @property
     def leader_running(self) -> bool:
@@ -91,9 +94,9 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
     if intent.refused and not intent.never_accepted:
         job = read(TrainingJob, {**seen.resource, "spec": intent.spec})
     mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
-    trainers = [pod for pod in mine if label(pod, "role") == "trainer"]
+    trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
-    gang = sorted((pod for pod in trainers if label(pod, "attempt") == number), key=_node_rank)
+    gang = sorted((pod for pod in trainers if label(pod, ATTEMPT) == number), key=_node_rank)
     return TrainingView(
         job=job,
         intent=intent,
@@ -101,8 +104,8 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
         settings=settings,
         now=now,
         gang=tuple(gang),
-        older=tuple(pod for pod in trainers if label(pod, "attempt") != number),
-        tasks=tuple(pod for pod in mine if label(pod, "role") == "task" and not label(pod, "checkpoint-uid")),
+        older=tuple(pod for pod in trainers if label(pod, ATTEMPT) != number),
+        tasks=tuple(pod for pod in mine if label(pod, ROLE) == PodRole.TASK and not label(pod, CHECKPOINT_UID)),
         checkpoints=_checkpoints(seen, job),
         report=_leader_report(seen, gang, number),
     )
@@ -131,10 +134,10 @@ def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
 def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[str, Any] | None:
     for pod in gang:
         found = seen.reports.get(pod["metadata"]["uid"])
-        if label(pod, "node-rank") == "0" and found is not None and str(found.get("attempt")) == number:
+        if label(pod, NODE_RANK) == "0" and found is not None and str(found.get("attempt")) == number:
             return found
     return None
 
 
 def _node_rank(pod: Object) -> int:
-    return int(label(pod, "node-rank") or 0)
+    return int(label(pod, NODE_RANK) or 0)

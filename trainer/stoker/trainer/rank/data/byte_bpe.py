@@ -13,10 +13,10 @@ from pathlib import Path
 from blake3 import blake3
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import content_digest, only_one
 from stoker.trainer.rank.data.corpus import cache_folder
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import Conversation, Document, list_files, read_documents
 
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

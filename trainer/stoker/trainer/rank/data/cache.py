@@ -13,7 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from stoker.checkpoint.storage import path_in_errors
-from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.errors import DataError
 
 POLL_S = 0.1
 REPORT_S = 5.0

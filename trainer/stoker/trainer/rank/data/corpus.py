@@ -15,9 +15,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import content_digest, only_one
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
 from stoker.trainer.rank.data.source import is_jsonl, list_files, read_documents

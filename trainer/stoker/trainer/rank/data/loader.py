@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.order import Order, Place, permute
 from stoker.trainer.rank.data.pack import Span
 

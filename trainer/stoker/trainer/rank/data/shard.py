@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.batch import Array
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import Conversation, Document
 
 BATCH_CHARACTERS = 1 << 20

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
-from stoker.trainer.rank.data.error import DataError
 
 PIECE_BYTES = 256 << 10
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from stoker.model.tokenizer import Tokenizer, TokenizerError
 from stoker.model.travelling_files import read_travelling_files
 from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.byte_bpe import train_tokenizer
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.shard import Encoded
 from stoker.trainer.rank.data.source import Conversation, Document, Text
 

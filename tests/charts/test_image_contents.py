@@ -1,6 +1,4 @@
-"""What goes into the two images, read from their Dockerfiles: the Dockerfiles themselves are built in the end-to-end
-run.
-"""
+"""Contents of the two images, read from their Dockerfiles, which the end-to-end run builds."""
 
 from __future__ import annotations
 

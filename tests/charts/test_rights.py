@@ -1,4 +1,4 @@
-"""The plain manifests give the operator what it needs and no more (e2e/charts has the same for every value of the chart)."""
+"""The plain manifests give the operator what it needs and no more (e2e/charts tests every value of the chart)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is offered, what is refused and what the programs can do agree, value by value. Imports both sides, as `test_contract_config.py` does."""
+"""Offered, refused and built values agree, one by one. Imports both sides, as `test_contract_config.py` does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The custom resources and the programs' configurations name the same things: a section's fields are the configuration's in camelCase.
-The only test that may import both sides."""
+"""A section of a custom resource has the fields of the program's configuration, in camelCase.
+
+With `test_contract_capabilities.py` the only test that may import both sides.
+"""
 
 import json
 from typing import Any, get_args

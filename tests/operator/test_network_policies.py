@@ -1,4 +1,4 @@
-"""Pods are reached by those that must reach them: rendered per job, pool and deployment, and by nobody's default."""
+"""Pods are reachable from their peers alone: policies per job, pool and deployment, where the setting is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's configuration file: strict, complete without a single key, and carried over to what reconcilers see."""
+"""The operator's configuration file: strict, complete without a single key, and passed on to the reconcilers."""
 
 from __future__ import annotations
 

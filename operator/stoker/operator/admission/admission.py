@@ -1,4 +1,7 @@
-"""Admission: what the API server does with an object of ours before it stores it, from the same generated CRDs. Pure, no webhook, no cluster."""
+"""Admission: check and complete an object as the API server does before it stores it, from the same generated CRDs.
+
+Pure: no webhook, no cluster.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Object = dict[str, Any]
 
 
 class _Kind:
-    """One kind's schema, compiled."""
+    """Compiled schema of one kind."""
 
     def __init__(self, crd: Mapping[str, Any]) -> None:
         spec = crd["spec"]
@@ -31,21 +34,21 @@ class _Kind:
 
 
 class Admission:
-    """Checks and completes objects of the kinds that it knows; others pass unseen."""
+    """Checks and completes objects of the kinds of its CRDs; objects of other kinds pass unchanged."""
 
     def __init__(self, crds: Iterable[Mapping[str, Any]]) -> None:
         self._kinds = {kind.name: kind for kind in map(_Kind, crds)}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Admission:
-        """From the CRD files in a folder.
+        """Read the CRD files of a folder.
 
         Raises:
             ValueError: the folder has none, or a rule of one does not compile.
         """
         paths = sorted(folder.glob("*.yaml"))
         if not paths:
-            raise ValueError(f"{folder}: no CRD files (*.yaml) are there")
+            raise ValueError(f"{folder}: the folder has no CRD files (*.yaml)")
         return cls(yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER) for path in paths)
 
     @property
@@ -53,14 +56,14 @@ class Admission:
         return frozenset(self._kinds)
 
     def admit(self, new: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> Object:
-        """The object as it would be stored, defaults filled in; neither argument is changed.
+        """Return the object as it would be stored, with defaults; neither argument is changed.
 
         Args:
             new: the whole object after the write (a patch or a subresource is merged by the caller).
             old: the stored object on an update; None on a create.
 
         Raises:
-            InvalidObject: with every wrong field. As on the API server, rules run only where the structure is right.
+            InvalidObject: names every wrong field. As on the API server, rules run only where the structure is right.
         """
         kind = self._kinds.get(str(new.get("kind", "")))
         if kind is None:
@@ -85,5 +88,5 @@ def _wrong_version(new: Mapping[str, Any], kind: _Kind) -> list[StatusCause]:
 
 
 def _without_metadata(found: Mapping[str, Any]) -> Object:
-    """Metadata is Kubernetes' own, and its fields are not in the CRD."""
+    """Return the object without metadata, whose fields are Kubernetes' own and not in the CRD."""
     return {name: value for name, value in found.items() if name != "metadata"}

@@ -1,7 +1,8 @@
 """The CEL rules of a structural schema, compiled once and run over objects as the API server does.
 
-The library is Google's C++ implementation with its Python binding (`cel_expr_python`): it evaluates transition rules, `has`, quantifiers and
-text functions as Kubernetes does, in about 30 microseconds a rule; the pure Python one (`celpy`) needs milliseconds.
+The library is Google's C++ implementation with its Python binding (`cel_expr_python`). It evaluates transition rules,
+`has`, quantifiers and text functions as Kubernetes does, in about 30 microseconds a rule; the pure Python one (`celpy`)
+needs milliseconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Rule:
     transition: bool
 
     def check(self, path: str, data: Mapping[str, Any]) -> StatusCause | None:
-        """The cause, or None where the rule holds. A rule that cannot be computed does not hold."""
+        """Return the cause, or None where the rule holds; a rule that cannot be evaluated does not hold."""
         outcome = self.program.eval(data=data).value()
         if outcome is True:
             return None
@@ -74,7 +75,7 @@ class Rules:
         return not (self._own or self._members or self._inner)
 
     def causes(self, value: Any, old: Any, path: str = "") -> Iterator[StatusCause]:
-        """What the rules refuse.
+        """Yield a cause for each rule that does not hold.
 
         Args:
             value: the new value, with defaults.
@@ -103,7 +104,7 @@ class Rules:
                 yield from self._inner.causes(item, earlier.get(item_key(item, self._schema)), f"{path}[{index}]")
 
     def _by_key(self, old: Any) -> dict[str | None, Any]:
-        """The items that stood here before; those of an atomic list have no successor."""
+        """Map keys to the items that stood here before; items of an atomic list have no key."""
         items = old if isinstance(old, list) else []
         found = {item_key(item, self._schema): item for item in items}
         return {key: item for key, item in found.items() if key is not None}

@@ -1,4 +1,4 @@
-"""Why an object is refused, in the words of an API server's 422."""
+"""Causes of a refusal, in the words of an API server's 422."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StatusCause:
     field: str
     """Path in the manifest: `spec.workers.env[0].name`."""
     message: str
-    """What follows the path in the whole text: `Invalid value: 0: must be ...`."""
+    """Text after the path: `Invalid value: 0: must be ...`."""
     reason: str
     """Machine-readable: FieldValueInvalid, FieldValueRequired, ..."""
 
@@ -38,7 +38,7 @@ class StatusCause:
 
 
 class InvalidObject(Invalid):
-    """The object is refused; `causes` has every wrong field, the text is that of the API server."""
+    """The object is refused: `causes` has every wrong field, and the text is the API server's."""
 
     def __init__(self, kind: str, name: str, causes: list[StatusCause]) -> None:
         self.causes = causes
@@ -47,11 +47,11 @@ class InvalidObject(Invalid):
 
 
 def status_cause(field: str, reason: str, value: str = "", detail: str = "") -> StatusCause:
-    """A cause with the API server's wording: `Invalid value: VALUE: DETAIL`."""
+    """Make a cause with the API server's wording: `Invalid value: VALUE: DETAIL`."""
     return StatusCause(field, ": ".join(part for part in (_WORDS[reason], value, detail) if part), reason)
 
 
 def object_name(found: Mapping[str, Any]) -> str:
-    """The name that a message shows."""
+    """Return the name for a message."""
     metadata = found.get("metadata") or {}
     return str(metadata.get("name") or metadata.get("generateName") or "")

@@ -15,8 +15,8 @@ from stoker.operator.admission.status_cause import StatusCause, status_cause
 Schema = Mapping[str, Any]
 
 _KEYWORDS = (
-    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
-    "maxProperties",
+    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+    "minProperties", "maxProperties",
 )  # fmt: skip
 
 
@@ -32,14 +32,14 @@ class Structure:
         self._validator = Draft202012Validator(_json_schema(schema), format_checker=FormatChecker([]))
 
     def causes(self, value: Any) -> list[StatusCause]:
-        """What is wrong, in the order of the paths."""
+        """List what is wrong, in the order of the paths."""
         found = [_translated(error) for error in self._validator.iter_errors(value)]
         found += _duplicates(value, self._schema, "")
         return sorted(found, key=lambda one: one.field)
 
 
 def _json_schema(schema: Schema) -> dict[str, Any]:
-    """The part of the structural schema that says what is valid."""
+    """Return the part of the structural schema that JSON Schema can check."""
     found: dict[str, Any] = {key: schema[key] for key in _KEYWORDS if key in schema}
     if schema.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]
@@ -56,7 +56,7 @@ def _json_schema(schema: Schema) -> dict[str, Any]:
 
 
 def path_of(parts: Iterator[str | int] | list[str | int]) -> str:
-    """`spec.workers.env[0].name`."""
+    """Join the parts of a path: `spec.workers.env[0].name`."""
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -64,7 +64,7 @@ def path_of(parts: Iterator[str | int] | list[str | int]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as the API server prints it: composite ones only by their type."""
+    """Format a value as the API server does: composite ones only by their type."""
     if isinstance(value, dict):
         return '"object"'
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def _unsupported(path: str, value: Any, allowed: Any) -> StatusCause:
 
 
 def _invalid(text: str) -> Callable[[str, Any, Any], StatusCause]:
-    """A cause whose detail is `PATH in body TEXT LIMIT`."""
+    """Return a translation whose detail is `PATH in body TEXT LIMIT`."""
     return lambda path, value, limit: status_cause(
         path, "FieldValueInvalid", _shown(value), f"{path} in body {text.format(limit)}"
     )
@@ -142,7 +142,7 @@ def _translated(error: ValidationError) -> StatusCause:
 
 
 def _duplicates(value: Any, schema: Schema, path: str) -> list[StatusCause]:
-    """Items of a list map with the same keys, items of a set that are equal."""
+    """Find items of a list map with the same keys, and equal items of a set."""
     found: list[StatusCause] = []
     if isinstance(value, dict):
         for name, member in value.items():
@@ -167,7 +167,7 @@ def _duplicates_of_list(value: list[Any], schema: Schema, path: str) -> list[Sta
 
 
 def item_key(item: Any, schema: Schema) -> str | None:
-    """What tells an item of a list map or a set apart from the others; None for an atomic list."""
+    """Return the identity of an item in a list map or a set; None for an atomic list."""
     form = schema.get("x-kubernetes-list-type")
     if form == "set":
         return json.dumps(item)

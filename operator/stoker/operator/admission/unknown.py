@@ -1,4 +1,7 @@
-"""Fields that the schema does not have. The API server drops them, or refuses them under strict field validation; we refuse, with the path."""
+"""Refusal of fields that the schema does not have.
+
+The API server drops them, or refuses them under strict field validation. Here they are refused, with the path.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Schema = Mapping[str, Any]
 
 
 def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[StatusCause]:
-    """One cause for each member that no property of the schema names."""
+    """Yield a cause for each member that is no property of the schema."""
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from unknown_fields(item, schema["items"], f"{path}[{index}]")

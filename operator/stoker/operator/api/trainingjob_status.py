@@ -1,4 +1,4 @@
-"""What the operator reports about a TrainingJob, and what it must remember to decide again after a restart of its own."""
+"""Status of a TrainingJob: the operator's report, and its memory for decisions after its own restart."""
 
 from __future__ import annotations
 

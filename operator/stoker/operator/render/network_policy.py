@@ -1,7 +1,7 @@
-"""NetworkPolicies: who may reach the pods of a job, a pool and a deployment. A network plugin enforces them, or nothing does.
+"""NetworkPolicies: who may reach the pods of a job, a pool and a deployment. The network plugin enforces them.
 
-Rendezvous and collectives of a job have no authentication, so only pods of the job reach its ranks. Agents and engines are
-reached by those that call them: operator, routers, metrics. Everyone in the cluster may call a router.
+Rendezvous and collectives of a job have no authentication, so only pods of the job reach its ranks. Agents and engines
+are open to operator, routers and metrics. Everyone in the cluster may call a router.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def _policy(metadata: Mapping[str, Any], selector: Mapping[str, str], ingress: S
 
 
 def _on_port(port: int, peers: Peers) -> dict[str, Any]:
-    """One rule; without peers it holds for everyone."""
+    """Return one rule; without peers it allows everyone."""
     rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": port}]}
     return {**rule, "from": [dict(peer) for peer in peers]} if peers else rule
 
 
 def _pods(labels: Mapping[str, str]) -> dict[str, Any]:
-    """Pods of the same namespace."""
+    """Return the peer for pods of the same namespace."""
     return {"podSelector": {"matchLabels": dict(labels)}}
 
 
 def _outside(wanted: NetworkPolicies) -> Peers:
-    """The operator's pods, and those that collect metrics."""
+    """Return the peers outside of the resource: the operator's pods, and those that scrape metrics."""
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": wanted.operator_namespace}},
         "podSelector": {

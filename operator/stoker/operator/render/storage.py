@@ -1,4 +1,4 @@
-"""Where checkpoints lie inside a pod: the folder below the mount of a claim."""
+"""The place of checkpoints inside a pod: a folder below the mount of a claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Task pods: `python -m stoker.checkpoint task ...` on the claim that holds the checkpoints. No torch, the result in the termination message."""
+"""Rendering of task pods: `python -m stoker.checkpoint task ...` on the claim with the checkpoints.
+
+They need no torch, and their result is the termination message.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def task_pod(
     labels: Mapping[str, str],
     settings: Settings,
 ) -> Object:
-    """One task. `verb` is verify, inspect, import, delete or list; only delete may write."""
+    """Render one task; `verb` is verify, inspect, import, delete or list, and only delete may write."""
     pairs = [claim_volume(str(storage.claim_name), read_only=verb != "delete"), scratch_volume("stoker-tmp", "/tmp")]
     program = PodProgram(
         image=fields.image or settings.control_image,
@@ -53,11 +56,11 @@ def task_pod(
 
 
 def folder_arguments(storage: StorageSpec, default_path: str, folder: str, digest: str | None) -> tuple[str, ...]:
-    """`--folder PATH [--digest D]` for one checkpoint."""
+    """Return `--folder PATH [--digest D]` for one checkpoint."""
     path = f"{storage_root(storage, default_path)}/{folder}"
     return ("--folder", path, *(("--digest", digest) if digest else ()))
 
 
 def list_arguments(storage: StorageSpec, default_path: str, writer: str) -> tuple[str, ...]:
-    """`--root PATH --writer W` for all saves of one attempt."""
+    """Return `--root PATH --writer W` for all saves of one attempt."""
     return ("--root", storage_root(storage, default_path), "--writer", writer)

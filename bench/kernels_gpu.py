@@ -1,7 +1,10 @@
-"""Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of Llama-3.1-8B and Qwen3-0.6B.
+"""Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of
+Llama-3.1-8B and Qwen3-0.6B.
 
-`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a CUDA graph of many, over inputs that take turns so that
-none is left in the cache; `limit` is the larger of bytes / 4.4 TB/s and operations / 780 TFLOP/s.
+`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew
+after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a
+CUDA graph of many, over inputs that take turns so that none is left in the cache; `limit` is the larger of bytes / 4.4
+TB/s and operations / 780 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -219,7 +222,10 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
 
 
 def peaked_logits(rows: int, vocab: int) -> Tensor:
-    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places. The others are nearly flat."""
+    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places.
+
+    The others are nearly flat.
+    """
     order = torch.rand(rows, vocab, device="cuda").argsort(1)
     ranks = torch.arange(1, vocab + 1, device="cuda", dtype=torch.float32)
     return (-1.5 * ranks.log()).expand(rows, -1).gather(1, order)
@@ -366,7 +372,8 @@ def markdown(times: list[Time]) -> str:
     for time in times:
         twin = "-" if time.twin_us is None else f"{time.twin_us:.1f}"
         lines.append(
-            f"| {time.kernel} | {time.shape} | {time.limit_us:.1f} | {time.reached_us:.1f} | {100 * time.share:.0f} % | {twin} |"
+            f"| {time.kernel} | {time.shape} | {time.limit_us:.1f} | {time.reached_us:.1f} "
+            f"| {100 * time.share:.0f} % | {twin} |"
         )
     return "\n".join(lines) + "\n"
 

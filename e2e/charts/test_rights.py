@@ -1,4 +1,6 @@
-"""The operator as a process with exactly the rights and the configuration that the chart gives it, on a real API server: it can do all of its work, and is refused nothing."""
+"""The operator as a process with exactly the rights and the configuration that the chart gives it, on a real API
+server: it can do all of its work, and is refused nothing.
+"""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 import transformers
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 
 OUTPUT = 20
@@ -32,7 +33,7 @@ def drive(engine: LLMEngine) -> list[Delta]:
     deltas: list[Delta] = []
     while engine.has_unfinished:
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
     return deltas
 
 

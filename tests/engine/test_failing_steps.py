@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.build_step import StepInput, StepOutput
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.test_overlap import Late
 
 BLOCK, VOCABULARY, POISON = 2, 50, 13
@@ -132,7 +133,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    engine = LLMEngine(executor(Machine(endless())), scheduler, Limits(VOCABULARY, 18, ()), overlap=overlap)
+    engine = LLMEngine(executor(Machine(endless())), scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     deltas: list[Delta] = []
     step = 0
@@ -148,7 +149,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
             if goes is not None and comes + goes == step:
                 deltas += [delta for _, delta in engine.abort_request(name)]
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         step += 1
         assert step < 600, "somebody starves"
     assert engine.requests == {}

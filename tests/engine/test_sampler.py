@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stoker.engine.core.build_step import Opening
 from stoker.engine.execution.sampler import Rows, SeatValues, sample, score, uniform
+from stoker.engine.execution.step import Opening
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import Ops
 

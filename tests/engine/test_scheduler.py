@@ -16,6 +16,7 @@ from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.scheduler import Schedule, Scheduler
 from stoker.engine.errors import RequestRefused
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 
 BLOCK = 2
 
@@ -106,7 +107,7 @@ class World:
         limit = self.steps + 60 + 20 * sum((len(r.prompt) + r.max_tokens) * r.params.n for r in self.requests)
         while self.scheduler.has_unfinished:
             self.step()
-            self.scheduler.audit()
+            assert_sound(self.scheduler.audit())
             assert self.steps < limit, "somebody starves"
         for request in self.requests:
             for sequence in request.sequences:
@@ -232,7 +233,7 @@ def test_ending_twice_is_harmless() -> None:
     for _ in range(2):
         world.scheduler.end(request.sequences[0], "abort")
     assert request.sequences[0].state is State.ABORTED
-    world.scheduler.audit()
+    assert_sound(world.scheduler.audit())
 
 
 @settings(max_examples=80, deadline=None)
@@ -302,7 +303,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        self.world.scheduler.audit()
+        assert_sound(self.world.scheduler.audit())
 
     def teardown(self) -> None:
         self.world.finish_all()

@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
+from tests.engine.audits import assert_sound
 from tests.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
@@ -102,7 +103,7 @@ def engine_of(
     twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
 ) -> Any:
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.engine import LLMEngine, ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops
@@ -117,7 +118,7 @@ def engine_of(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    return LLMEngine(OnDevice(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
+    return LLMEngine(OnDevice(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
 
 
 Facts = dict[tuple[str, int], tuple[list[int], list[float], Any]]
@@ -136,7 +137,7 @@ def answers(engine: Any, requests: list[tuple[int, int, int]]) -> Facts:
                 ]
                 engine.add_request(str(number), prompt[-length:] if number % 2 else prompt[:length], KINDS[kind])
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         step += 1
     errors = [delta.error for delta in deltas if delta.error]
     assert not errors, errors
@@ -184,8 +185,8 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
 
     check()
     assert preemptions > 0
-    assert {bool(kind.prompts) for kind in seen} == {True, False}
-    variants = {(kind.samples, kind.filtered) for kind in seen if kind.prompts}
+    assert {bool(shape.prompts) for shape in seen} == {True, False}
+    variants = {(shape.samples, shape.filtered) for shape in seen if shape.prompts}
     assert variants == {(True, False), (True, True), (False, False)}
 
 

@@ -1,5 +1,8 @@
-"""Manifests that must be refused, each with the whole text that the user must see. One table for the embedded cluster and for an API server:
-an entry is (id, kind, {path: value or DELETE} applied to a good manifest, text after `KIND.stoker.dev "x" is invalid: `)."""
+"""Manifests that must be refused, each with the whole text that the user must see.
+
+One table for the embedded cluster and for an API server. An entry is (id, kind, {path: value or DELETE} applied to a
+good manifest, text after `KIND.stoker.dev "x" is invalid: `).
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("a delay beside another scaler", "InferenceDeployment", {"spec.pools[0].autoscaling": {"max": 4, "mode": "external", "scaleDownAfterSeconds": 60}}, 'spec.pools[0].autoscaling.scaleDownAfterSeconds: Forbidden: scaleDownAfterSeconds has no effect with mode external: configure your own scaler instead'),
     ("no room to roll", "InferenceDeployment", {"spec.pools[0].maxSurge": 0}, 'spec.pools[0].maxSurge: Invalid value: maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced'),
     ("a surge that is no part", "InferenceDeployment", {"spec.pools[0].maxSurge": "half"}, "spec.pools[0].maxSurge: Invalid value: \"half\": spec.pools[0].maxSurge in body should match '^(100|[1-9]?[0-9])%$'"),
-    ("canary without type", "InferenceDeployment", {"spec.rollout": {"canary": _CANARY["canary"]}}, 'spec.rollout.canary: Invalid value: canary and type: canary belong together'),
+    ("canary without type", "InferenceDeployment", {"spec.rollout": {"canary": _CANARY["canary"]}}, 'spec.rollout.canary: Invalid value: canary is needed with type canary, and only there'),
     ("a step twice", "InferenceDeployment", {"spec.rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}, {"percent": 10}]}}}, 'spec.rollout.canary.steps: Invalid value: each step needs its own percent'),
     ("a gate without a limit", "InferenceDeployment", {"spec.rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}], "metricGates": [{"metric": "errorRate"}]}}}, 'spec.rollout.canary.metricGates[0]: Invalid value: a metric gate needs max or maxRatio'),
     # EnginePool

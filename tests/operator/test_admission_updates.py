@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.admission.admission import Admission
-from stoker.operator.admission.cause import Invalid
+from stoker.operator.admission.status_cause import InvalidObject
 from tests.operator.bad_manifests import CHECKPOINT, DELETE, DEPLOYMENT, GOOD, JOB, POOL, changed
 
 _FIXED = "is fixed: make a new TrainingJob"
@@ -59,7 +59,7 @@ def test_what_is_fixed_cannot_change(
 ) -> None:
     old = admission.admit(changed(good, before))
     new = changed(old, change)
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidObject) as refused:
         admission.admit(new, old)
     assert str(refused.value) == f'{good["kind"]}.stoker.dev "x" is invalid: {text}'
     admission.admit(new)

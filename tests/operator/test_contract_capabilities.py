@@ -1,4 +1,4 @@
-"""What is offered, what is refused and what the programs can do agree, value by value. Imports both sides, as `test_contract_config.py` does."""
+"""Offered, refused and built values agree, one by one. Imports both sides, as `test_contract_config.py` does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.pod.capabilities import ATTENTION, CAPABILITIES, GANG, PAGED_ATTENTI
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.build import DTYPES
+from stoker.trainer.rank.kernel_choice import DTYPES
 
 ROOT = Path(__file__).parents[2]
 KINDS = tuple(info.kind for info in KIND_INFOS)

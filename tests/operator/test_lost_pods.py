@@ -11,9 +11,10 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.lost_nodes import NodeLoss, Outage
 from stoker.operator.domain.plan import Event, Object, Observed, Plan
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
-from stoker.operator.domain.recovery import Action, first_failure
+from stoker.operator.domain.recovery import first_failure
 from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.reconcile.outcome import Outcome, derive_plan, with_lost_pods
+from stoker.pod.causes import Action
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LOST = NodeLoss(lost=frozenset("n"))

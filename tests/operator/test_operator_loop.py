@@ -16,7 +16,7 @@ from stoker.operator.cluster.interface import Forbidden, TooManyRequests
 from stoker.operator.domain.plan import Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 from tests.operator.cluster_contract import config_map, owned, pool, ref_of
 from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, reconcile_nothing, settle
 

@@ -16,7 +16,7 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.store import Store
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 from tests.operator.cluster_contract import pool
 from tests.operator.fakes import Embedded, FakePods, embedded
 

@@ -121,7 +121,7 @@ class Run:
     def word(self, step: int, verified: bool | None = True) -> dict[str, Any]:
         known = self.save(step, verified)
         names = ("id", "folder", "step", "digest", "verified")
-        return {name: known[name] for name in names} | {"figures": {name: known[name] for name in METRIC_NAMES}}
+        return {name: known[name] for name in names} | {"metrics": {name: known[name] for name in METRIC_NAMES}}
 
     def next_attempt(self) -> None:
         """Old pods end, the delay passes, a new gang runs."""

@@ -1,4 +1,4 @@
-"""The agent with ranks that only pretend to train: how runs end, what it answers meanwhile, and that nothing outlives it."""
+"""The agent with simulated ranks: ends of runs, HTTP answers, and that no process outlives it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import httpx
 import pytest
 from rich.console import Console as RichConsole
 
+from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.control_key import new_private_key, public_key, sign
-from stoker.pod.exit_code import Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage, parse_termination_message
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
-from stoker.trainer.agent.rank_info import find_place
+from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.protocol.channel import PhaseEvent
 from stoker.trainer.protocol.config import TrainerConfig
 
@@ -37,7 +37,7 @@ from stoker.trainer.protocol.channel import *
 parser = argparse.ArgumentParser()
 parser.add_argument("behaviour")
 parser.add_argument("--config")
-parser.add_argument("--beacon-fd", type=int)
+parser.add_argument("--channel-fd", type=int)
 parser.add_argument("--stacks")
 parser.add_argument("--master-listen-fd", type=int)
 args = parser.parse_args()
@@ -45,60 +45,62 @@ rank = int(os.environ["RANK"])
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 stacks = open(args.stacks, "w")
 faulthandler.register(signal.SIGUSR1, file=stacks)
-beacon = Beacon(socket.socket(fileno=args.beacon_fd), on_orphaned=lambda: os._exit(1))
+channel = RankChannel(socket.socket(fileno=args.channel_fd), on_orphaned=lambda: os._exit(1))
 TOTAL = 5
 
 def step(number):
-    beacon.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3, grad_norm=1.0,
-                          tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
+    channel.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3,
+                           grad_norm=1.0, tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
 
 def save(number, reason, verified=True, request=None):
-    facts = dict(id=request or f"step-{number:08}.0a1b2c3d", folder=f"step-{number:08}.0a1b2c3d", step=number, tokens=number * 64, loss=1.0, reason=reason,
+    folder = f"step-{number:08}.0a1b2c3d"
+    facts = dict(id=request or folder, folder=folder, step=number, tokens=number * 64, loss=1.0, reason=reason,
                  learning_rate=1e-3, elapsed_s=float(number))
     written = dict(state="Committed", digest="d" * 64, bytes=10, files=2, pieces=3)
-    beacon.send(SaveEvent(**facts, state="Saving"))
-    beacon.send(SaveEvent(**facts, **written))
+    channel.send(SaveEvent(**facts, state="Saving"))
+    channel.send(SaveEvent(**facts, **written))
     if verified is not None:
-        beacon.send(SaveEvent(**facts, **written, verified=verified))
+        channel.send(SaveEvent(**facts, **written, verified=verified))
     if request:
-        beacon.send(RequestEvent(id=request, state="Done", folder=facts["folder"]))
+        channel.send(RequestEvent(id=request, state="Done", folder=facts["folder"]))
 
 def end(cause, code, step=None, detail=""):
-    beacon.send(EndEvent(cause=cause, step=step, detail=detail))
+    channel.send(EndEvent(cause=cause, step=step, detail=detail))
     sys.exit(code)
 
 def stuck_here():
     time.sleep(60)
 
 def train(forever=False, deaf=False, unread=False):
-    beacon.phase("FirstStep")
+    channel.phase("FirstStep")
     number = 0
     while forever or number < TOTAL:
         number += 1
-        beacon.phase("Training")
+        channel.phase("Training")
         step(number)
         time.sleep(0.02)
-        for command in beacon.take():
+        for command in channel.take():
             if isinstance(command, SaveCommand):
                 save(number, command.reason, request=command.id)
             elif not deaf:
-                beacon.phase("Saving")
+                channel.phase("Saving")
                 if rank == 0 and command.save:
                     save(number, "interrupt", verified=None if unread else True)
                 if unread:
                     time.sleep(60)
-                end("Cancelled" if command.mode == "cancel" else "Interrupted", 79 if command.mode == "cancel" else 78, number)
-    beacon.phase("Finishing")
+                end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
+    channel.phase("Finishing")
     if rank == 0:
-        beacon.send(ValidationEvent(step=number, loss=0.5, tokens=64))
+        channel.send(ValidationEvent(step=number, loss=0.5, tokens=64))
         save(number, "final")
     end("Completed", 0, number)
 
-beacon.phase("Loading", "LoadingWeights 43 %")
+channel.phase("Loading", "LoadingWeights 43 %")
 if args.behaviour == "train":
     train()
 elif args.behaviour == "environment":
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+             "CUDA_VISIBLE_DEVICES")
     fd = args.master_listen_fd
     address = socket.socket(fileno=fd).getsockname() if fd is not None else None
     print("\\n".join(f"{name}={os.environ.get(name)}" for name in names), f"listens={address}", sep="\\n")
@@ -123,13 +125,13 @@ elif rank == 1 and args.behaviour == "segv":
 elif rank == 1 and args.behaviour == "silent":
     sys.exit(0)
 elif rank == 1 and args.behaviour == "babble":
-    beacon._connection.sendall(b"{}\\n")
+    channel._connection.sendall(b"{}\\n")
     time.sleep(60)
 elif rank == 1 and args.behaviour == "hang":
-    beacon.phase("Training")
+    channel.phase("Training")
     stuck_here()
 elif args.behaviour == "hang":
-    beacon.phase("Training")
+    channel.phase("Training")
     for number in range(1000):
         step(1)
         time.sleep(0.05)
@@ -173,7 +175,7 @@ def agent_for(
     variables = {**os.environ, "STOKER_POD_UID": "pod-0", **(environment or {})}
     return Agent(
         config,
-        find_place(config, variables),
+        find_pod_rank(config, variables),
         rank_command=[sys.executable, str(tmp_path / "rank.py"), behaviour],
         environment=variables,
         console=Console(RichConsole(file=screen or io.StringIO(), highlight=False), 1),
@@ -181,7 +183,7 @@ def agent_for(
 
 
 def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
-    """The run's last word; `act` goes on beside it. Afterwards no rank is left."""
+    """Run the agent, with `act` beside it, and return the termination message. No rank is left afterwards."""
 
     async def both() -> TerminationMessage:
         acting = asyncio.create_task(act(agent)) if act is not None else None
@@ -206,7 +208,7 @@ def steps(agent: Agent, count: int) -> Callable[[], bool]:
 
 
 def alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
+    """Whether the process runs: it is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -224,7 +226,7 @@ def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> Non
         "elapsed_s": 5.0,
     }
     figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
-    save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
+    save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, metrics=figures)
     assert run(agent) == TerminationMessage(cause=Cause.COMPLETED, step=5, saves=(save,))
     status = agent.state.status()
     assert status["phase"] == "Exited"
@@ -258,7 +260,7 @@ def test_ranks_get_their_place_and_rank_0_the_rendezvous(tmp_path: Path) -> None
         ("data", Cause.DATA_ERROR, 1, "corpus.jsonl:7: not JSON"),
         ("kill", Cause.RANK_KILLED, 1, "rank 1 was killed by SIGKILL"),
         ("segv", Cause.RANK_KILLED, 1, "rank 1 was killed by SIGSEGV"),
-        ("silent", Cause.RANK_FAILED, 1, "ended with exit code 0 without a word"),
+        ("silent", Cause.RANK_FAILED, 1, "ended with exit code 0 and reported no cause"),
         ("babble", Cause.INTERNAL, 1, "not one of event"),
     ],
 )
@@ -640,6 +642,7 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens; print('torch' in sys.modules)"
+    modules = "stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

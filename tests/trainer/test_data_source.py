@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import PIECE_BYTES, Conversation, Document, Text, list_files, read_documents
 
 

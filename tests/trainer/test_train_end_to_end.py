@@ -1,4 +1,4 @@
-"""The whole trainer: an agent, real Gloo ranks, a tokenizer learned on the spot, checkpoints; killed, resumed, asked to save, interrupted."""
+"""The whole trainer: agent, real Gloo ranks, its own tokenizer; killed, resumed, saved on request, interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 TOTAL_STEPS = 100

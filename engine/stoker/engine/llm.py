@@ -17,10 +17,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stoker.engine.build import build_engine
 from stoker.engine.config import EngineConfig, ServedModelConfig
+from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.messages import Delta, FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer

@@ -27,7 +27,7 @@ BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """Every choice that a rank needs, made once and the same on all ranks. Can be pickled."""
 
     model_path: str
@@ -51,7 +51,7 @@ class Plan:
     """Decode steps are captured."""
 
 
-def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
+def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
     """Check the configuration against the model and this machine. Loads nothing."""
     refuse_unbuilt(config)
     refuse_uneven(config, source.config)
@@ -61,7 +61,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
     block_size = config.cache.block_size or BLOCK_SIZES[device]
     num_blocks = count_blocks(config, source.config, block_size, dtype, device)
     scheduler = config.scheduler
-    return Plan(
+    return EnginePlan(
         model_path=config.model.path,
         digest=config.model.digest,
         device=device,

@@ -19,18 +19,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import PATIENCE, CoreClient
+from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
-from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
@@ -46,9 +47,6 @@ REASON_S = 0.5
 """How long the reason of a failed core may take to arrive."""
 MARGIN_S = 2.0
 """Kept of the grace period for closing down."""
-HANG_S = 120.0
-"""Work without a finished step for so long is called a hang in `/status`."""
-
 CoreCommand = Callable[[Path, str], Sequence[str]]
 """(configuration file, address of the core's socket) -> command line."""
 
@@ -70,7 +68,9 @@ class Environment:
     open_codec: Callable[[Path], TextCodec] = Tokenizer.open
     on_state: Callable[[CoreState], None] = lambda _: None
     on_listen: Callable[[int], None] = lambda _: None
-    """Told the port, once connections are accepted."""
+    """Called with the port, once connections are accepted."""
+    watch: WatchLimits = PATIENCE
+    """How long a silent core is waited for."""
 
 
 class Engine:
@@ -89,13 +89,19 @@ class Engine:
         self.names = config.model.names or (Path(config.model.path).name,)
         self.keys = load_api_keys(config.api.api_key_file)
         registry = CollectorRegistry()
-        self.core = CoreClient(self.address)
+        self.core = CoreClient(self.address, environment.watch)
+        self._core_pid: int | None = None
+        ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
+        ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(
-            alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
+            alive=lambda: not self.core.watch.dead,
+            ready=lambda: self.front.ready,
+            status=self.status,
+            registry=registry,
         )
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
 
@@ -150,7 +156,7 @@ class Engine:
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
             "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
-            "message": self.front.broken or self._hang() or state.message,
+            "message": self.front.broken or self.core.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,
             "running": stats.running if stats is not None else 0,
@@ -160,14 +166,6 @@ class Engine:
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
         }
-
-    def _hang(self) -> str | None:
-        """Work waits and no step ends: said, not acted on; a busy engine is never killed for it here."""
-        stats = self.core.stats
-        if stats is None or not stats.running + stats.waiting:
-            return None
-        silent_s = time.monotonic() - stats.progressed_s
-        return f"no step has ended for {silent_s:.0f} s" if silent_s > HANG_S else None
 
     def _follow(self, state: CoreState) -> None:
         self.front.follow(state)
@@ -185,11 +183,11 @@ class Engine:
         keys = listen.control_keys
         verifier = ControlVerifier(keys, self.environment.pod_uid, time.time) if keys is not None else None
         guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
-        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port))]
+        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port), listen.limits)]
         if listen.control_socket is not None:
             Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
             app = self._app(control_routes([self.drain_route], None))
-            servers.append(Server(app, bind_unix(listen.control_socket)))
+            servers.append(Server(app, bind_unix(listen.control_socket), listen.limits))
         return servers
 
     def _app(self, control: list[Any]) -> OpenAiServer:
@@ -198,6 +196,8 @@ class Engine:
             [*self.probes, *control],
             api_keys=self.keys,
             max_body_bytes=self.config.api.max_body_bytes,
+            max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
+            allowed_origins=self.config.api.allowed_origins,
             pod_uid=self.environment.pod_uid,
             version=version("stoker"),
         )
@@ -208,11 +208,17 @@ class Engine:
         config_file = self.folder / "config.json"
         config_file.write_text(self.config.model_dump_json())
         command = self.environment.command(config_file, self.address)
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which drains and ends its core
         )
+        self._core_pid = process.pid
+        return process
+
+    def _pid_of_core(self) -> int | str:
+        """For `/proc`; an empty folder name before it has started and after its end."""
+        return self._core_pid if self._core_pid is not None else "none"
 
     async def _hear_reason(self) -> None:
         """The core's last message may still be on its way."""
@@ -270,7 +276,7 @@ class Engine:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
             return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
-        cause = CAUSES.get(code, Cause.INTERNAL)
+        cause = cause_of_exit_code(code) or Cause.INTERNAL
         if cause is Cause.COMPLETED and self.front.draining:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:

@@ -44,7 +44,10 @@ def main() -> None:
         sys.exit(130)
 
 
-@click.group(epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.")
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.",
+)
 def program() -> None:
     """Verify, look into, compare and export Stoker checkpoints."""
 
@@ -154,6 +157,8 @@ def export_command(
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
     """List the checkpoints below ROOT, newest first, and folders that are not committed."""
+    if not root.is_dir():
+        _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
         items = CheckpointRoot(root).scan()
     if json_output:

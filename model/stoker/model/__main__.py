@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from stoker.pod.command_line import run_click
 
-@click.group()
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Weights of models: conversion and facts."""
 
@@ -96,4 +98,4 @@ def progress_line(what: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(prog_name="stoker model")
+    run_click(main, "stoker model")

@@ -9,8 +9,9 @@ collide are still told apart, and so are their continuations.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 _ROOT = 0
@@ -28,6 +29,20 @@ class _Content(NamedTuple):
     number: int
     """Names this content for ever; a block that returns with the same tokens after an eviction gets a new number."""
     block: int
+
+
+@dataclass(frozen=True)
+class BlockAudit:
+    """All blocks counted one by one, from the free list, the cache and the tables."""
+
+    free: int
+    cached: int
+    owned: int
+    total: int
+    leaked: tuple[int, ...] = ()
+    """In no list and no table, or with more references than tables: nobody would ever give them back. Can be repaired."""
+    faults: tuple[str, ...] = ()
+    """Two sequences may share a block without knowing it, or a prefix may lead to a wrong one. Answers may be wrong."""
 
 
 _ContentKey = tuple[int, tuple[int, ...]]
@@ -50,6 +65,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
+        self._num_owned = 0
         self._tables: dict[Hashable, _Table] = {}
         self._index: dict[_ContentKey, _Content] = {}
         self._key_of: dict[int, _ContentKey] = {}
@@ -65,7 +81,8 @@ class BlockManager:
 
     @property
     def num_owned(self) -> int:
-        return self.num_blocks - self.num_free - self.num_cached
+        """Counted where blocks change hands, not derived from the other counts."""
+        return self._num_owned
 
     @property
     def num_available(self) -> int:
@@ -156,6 +173,7 @@ class BlockManager:
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
+            self._num_owned -= 1
             if forget:
                 self._forget(block)
             if block in self._key_of:
@@ -165,19 +183,61 @@ class BlockManager:
         self._free.extend(freed)
         return freed
 
-    def audit(self) -> None:
-        """Prove that free + cached + owned = total, that counts equal tables and that the index is sound.
+    def audit(self) -> BlockAudit:
+        """Count every block anew and compare with what is kept. Costs O(all blocks)."""
+        counts = Counter(chain.from_iterable(table.blocks for table in self._tables.values()))
+        leaked, faults = ((), ()) if self._adds_up(counts) else self._findings(counts)
+        return BlockAudit(
+            len(self._free), len(self._cached), len(counts), self.num_blocks, leaked, (*faults, *self._index_faults())
+        )
 
-        Raises:
-            AssertionError: says what does not add up.
-        """
-        counted = Counter(block for table in self._tables.values() for block in table.blocks)
-        places = sorted([*self._free, *self._cached, *counted])
-        assert places == list(range(self.num_blocks)), "each block is free, cached or owned, exactly once"
-        assert counted == {b: n for b, n in enumerate(self._references) if n}, "reference counts equal the tables"
-        assert self._key_of == {content.block: key for key, content in self._index.items()}, "the index and its inverse"
-        assert set(self._cached) <= set(self._key_of), "a cached block can be found"
-        assert not set(self._free) & set(self._key_of), "a free block cannot be found"
+    def _adds_up(self, counts: Counter[int]) -> bool:
+        """Each block is free, cached or owned, exactly once, and references equal the tables."""
+        num_listed = len(self._free) + len(self._cached) + len(counts)
+        return (
+            num_listed == self.num_blocks == len({*self._free, *self._cached, *counts})
+            and self._num_owned == len(counts)
+            and sum(self._references) == counts.total()
+            and all(self._references[block] == count for block, count in counts.items())
+        )
+
+    def _findings(self, counts: Counter[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Block by block: which are leaked, and what cannot be repaired."""
+        listed = Counter(chain(self._free, self._cached))
+        leaked, faults = [], []
+        for block, references in enumerate(self._references):
+            owned, times = counts[block], listed[block]
+            if references > owned or not owned + times:
+                leaked.append(block)
+            if times > 1:
+                faults.append(f"block {block} is listed {times} times as free or cached")
+            if owned and times:
+                faults.append(f"block {block} is owned and also free or cached")
+            if references < owned:
+                faults.append(f"block {block} is in {owned} tables with {references} references")
+        if not leaked and not faults:
+            faults.append(f"{len(counts)} blocks are owned, {self._num_owned} were counted")
+        return tuple(leaked), tuple(faults)
+
+    def repair(self, audit: BlockAudit) -> list[int]:
+        """Give leaked blocks back; returns those that are free now, whose content means nothing."""
+        counts = Counter(block for table in self._tables.values() for block in table.blocks)
+        lost = [block for block in audit.leaked if not counts[block] and block not in self._cached]
+        for block in audit.leaked:
+            self._references[block] = counts[block]
+        for block in lost:
+            self._forget(block)
+        self._free.extend(lost)
+        self._num_owned = len(counts)
+        return lost
+
+    def _index_faults(self) -> Iterator[str]:
+        if self._key_of != {content.block: key for key, content in self._index.items()}:
+            yield "the prefix index and its inverse differ"
+        if not set(self._cached) <= self._key_of.keys():
+            yield "a cached block cannot be found"
+        if not self._key_of.keys().isdisjoint(self._free):
+            yield "a free block can be found"
 
     def _find(self, tokens: Sequence[int]) -> list[_Content]:
         found: list[_Content] = []
@@ -208,6 +268,7 @@ class BlockManager:
     def _share(self, block: int) -> None:
         if self._references[block] == 0:
             del self._cached[block]
+            self._num_owned += 1
         self._references[block] += 1
 
     def _take(self) -> int:
@@ -217,6 +278,7 @@ class BlockManager:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
         self._references[block] = 1
+        self._num_owned += 1
         return block
 
     def _forget(self, block: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import zmq
 import zmq.asyncio
 
+from stoker.engine.core.core_watch import LISTEN_S, CoreWatch, WatchLimits
 from stoker.engine.core.messages import (
     Abort,
     AddRequest,
@@ -31,6 +33,7 @@ from stoker.engine.errors import ProtocolError, RequestRefused
 
 log = logging.getLogger("stoker.engine")
 PING_S = 5.0
+PATIENCE = WatchLimits()
 
 
 class CoreLost(RuntimeError):
@@ -43,8 +46,16 @@ News = Delta | Refused | CoreLost
 class CoreClient:
     """Lives in one event loop. `state` and `stats` are the newest that the core has sent."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        watch_limits: WatchLimits = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
+        self.watch = CoreWatch(watch_limits)
+        """Whether the core still makes progress."""
+        self._clock = clock
         self.state = CoreState("Loading", "starting the core")
         self.stats: Stats | None = None
         self.on_state: Callable[[CoreState], None] = lambda _: None
@@ -65,6 +76,7 @@ class CoreClient:
         self._tasks = [
             asyncio.create_task(self._receive(), name="news of the core"),
             asyncio.create_task(self._keep_pinging(), name="pings to the core"),
+            asyncio.create_task(self._keep_watching(), name="watch on the core"),
         ]
 
     async def close(self) -> None:
@@ -79,7 +91,18 @@ class CoreClient:
 
     @property
     def alive(self) -> bool:
+        """The core process runs and has not failed; it may be stalled."""
         return self._lost is None and self.state.phase != "Failed"
+
+    @property
+    def serving(self) -> bool:
+        """The core takes requests and makes progress."""
+        return self.alive and self.state.phase == "Serving" and not self.watch.stalled
+
+    @property
+    def problem(self) -> str:
+        """Why the core takes no requests now; empty while it does."""
+        return self.watch.reason or self.state.message
 
     @property
     def running(self) -> int:
@@ -130,6 +153,15 @@ class CoreClient:
             await asyncio.sleep(PING_S)
             self.send(Ping())
 
+    async def _keep_watching(self) -> None:
+        stalled = False
+        while True:
+            self.watch.listen(self._clock())
+            if stalled != self.watch.stalled:
+                stalled = self.watch.stalled
+                log.log(logging.ERROR if stalled else logging.INFO, "core: %s", self.watch.reason or "it goes on")
+            await asyncio.sleep(LISTEN_S)
+
     async def _receive(self) -> None:
         assert self._socket is not None
         while True:
@@ -139,6 +171,7 @@ class CoreClient:
             except (ProtocolError, RequestRefused) as error:
                 log.error("core: %s", error)
                 continue
+            self.watch.take(message)
             self._handle(message)
 
     def _handle(self, message: Message) -> None:

@@ -2,8 +2,8 @@
 
 The core binds one zmq ROUTER socket (`ipc://` in the engine's work folder); every front connects a DEALER. A message is
 one frame, `pack(message)`. A front's first message is `Hello`, answered with the present `CoreState`; from then on the
-core sends it each `Outputs` and `Refused` of its own requests, every change of `CoreState`, and `Stats` about once a
-second. A front sends `Ping` at least every 5 s; requests of a front silent for 30 s are aborted. Request ids belong to
+core sends it each `Outputs` and `Refused` of its own requests, every change of `CoreState`, a `Heartbeat` about once a second
+and before whatever may silence it for longer than it has promised, and `Stats` about once a second. A front sends `Ping` at least every 5 s; requests of a front silent for 30 s are aborted. Request ids belong to
 the front that chose them (two fronts may use the same). All times are `time.monotonic()` seconds, which the processes of one machine share.
 
 Request: `AddRequest` -> `Refused` | `Outputs` with deltas; each choice ends with exactly one delta that has a
@@ -20,9 +20,13 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the histogram of a step's tokens."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Phase = Literal["Loading", "Warming", "Serving", "Draining", "Drained", "Failed"]
@@ -120,16 +124,6 @@ class CoreState:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one output position, from the raw logits."""
-
-    logprob: float
-    """Of the chosen token (for a prompt: of the token that stands there)."""
-    top: tuple[tuple[int, float], ...]
-    """The most probable (token, logprob), best first; as many as were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
 class RequestFacts:
     """What `usage` and the latency histograms need. Sent with a choice's last delta, and with its first one, because a
     choice that a stop text ends at the front has no last one."""
@@ -188,6 +182,16 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The core's loop turns. A front that hears nothing for longer than `quiet_s` finds the core stalled."""
+
+    quiet_s: float
+    """The longest silence that is still healthy, until the next heartbeat says otherwise."""
+    usual_step_s: float | None
+    """Median of recent steps; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges of this moment and counters since the start; vLLM's metric names are in the comments.
 
@@ -208,7 +212,8 @@ class Stats:
     cached_blocks: int
     """Free too, but kept for the prefix cache until they are needed."""
     owned_blocks: int
-    """Of running sequences. kv_cache_usage_perc = owned_blocks / total_blocks."""
+    """Of running sequences. kv_cache_usage_perc = owned_blocks / total_blocks. Counted by itself, not derived from the
+    other three: free + cached + owned = total holds unless a block was lost."""
     prompt_tokens: int
     """prompt_tokens_total."""
     generation_tokens: int
@@ -223,10 +228,18 @@ class Stats:
     """request_success_total by finished_reason: stop, length, abort, error."""
     refused: Mapping[str, int]
     """By kind."""
+    step_tokens: tuple[int, ...]
+    """Steps by their number of tokens: one count per bound of `STEP_TOKENS`, and of those above the last bound."""
+    step_tokens_sum: int
+    """iteration_tokens_total, with `step_tokens`."""
+    block_audits: int
+    """How often all blocks were counted."""
+    leaked_blocks: int
+    """Blocks that an audit found lost and gave back."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Ping | Drain | Stop
-CoreMessage = CoreState | Outputs | Refused | Stats
+CoreMessage = CoreState | Outputs | Refused | Stats | Heartbeat
 Message = FrontMessage | CoreMessage
 
 _CLASSES: tuple[type[Any], ...] = (
@@ -241,6 +254,7 @@ _CLASSES: tuple[type[Any], ...] = (
     Outputs,
     Refused,
     Stats,
+    Heartbeat,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 _NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stoker.engine.core.messages import FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import FinishReason, RequestFacts
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 

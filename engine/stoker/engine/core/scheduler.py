@@ -16,10 +16,11 @@ run on the device in the order in which they were scheduled; it is admitted agai
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from stoker.engine.core.blocks import BlockManager, Copy
+from stoker.engine.core.blocks import BlockAudit, BlockManager, Copy
 from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.errors import RequestRefused
@@ -147,14 +148,24 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 self.blocks.commit(sequence, sequence.tokens, end)
 
-    def audit(self) -> None:
-        """Prove that blocks and seats add up. Raises AssertionError."""
-        self.blocks.audit()
+    def audit(self) -> BlockAudit:
+        """Count blocks and seats anew. Between two steps nothing may be missing or held twice."""
+        audit = self.blocks.audit()
+        return replace(audit, faults=(*audit.faults, *self._seat_faults()))
+
+    def repair(self, audit: BlockAudit) -> None:
+        """Give leaked blocks back; they are cleared before they get an owner."""
+        self._dirty += self.blocks.repair(audit)
+
+    def _seat_faults(self) -> Iterator[str]:
         seats = [sequence.seat for sequence in self.running if sequence.seat is not None]
-        assert len(seats) == len(self.running), "every running sequence has a seat"
-        assert sorted([*seats, *self._free_seats]) == list(range(self.num_seats)), "each seat is free or taken once"
+        if len(seats) != len(self.running):
+            yield "a running sequence has no seat"
+        if sorted([*seats, *self._free_seats]) != list(range(self.num_seats)):
+            yield "a seat is neither free nor taken, or taken twice"
         reserved = sum(sequence.num_seats - 1 for sequence in self.running)
-        assert reserved == self._reserved_seats <= len(self._free_seats), "forks to come have seats"
+        if not reserved == self._reserved_seats <= len(self._free_seats):
+            yield "choices that are to fork have no seats"
 
     # Running sequences.
 

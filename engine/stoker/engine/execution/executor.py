@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.execution.step import StepInput, StepOutput
 
 
-class Result(Protocol):
+class PendingOutput(Protocol):
     """A step's output, sooner or later: a `Future`, or a runner's own."""
 
     def result(self) -> StepOutput:
@@ -25,18 +25,18 @@ class StepRunner(Protocol):
 class StepLauncher(Protocol):
     """One rank on a device that works by itself."""
 
-    def launch(self, step: StepInput) -> Result: ...
-    def warm(self) -> bool: ...
+    def launch(self, step: StepInput) -> PendingOutput: ...
+    def capture_next_graph(self) -> bool: ...
 
 
 class Executor(Protocol):
     """Takes steps in order. A later step may be submitted before an earlier one's result is read."""
 
-    def submit(self, step: StepInput) -> Result:
+    def submit(self, step: StepInput) -> PendingOutput:
         """What went wrong is raised by the result, never here."""
         ...
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         """Use idle time to make ready what will speed up later steps, a fraction of a second of it. False: nothing is left to do."""
         ...
 
@@ -59,7 +59,7 @@ class InProcess:
             future.set_exception(error)
         return future
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class OnDevice:
     def __init__(self, runner: StepLauncher) -> None:
         self.runner = runner
 
-    def submit(self, step: StepInput) -> Result:
+    def submit(self, step: StepInput) -> PendingOutput:
         try:
             return self.runner.launch(step)
         except Exception as error:  # noqa: BLE001 - the result carries it to who waits
             return failed(error)
 
-    def warm(self) -> bool:
-        return self.runner.warm()
+    def capture_next_graph(self) -> bool:
+        return self.runner.capture_next_graph()
 
     def close(self) -> None:
         pass

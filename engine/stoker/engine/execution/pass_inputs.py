@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from stoker.engine.execution.pass_shape import Kind
+from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.step_rows import StepRows
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
@@ -38,24 +38,24 @@ class PassInputs(NamedTuple, Generic[Numbers]):
     """[Q + 1] its row, and the end of all, where padding begins and ends, too."""
 
 
-def split(run: Numbers, kind: Kind) -> PassInputs[Numbers]:
-    """The parts of a run of at least `run_length(kind)` numbers."""
+def split(packed: Numbers, shape: PassShape) -> PassInputs[Numbers]:
+    """The parts of a run of at least `packed_length(shape)` numbers."""
     parts, begin = [], 0
-    for length in part_lengths(kind):
-        parts.append(run[begin : begin + length])
+    for length in part_lengths(shape):
+        parts.append(packed[begin : begin + length])
         begin += aligned(length)
     return PassInputs(*parts)
 
 
-def run_length(kind: Kind) -> int:
-    return sum(map(aligned, part_lengths(kind)))
+def packed_length(shape: PassShape) -> int:
+    return sum(map(aligned, part_lengths(shape)))
 
 
-def part_lengths(kind: Kind) -> tuple[int, ...]:
-    always = (kind.sequences, kind.sequences, kind.decodes)
+def part_lengths(shape: PassShape) -> tuple[int, ...]:
+    always = (shape.sequences, shape.sequences, shape.decodes)
     return (
-        (*always, kind.sequences, kind.prompts, kind.prompts, kind.prompts + 1)
-        if kind.prompts
+        (*always, shape.sequences, shape.prompts, shape.prompts, shape.prompts + 1)
+        if shape.prompts
         else (*always, 0, 0, 0, 0)
     )
 
@@ -64,26 +64,26 @@ def aligned(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def fill_run(kind: Kind, rows: StepRows, blocks_D: np.ndarray) -> np.ndarray:
-    """A step as a run of this kind, which holds it. `blocks_D`: where each decode's token goes."""
-    run = np.zeros(run_length(kind), dtype=np.int32)
-    inputs = split(run, kind)
+def pack_inputs(shape: PassShape, rows: StepRows, blocks_D: np.ndarray) -> np.ndarray:
+    """A step as a run of this shape, which holds it. `blocks_D`: where each decode's token goes."""
+    packed = np.zeros(packed_length(shape), dtype=np.int32)
+    inputs = split(packed, shape)
     decodes = rows.num_decodes
     inputs.seats.fill(-1)
     inputs.seats[:decodes] = rows.seats[:decodes]
     inputs.following[:decodes] = rows.ends[:decodes]
     inputs.blocks[:decodes] = blocks_D
-    if kind.prompts:
-        fill_prompts(inputs, kind, rows)
-    return run
+    if shape.prompts:
+        fill_prompts(inputs, shape, rows)
+    return packed
 
 
-def fill_prompts(inputs: PassInputs[np.ndarray], kind: Kind, rows: StepRows) -> None:
+def fill_prompts(inputs: PassInputs[np.ndarray], shape: PassShape, rows: StepRows) -> None:
     """Chunks of prompts, and samples that are not a decode's own."""
-    others, behind = ~rows.is_own, slice(kind.decodes, kind.decodes + rows.num_others)
+    others, behind = ~rows.is_own, slice(shape.decodes, shape.decodes + rows.num_others)
     inputs.seats[behind] = rows.sample_seats[others]
     inputs.following[behind] = rows.sample_positions[others]
-    inputs.rows[: kind.decodes] = np.arange(kind.decodes)
+    inputs.rows[: shape.decodes] = np.arange(shape.decodes)
     inputs.rows[behind] = rows.sample_rows[others]
     inputs.prompt_seats.fill(-1)
     inputs.prompt_seats[: rows.num_prompts] = rows.seats[rows.num_decodes :]
@@ -92,8 +92,8 @@ def fill_prompts(inputs: PassInputs[np.ndarray], kind: Kind, rows: StepRows) -> 
     inputs.begins[: rows.num_prompts] = rows.begins[rows.num_decodes : -1]
 
 
-def sample_places(kind: Kind, rows: StepRows) -> np.ndarray:
-    """[samples of the step] where each one stands among the kind's B."""
-    if not kind.prompts:
+def sample_places(shape: PassShape, rows: StepRows) -> np.ndarray:
+    """[samples of the step] where each one stands among the shape's B."""
+    if not shape.prompts:
         return rows.sample_chunks
-    return np.where(rows.is_own, rows.sample_chunks, kind.decodes - 1 + (~rows.is_own).cumsum())
+    return np.where(rows.is_own, rows.sample_chunks, shape.decodes - 1 + (~rows.is_own).cumsum())

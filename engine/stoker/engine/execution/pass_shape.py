@@ -26,7 +26,7 @@ FIRST_DECODES = 4
 """Decode sizes whose graphs are there before the first request; the others come in idle time."""
 
 
-class Kind(NamedTuple):
+class PassShape(NamedTuple):
     """What a graph holds."""
 
     tokens: int
@@ -45,44 +45,44 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepKinds:
+class PassShapes:
     """All that may be captured, without the variants of sampling."""
 
-    decodes: tuple[Kind, ...]
+    decodes: tuple[PassShape, ...]
     """Rising."""
-    mixed: tuple[Kind, ...]
+    mixed: tuple[PassShape, ...]
     """Passes with prompts, rising in tokens, then in decodes."""
 
-    def choose(self, num_tokens: int, num_decodes: int, num_prompts: int) -> Kind | None:
+    def choose(self, num_tokens: int, num_decodes: int, num_prompts: int) -> PassShape | None:
         """The smallest that holds a step; `num_prompts`: chunks of prompts, or samples that are nobody's decode where those are more."""
         if not num_prompts:
-            return next((kind for kind in self.decodes if kind.decodes >= num_decodes), None)
+            return next((shape for shape in self.decodes if shape.decodes >= num_decodes), None)
         wanted = (num_tokens, num_decodes, num_prompts)
-        return next((kind for kind in self.mixed if all(map(int.__ge__, kind[:3], wanted))), None)
+        return next((shape for shape in self.mixed if all(map(int.__ge__, shape[:3], wanted))), None)
 
     @property
-    def first(self) -> tuple[Kind, ...]:
+    def first(self) -> tuple[PassShape, ...]:
         return self.decodes[:FIRST_DECODES]
 
     @property
-    def idle(self) -> tuple[Kind, ...]:
+    def idle(self) -> tuple[PassShape, ...]:
         """The largest first, so that all share its memory; then in the order of their use: prompts alone, decodes, both."""
         rest = self.mixed[-2::-1]
-        alone = [kind for kind in rest if not kind.decodes]
-        both = [kind for kind in rest if kind.decodes]
+        alone = [shape for shape in rest if not shape.decodes]
+        both = [shape for shape in rest if shape.decodes]
         return (*self.first, *self.mixed[-1:], *alone, *reversed(self.decodes), *both)
 
     @property
-    def largest(self) -> Kind:
+    def largest(self) -> PassShape:
         """At least as large as each of them in everything."""
-        tokens, decodes, prompts = map(max, zip(*(kind[:3] for kind in (*self.decodes, *self.mixed)), strict=True))
-        return Kind(tokens, decodes, prompts)
+        tokens, decodes, prompts = map(max, zip(*(shape[:3] for shape in (*self.decodes, *self.mixed)), strict=True))
+        return PassShape(tokens, decodes, prompts)
 
 
-def step_kinds(num_seats: int, max_tokens: int) -> StepKinds:
+def pass_shapes(num_seats: int, max_tokens: int) -> PassShapes:
     """`max_tokens`: of a pass with prompts."""
-    decodes = tuple(Kind(size, size, 0) for size in decode_sizes(num_seats))
-    return StepKinds(decodes, tuple(sorted(set(mixed_kinds(num_seats, max_tokens)))))
+    decodes = tuple(PassShape(size, size, 0) for size in decode_sizes(num_seats))
+    return PassShapes(decodes, tuple(sorted(set(mixed_shapes(num_seats, max_tokens)))))
 
 
 def decode_sizes(num_seats: int) -> tuple[int, ...]:
@@ -91,11 +91,11 @@ def decode_sizes(num_seats: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < num_seats), num_seats)
 
 
-def mixed_kinds(num_seats: int, max_tokens: int) -> Iterator[Kind]:
+def mixed_shapes(num_seats: int, max_tokens: int) -> Iterator[PassShape]:
     for tokens in (*(size for size in TOKENS if size < max_tokens), max_tokens):
         prompts = min(max(FEWEST_PROMPTS, tokens // TOKENS_PER_PROMPT), num_seats)
         for decodes in (*DECODES, num_seats):
-            yield Kind(tokens, min(decodes, num_seats, tokens), prompts)
+            yield PassShape(tokens, min(decodes, num_seats, tokens), prompts)
 
 
 def most_tokens(model: ModelConfig, max_batch_tokens: int) -> int:

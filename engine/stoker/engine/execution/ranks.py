@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.load import Progress, load_runner
-from stoker.engine.plan import Plan
+from stoker.engine.execution.step import StepInput, StepOutput
+from stoker.engine.plan import EnginePlan
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 """Ranks that wait longer for each other are lost."""
@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 class Ranks:
     """`plan.tensor` ranks that run every step together. One engine per process: the group is torch's default one."""
 
-    def __init__(self, plan: Plan, progress: Progress = lambda _: None) -> None:
+    def __init__(self, plan: EnginePlan, progress: Progress = lambda _: None) -> None:
         """Starts the other ranks, loads this one. Raises ExecutorLost if a rank cannot start."""
         self._folder = tempfile.TemporaryDirectory(prefix="stoker-ranks-")
         meeting = Path(self._folder.name, "store")
@@ -69,7 +69,7 @@ class Ranks:
             future.set_exception(lost)
         return future
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Ranks:
         self._folder.cleanup()
 
 
-def join(plan: Plan, rank: int, meeting: Path) -> ProcessGroup:
+def join(plan: EnginePlan, rank: int, meeting: Path) -> ProcessGroup:
     """Become this rank of the group; returns when all have come."""
     store = dist.FileStore(str(meeting), plan.tensor)  # type: ignore[attr-defined]
     if plan.device == "cuda":
@@ -109,7 +109,7 @@ def loopback() -> Any:
     return options
 
 
-def work(plan: Plan, rank: int, meeting: Path, pipe: Connection) -> None:
+def work(plan: EnginePlan, rank: int, meeting: Path, pipe: Connection) -> None:
     """The life of a further rank: compute what comes, end when the pipe does. Any error ends it, and so the group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     runner = load_runner(plan, join(plan, rank, meeting))

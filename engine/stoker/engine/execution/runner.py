@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.core.build_step import StepInput, StepOutput
-from stoker.engine.core.messages import TokenLogprobs
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import Kind, most_tokens, step_kinds
+from stoker.engine.execution.pass_shape import PassShape, most_tokens, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.staging import Fetched, Staging
+from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.model.decoder import Decoder
@@ -34,7 +33,7 @@ _SCORED_ROWS = 256
 """Prompt positions whose logits are held at once."""
 
 
-class Launched:
+class LaunchedStep:
     """A step on its way. `result` waits for the device."""
 
     def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
@@ -71,10 +70,10 @@ class Runner:
         self.max_model_len = max_model_len
         self.staging = Staging(self.device)
         max_blocks = -(-max_model_len // cache.block_size)
-        kinds = step_kinds(num_seats, most_tokens(model.config, max_batch_tokens))
+        shapes = pass_shapes(num_seats, most_tokens(model.config, max_batch_tokens))
         size = PagedSize(
-            max_tokens=max(max_batch_tokens, kinds.largest.tokens),
-            max_sequences=kinds.largest.sequences,
+            max_tokens=max(max_batch_tokens, shapes.largest.tokens),
+            max_sequences=shapes.largest.sequences,
             max_blocks=max_blocks,
         )
         self.attend = PagedAttend(model.ops, attention, cache, size)
@@ -82,7 +81,7 @@ class Runner:
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
-            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, kinds, self._capture(graphs))
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, self._capture(graphs))
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
@@ -100,42 +99,42 @@ class Runner:
         return self.launch(step).result()
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> Launched:
+    def launch(self, step: StepInput) -> LaunchedStep:
         """Start one step; on the host it is done when this returns. Raises as `run`."""
         rows = step_rows(step)
-        size = None if self.graphs is None else self.graphs.kind_for(rows)
+        size = None if self.graphs is None else self.graphs.shape_for(rows)
         self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
         try:
             if self.graphs is None or size is None:
                 return self._finish(step, rows, self._compute(rows))
-            kind = self._sampling_kind(size, step, rows)
-            result = self.graphs.run(kind, rows)
-            return self._sampled(step, rows, kind, result) if kind.samples else self._finish(step, rows, result)
+            shape = self._sampled_shape(size, step, rows)
+            result = self.graphs.compute(shape, rows)
+            return self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
-    def warm(self, *, first: bool = False) -> bool:
+    def capture_next_graph(self, *, first: bool = False) -> bool:
         """Capture one more size. False: all are there. `first`: only those that should not be waited for."""
         if self.graphs is None:
             return False
-        return self.graphs.warm(self.graphs.kinds.first if first else self.graphs.kinds.idle)
+        return self.graphs.capture_next(self.graphs.shapes.first if first else self.graphs.shapes.idle)
 
     @torch.inference_mode()
-    def rehearse_sizes(self) -> None:
+    def warm_up_sizes(self) -> None:
         """Steps of nothing but padding at every size, of decodes with and without the sampler's filters: kernels are compiled then."""
         if self.graphs is None:
             return
-        kinds = self.graphs.kinds
-        for kind in (*kinds.decodes, *(kind._replace(filtered=True) for kind in kinds.decodes), *kinds.mixed):
-            self.graphs.rehearse(kind)
+        shapes = self.graphs.shapes
+        for shape in (*shapes.decodes, *(shape._replace(filtered=True) for shape in shapes.decodes), *shapes.mixed):
+            self.graphs.warm_up(shape)
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
         """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
         try:
             self.seats.open(step.openings)
             if tables_follow:
-                SeatTables.enter(self.seats, step.table)
+                self.seats.enter_host(step.table)
             else:
                 self.seats.enter(step.table)
             if step.cleared:
@@ -149,7 +148,7 @@ class Runner:
 
     # Steps padded to a fixed size.
 
-    def _sampling_kind(self, size: Kind, step: StepInput, rows: StepRows) -> Kind:
+    def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
         """The variant for what the step's samples ask for."""
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored):
@@ -157,15 +156,15 @@ class Runner:
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
         return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
 
-    def _sampled(self, step: StepInput, rows: StepRows, kind: Kind, out_2B: Tensor) -> Launched:
-        places, num_chunks = sample_places(kind, rows), len(step.seats)
+    def _sampled(self, step: StepInput, rows: StepRows, shape: PassShape, out_2B: Tensor) -> LaunchedStep:
+        places, num_chunks = sample_places(shape, rows), len(step.seats)
 
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
             tokens, valid = arrays[0][:, places].tolist()
             nothing = (None,) * len(tokens), ((),) * num_chunks
             return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), *nothing)
 
-        return Launched(step.number, self.staging.fetch([out_2B]), unpack)
+        return LaunchedStep(step.number, self.staging.fetch([out_2B]), unpack)
 
     # Any other step.
 
@@ -193,7 +192,7 @@ class Runner:
         )
         self.attend.prepare(batch)
 
-    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> Launched:
+    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
         """What is wanted of the hidden states, which may have padding at their end."""
         scores = self._score(step, rows, hidden_TD)
         return self._fetch(step, self._sample(rows, hidden_TD), scores)
@@ -267,7 +266,7 @@ class Runner:
         followers_T = self.tokens_SL[seat, start + first + 1 : start + end + 1]
         return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)
 
-    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> Launched:
+    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> LaunchedStep:
         """Everything on its way to the host."""
         tensors: list[Tensor] = []
         if sampled is not None:
@@ -280,7 +279,7 @@ class Runner:
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
             return _unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
 
-        return Launched(step.number, self.staging.fetch(tensors), unpack)
+        return LaunchedStep(step.number, self.staging.fetch(tensors), unpack)
 
 
 def _unpacked(

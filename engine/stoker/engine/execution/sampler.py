@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.core.build_step import Opening
+from stoker.engine.execution.step import Opening
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import Ops
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stoker.engine.core.build_step import Opening, TableEntry
 from stoker.engine.execution.sampler import SeatValues
 from stoker.engine.execution.staging import Staging
+from stoker.engine.execution.step import Opening, TableEntry
 from stoker.model.kernels.sampling import NUMBERS, SamplingTable
 
 NUM_STOPS = 8
@@ -43,7 +43,11 @@ class SeatTables:
         self.tokens_SL.view(-1).index_copy_(0, places_T, tokens_T)
 
     def enter(self, table: tuple[TableEntry, ...]) -> None:
-        """New entries of block tables."""
+        """Write new entries of block tables."""
+        self.enter_host(table)
+
+    def enter_host(self, table: tuple[TableEntry, ...]) -> None:
+        """Write new entries into the host's copy alone."""
         if table:
             seats, columns, blocks = np.array(table, dtype=np.int32).T
             self.tables[seats, columns] = blocks

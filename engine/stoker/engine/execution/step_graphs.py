@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stoker.engine.execution.pass_inputs import PassInputs, fill_run, run_length, split
-from stoker.engine.execution.pass_shape import Kind, StepKinds
+from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
+from stoker.engine.execution.pass_shape import PassShape, PassShapes
 from stoker.engine.execution.seats import DeviceSeatTables
 from stoker.engine.execution.staging import Staging
 from stoker.engine.execution.step_rows import StepRows, no_rows
@@ -72,7 +72,7 @@ class _Pass:
     """One size's buffers. All int32 on the device."""
 
     attend: PagedAttend
-    run: Tensor
+    packed: Tensor
     """What the host writes."""
     inputs: PassInputs[Tensor]
     """Its parts."""
@@ -93,86 +93,86 @@ class StepGraphs:
         whole: PagedAttend,
         seats: DeviceSeatTables,
         staging: Staging,
-        kinds: StepKinds,
+        shapes: PassShapes,
         capture: Capture | None,
     ) -> None:
         """`whole`: for the largest step and every kind; all share its buffers. `capture` None: no graphs."""
         self.model, self.cache, self.whole = model, cache, whole
-        self.seats, self.staging, self.kinds, self.capture = seats, staging, kinds, capture
-        self.graphs: dict[Kind, Replay] = {}
-        self.hidden: dict[Kind, Tensor] = {}
+        self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
+        self.graphs: dict[PassShape, Replay] = {}
+        self.hidden: dict[PassShape, Tensor] = {}
         """Where a graph without sampler leaves its hidden states."""
-        self.passes: dict[Kind, _Pass] = {}
-        largest, device = kinds.largest, staging.device
-        self.numbers = torch.full((run_length(largest),), -1, dtype=torch.int32, device=device)
+        self.passes: dict[PassShape, _Pass] = {}
+        largest, device = shapes.largest, staging.device
+        self.numbers = torch.full((packed_length(largest),), -1, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
 
-    def kind_for(self, rows: StepRows) -> Kind | None:
+    def shape_for(self, rows: StepRows) -> PassShape | None:
         """The smallest that holds the step, before anything is known of its sampling. Without graphs padding would gain prompts nothing."""
         num_prompts = max(rows.num_prompts, rows.num_others)
         if num_prompts and self.capture is None:
             return None
-        return self.kinds.choose(rows.num_tokens, rows.num_decodes, num_prompts)
+        return self.shapes.choose(rows.num_tokens, rows.num_decodes, num_prompts)
 
-    def run(self, kind: Kind, rows: StepRows) -> Tensor:
+    def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
         """Sampled tokens and validity [2, B], or hidden states [T, D]: valid until the next step."""
-        held = self._pass(kind)
+        held = self._pass(shape)
         decodes = slice(rows.num_decodes)
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
-        self.staging.fill(held.run, fill_run(kind, rows, blocks_D))
-        if kind in self.graphs:
-            self.graphs[kind]()
-            return held.out if kind.samples else self.hidden[kind]
-        result = self._compute(kind, held)
+        self.staging.fill(held.packed, pack_inputs(shape, rows, blocks_D))
+        if shape in self.graphs:
+            self.graphs[shape]()
+            return held.out if shape.samples else self.hidden[shape]
+        result = self._launch_kernels(shape, held)
         if self.capture is not None:
-            self._make(kind, held)
+            self._capture_graph(shape, held)
         return result
 
-    def warm(self, kinds: Sequence[Kind]) -> bool:
+    def capture_next(self, shapes: Sequence[PassShape]) -> bool:
         """Capture the first of `kinds` that is missing. False: there is none."""
-        missing = next((kind for kind in kinds if kind not in self.graphs), None)
+        missing = next((shape for shape in shapes if shape not in self.graphs), None)
         if missing is None or self.capture is None:
             return False
-        self.rehearse(missing)  # whatever is compiled or allocated at a first call must not be captured
-        self._make(missing, self._pass(missing))
+        self.warm_up(missing)  # whatever is compiled or allocated at a first call must not be captured
+        self._capture_graph(missing, self._pass(missing))
         return True
 
-    def rehearse(self, kind: Kind) -> None:
+    def warm_up(self, shape: PassShape) -> None:
         """A step of nothing but padding."""
-        held = self._pass(kind)
+        held = self._pass(shape)
         rows = no_rows()
-        self.staging.fill(held.run, fill_run(kind, rows, rows.seats))
-        self._compute(kind, held)
+        self.staging.fill(held.packed, pack_inputs(shape, rows, rows.seats))
+        self._launch_kernels(shape, held)
 
-    def _make(self, kind: Kind, held: _Pass) -> None:
+    def _capture_graph(self, shape: PassShape, held: _Pass) -> None:
         """Without memory for it there are no more graphs, and steps go on without them."""
         assert self.capture is not None
 
         def body() -> None:
-            result = self._compute(kind, held)
-            if not kind.samples:
-                self.hidden[kind] = result
+            result = self._launch_kernels(shape, held)
+            if not shape.samples:
+                self.hidden[shape] = result
 
         try:
-            self.graphs[kind] = self.capture(body)
+            self.graphs[shape] = self.capture(body)
         except torch.OutOfMemoryError as error:
-            log.warning("no memory for the graph of %s, nor for others: %s", kind, error)
+            log.warning("no memory for the graph of %s, nor for others: %s", shape, error)
             self.capture = None
 
-    def _compute(self, kind: Kind, held: _Pass) -> Tensor:
+    def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
         """Launch everything; nothing here depends on numbers that only the host knows."""
-        self._enter(kind, held)
+        self._fill_pass(shape, held)
         hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
-        if not kind.samples:
+        if not shape.samples:
             return hidden_TD
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
 
         inputs, seats = held.inputs, self.seats
         sampled = self.model.ops.sample(
-            self.model.logits(hidden_TD.index_select(0, inputs.rows) if kind.prompts else hidden_TD),
-            SampleRows(inputs.seats, inputs.following, kind.filtered),
+            self.model.logits(hidden_TD.index_select(0, inputs.rows) if shape.prompts else hidden_TD),
+            SampleRows(inputs.seats, inputs.following, shape.filtered),
             seats.sampling,
             None,
             seats.tokens_SL,
@@ -182,7 +182,7 @@ class StepGraphs:
         )
         return held.out
 
-    def _enter(self, kind: Kind, held: _Pass) -> None:
+    def _fill_pass(self, shape: PassShape, held: _Pass) -> None:
         from stoker.engine.execution import step_kernels  # as above
 
         assert held.attend.buffers is not None, "fused kernels have them"
@@ -196,18 +196,18 @@ class StepGraphs:
             buffers=held.attend.buffers,
             block_size=self.cache.block_size,
         )
-        held.attend.adopt(num_tokens=kind.tokens, num_sequences=kind.sequences, num_decodes=kind.decodes)
+        held.attend.adopt(num_tokens=shape.tokens, num_sequences=shape.sequences, num_decodes=shape.decodes)
 
-    def _pass(self, kind: Kind) -> _Pass:
+    def _pass(self, shape: PassShape) -> _Pass:
         """Made at a size's first use. All sizes share one piece of memory."""
-        size = Kind(*kind[:3])
+        size = PassShape(*shape[:3])
         if size not in self.passes:
             limits = pass_size(size, self.seats.tables_SC.shape[1])
-            run = self.numbers[: run_length(size)]
+            packed = self.numbers[: packed_length(size)]
             self.passes[size] = _Pass(
                 attend=PagedAttend(self.model.ops, self.whole.attention, self.cache, limits, self.whole.buffers),
-                run=run,
-                inputs=split(run, size),
+                packed=packed,
+                inputs=split(packed, size),
                 tokens=self.tokens[: size.tokens],
                 positions=self.positions[: size.tokens],
                 out=self.out[: 2 * size.sequences].view(2, size.sequences),
@@ -215,5 +215,5 @@ class StepGraphs:
         return self.passes[size]
 
 
-def pass_size(kind: Kind, max_blocks: int) -> PagedSize:
-    return PagedSize(max_tokens=kind.tokens, max_sequences=kind.sequences, max_blocks=max_blocks)
+def pass_size(shape: PassShape, max_blocks: int) -> PagedSize:
+    return PagedSize(max_tokens=shape.tokens, max_sequences=shape.sequences, max_blocks=max_blocks)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stoker.engine.core.build_step import StepInput
+from stoker.engine.execution.step import StepInput
 
 
 @dataclass(frozen=True)

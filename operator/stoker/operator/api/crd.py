@@ -1,4 +1,7 @@
-"""The CustomResourceDefinitions, generated from the types. `python -m stoker.operator.api.crd --write|--check crds/`."""
+"""The CustomResourceDefinitions, generated from the types.
+
+`python -m stoker.operator.api.crd --write|--check crds/`
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class KindInfo:
     plural: str
     short_name: str
     max_name: int
-    """Longest name: children's names, which are DNS labels, start with it."""
+    """Longest name; names of children start with it and are DNS labels."""
     columns: tuple[Column, ...]
     selectable: tuple[str, ...] = ()
     scale: bool = False
@@ -135,7 +138,7 @@ def definition(info: KindInfo) -> dict[str, Any]:
     """Generate the whole CustomResourceDefinition of one kind.
 
     Raises:
-        NotStructural: the type says what a CRD cannot, or forgets a limit; the message lists the places.
+        NotStructural: a type has no structural schema, or a limit is missing; the message lists the places.
     """
     schema = _schema(info)
     if found := list(lint.problems(schema)):
@@ -187,7 +190,10 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def _schema(info: KindInfo) -> dict[str, Any]:
-    """The schema of a whole object; apiVersion, kind and metadata are Kubernetes' own, and a CRD may only narrow the name."""
+    """Build the schema of a whole object.
+
+    apiVersion, kind and metadata are Kubernetes' own, and a CRD may only narrow the name.
+    """
     members = structural_schema(info.model)
     spec = {key: value for key, value in members["properties"]["spec"].items() if key != "default"}
     name = {"type": "string", "maxLength": info.max_name, "pattern": r"^[a-z]([-a-z0-9]*[a-z0-9])?$"}
@@ -206,7 +212,7 @@ def _schema(info: KindInfo) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes small parts on one line, and quotes text that some YAML reader takes for a number (`1e-5` is text to this one only)."""
+    """Writes small parts on one line, and quotes text that some YAML readers take for a number (`1e-5`)."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 (the same schema in two places is written twice)
         return True

@@ -1,4 +1,4 @@
-"""What the API server demands of a CRD's schema, and what we demand beside it: limits everywhere, so that CEL rules have a price."""
+"""Checks of a CRD's schema: the API server's demands, and limits everywhere, so that CEL rules can be priced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_BYTES = 40_000
 
 
 def problems(schema: Schema, path: str = "") -> Iterator[str]:
-    """One line for each thing that is wrong, with its path. `metadata` at the top is Kubernetes' own."""
+    """Yield one line per fault, with its path; `metadata` at the top is Kubernetes' own."""
     for key in _FOREIGN:
         if key in schema:
             yield f"{path}: {key} has no place in a structural schema"

@@ -103,7 +103,7 @@ R = TypeVar("R", bound=Resource)
 
 
 def read(cls: type[R], found: Mapping[str, Any]) -> R:
-    """Typed view of a stored object. It passed admission, so anything but a newer writer's extra fields is our own error.
+    """Return a typed view of a stored object, without fields of a newer version. Admission has checked the object.
 
     Raises:
         pydantic.ValidationError: the object does not fit the schema.

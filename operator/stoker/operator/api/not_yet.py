@@ -1,4 +1,4 @@
-"""What the kinds offer and this version has not built, as text for people: the CRDs' values less those of the table of capabilities.
+"""Text about what the kinds offer and this version has not built: values of the CRDs less those of the table.
 
 `python -m stoker.operator.api.not_yet --write|--check README.md` keeps the list between the two marks of that file.
 """

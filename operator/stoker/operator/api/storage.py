@@ -7,20 +7,20 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import LocalRef
-from stoker.operator.api.value import Name, RelativePath, Value, Word, exactly_one, rule, rules
+from stoker.operator.api.value import ForeignName, Name, RelativePath, Value, exactly_one, rule, rules
 
 
 class ObjectStore(Value):
     """Bucket with the S3 protocol."""
 
-    bucket: Word
+    bucket: ForeignName
     prefix: RelativePath | None = None
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s]+$")] | None = None
-    region: Word | None = None
+    region: ForeignName | None = None
     credentials_secret_ref: LocalRef | None = None
 
 
-class Storage(Value):
+class StorageSpec(Value):
     """Folder of a PersistentVolumeClaim, or bucket."""
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""The arithmetic that the sections of a TrainingJob must fulfil together, as CEL whose messages show the numbers."""
+"""Arithmetic over the sections of a TrainingJob, as CEL rules whose messages show the numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _MESH = {
     "r": f"w.replicas * {ranks_per_pod('w')}",
     "m": "p.tensor * p.pipeline * p.context",
 }
-"""Names for CEL: r ranks in all, m of them in one model replica. Where r % m is 0, r / m is the data-parallel size; where it is
-not, `MESH_FITS` has the message and the other rules hold. The names are long, so rules that need them are checked together."""
+"""Names for CEL: r ranks in all, m of them in one model replica.
+
+Where r % m is 0, r / m is the data-parallel size; elsewhere `MESH_FITS` has the message and the other rules hold. The
+names are long, so rules that need them are checked together."""
 
 MESH_FITS = first_of(
     (
@@ -41,8 +43,8 @@ BATCH_FITS = first_of(
         f"t.deterministic != 'AnyDataParallel' || r % m != 0 || {2**32} % (r / m) == 0",
         "deterministic AnyDataParallel needs a data-parallel size that is a power of two, got {r / m}",
     ),
-    message="globalBatchSize must be a multiple of microBatchSize x data-parallel size, and deterministic AnyDataParallel"
-    " needs a data-parallel size that is a power of two",
+    message="globalBatchSize must be a multiple of microBatchSize x data-parallel size, and"
+    " deterministic AnyDataParallel needs a data-parallel size that is a power of two",
     names={**_MESH, "t": "self.training"},
     field=".training",
 )

@@ -12,20 +12,20 @@ from pydantic import ConfigDict, Field
 from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.training_rules import SPEC_RULES
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
     BelowOne,
     Count,
     Decimal,
+    ForeignName,
     Int64,
     Path,
     Seconds,
     Text,
     Value,
     Weight,
-    Word,
     exactly_one,
     forbidden,
     immutable,
@@ -189,7 +189,7 @@ class Data(Value):
 class CheckpointPolicy(Value):
     """Place, times and number of saves; the last step is always saved."""
 
-    storage: Annotated[Storage, Field(json_schema_extra=immutable("storage is fixed: make a new TrainingJob"))]
+    storage: Annotated[StorageSpec, Field(json_schema_extra=immutable("storage is fixed: make a new TrainingJob"))]
     interval_steps: Count | None = None
     interval_minutes: Count | None = None
     max_to_keep: Count | None = None
@@ -229,18 +229,20 @@ class Run(Value):
 
 
 class Wandb(Value):
-    project: Word
-    entity: Word | None = None
-    group: Word | None = None
-    name: Word | None = None
-    tags: Annotated[tuple[Word, ...], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"})] = ()
+    project: ForeignName
+    entity: ForeignName | None = None
+    group: ForeignName | None = None
+    name: ForeignName | None = None
+    tags: Annotated[
+        tuple[ForeignName, ...], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
     api_key_secret_ref: KeyRef | None = None
 
 
 class Mlflow(Value):
     tracking_uri: Text
-    experiment: Word
-    run_name: Word | None = None
+    experiment: ForeignName
+    run_name: ForeignName | None = None
     token_secret_ref: KeyRef | None = None
 
 
@@ -260,7 +262,7 @@ class Logging(Value):
 class Topology(Value):
     """Closeness of the pods of an attempt."""
 
-    key: Word
+    key: ForeignName
     """Node label whose value the pods share: `nvidia.com/gpu.clique`."""
     mode: Literal["Preferred", "Required"] = "Preferred"
 
@@ -270,7 +272,7 @@ class Scheduling(Value):
 
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
     """`stoker`: Kubernetes places each pod by itself; `auto`: an installed queueing system."""
-    queue_name: Word | None = None
+    queue_name: ForeignName | None = None
     topology: Topology | None = None
     gang_timeout_seconds: Seconds = 60
     """Time after which a gang that is not fully scheduled waits anew."""

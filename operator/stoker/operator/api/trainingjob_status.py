@@ -1,4 +1,4 @@
-"""What the operator reports about a TrainingJob, and what it must remember to decide again after a restart of its own."""
+"""Status of a TrainingJob: the operator's report, and its memory for decisions after its own restart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.value import (
     Digest,
     Folder,
+    ForeignName,
     Int32,
     Int64,
     Measured,
@@ -21,7 +22,6 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
     list_map,
     told_elsewhere,
 )
@@ -41,8 +41,8 @@ TrainingPhase = Literal[
 ]
 TERMINAL_PHASES: frozenset[str] = frozenset({"Completed", "Failed", "Cancelled"})
 
-Cause = Annotated[str, Field(max_length=64)]
-Action = Annotated[str, Field(max_length=64)]
+CauseName = Annotated[str, Field(max_length=64)]
+ActionName = Annotated[str, Field(max_length=64)]
 Writer = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
 
 
@@ -75,16 +75,16 @@ class SavedStep(Value):
 class Failure(Value):
     """Reason for the end of an attempt."""
 
-    cause: Cause
+    cause: CauseName
     """Cause in the table of exit codes."""
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    node: Word | None = None
-    pod: Word | None = None
+    node: ForeignName | None = None
+    pod: ForeignName | None = None
     rank: Int32 | None = None
     step: Int64 | None = None
     detail: Text | None = None
     at: Time | None = None
-    action: Action | None = None
+    action: ActionName | None = None
     """Reaction: Retry, RetryFree (not counted), ResumeOlder, Fail."""
 
 

@@ -1,7 +1,8 @@
 """The scalars of the API and the base of every object in it: what a field of a manifest may look like.
 
-Wire names are camelCase, Python names snake_case. There are no floats: rates are decimal strings, so that a manifest survives every
-YAML and JSON library unchanged. Limits on length are everywhere, because the API server prices CEL rules by them.
+Wire names are camelCase, Python names snake_case. There are no floats: rates are decimal strings, so that a manifest
+survives every YAML and JSON library unchanged. Lengths are limited everywhere, because the API server prices CEL rules
+by them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from pydantic.alias_generators import to_camel
 
 
 class Value(BaseModel):
-    """Base of every section. Unknown fields are ignored when an object is read: its writer may be newer than this operator."""
+    """Base of every section. Reading ignores unknown fields: the writer may be newer than this operator."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
     )
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain JSON data with wire names; absent members are left out."""
+        """Return plain JSON data with wire names, without absent members."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -36,8 +37,8 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 Text = Annotated[str, Field(max_length=1024)]
-Word = Annotated[str, Field(max_length=253)]
-"""A name in a foreign system: a metric, a topology key, a bucket."""
+ForeignName = Annotated[str, Field(max_length=253)]
+"""Name in another system: a metric, a topology key, a bucket."""
 
 Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label: becomes part of pod and Service names."""
@@ -93,7 +94,7 @@ Measured = Annotated[str, Field(max_length=32)]
 """A measured number as text; may be "nan" or "inf"."""
 
 Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-"""An object that the schema does not look into."""
+"""Object whose members the schema does not check."""
 
 StringMap = Annotated[
     dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=1024)]], Field(max_length=64)
@@ -101,7 +102,7 @@ StringMap = Annotated[
 
 
 def measured(value: float | None) -> str | None:
-    """A float as a status field: six significant digits, so that noise in the last bits does not rewrite an object."""
+    """Format a float for a status: six significant digits, so that noise in the last bits rewrites no object."""
     if value is None:
         return None
     return f"{value:.6g}" if math.isfinite(value) else str(value)
@@ -116,10 +117,10 @@ def rule(
     field: str = "",
     reason: str = "",
 ) -> dict[str, Any]:
-    """One CEL validation.
+    """Return one CEL validation.
 
     Args:
-        expression: true for what is allowed; one that names `oldSelf` is checked on updates only.
+        expression: true for what is allowed; checked only on updates where it names `oldSelf`.
         message: fixed text.
         shown: text with CEL in braces that shows the numbers: "min {self.min} is above max {self.max}".
         names: short names for parts of `expression` and `shown`; later ones may use earlier ones.
@@ -138,7 +139,11 @@ def rule(
 
 
 def first_of(*cases: tuple[str, str], message: str, names: dict[str, str], field: str) -> dict[str, Any]:
-    """One CEL validation for several cases (expression, text with CEL in braces), which shows the text of the first that fails."""
+    """Return one CEL validation for several cases, which shows the text of the first that fails.
+
+    Args:
+        cases: (expression, text with CEL in braces).
+    """
     conditions = [f"({case})" if "||" in case else case for case, _ in cases]
     shown = _formatted(cases[-1][1])
     for condition, (_, text) in list(zip(conditions, cases, strict=True))[-2::-1]:
@@ -152,13 +157,16 @@ def first_of(*cases: tuple[str, str], message: str, names: dict[str, str], field
 
 
 def _formatted(template: str) -> str:
-    """CEL that fills in the template. By `format`, because the API server cannot bound the cost of `'a' + string(b) + 'c'`."""
+    """Return CEL that fills in the template.
+
+    It uses `format`, because the API server cannot bound the cost of `'a' + string(b) + 'c'`.
+    """
     parts = re.split(r"\{([^{}]*)\}", template)
     return f"'{'%s'.join(parts[::2])}'.format([{', '.join(parts[1::2])}])"
 
 
 def _let(names: dict[str, str], body: str, macro: str = "map") -> str:
-    """CEL has no variables: a name is bound by going over a list of one (`all` where the body is a condition)."""
+    """Bind names in CEL, which has no variables, by going over lists of one (`all` where the body is a condition)."""
     for name, expression in reversed(names.items()):
         body = f"[{expression}].{macro}({name}, {body}){'[0]' if macro == 'map' else ''}"
     return body
@@ -170,14 +178,14 @@ def rules(*found: dict[str, Any]) -> dict[str, Any]:
 
 
 def exactly_one(*fields: str) -> dict[str, Any]:
-    """Of these optional members one must be given."""
+    """Return the rule that one of these optional members must be given."""
     given = [f"has(self.{_escaped(field)})" for field in fields]
     text = f"exactly one of {', '.join(fields[:-1])} and {fields[-1]} is needed"
     return rule(" != ".join(given) if len(given) == 2 else f"[{', '.join(given)}].exists_one(x, x)", text)
 
 
 def forbidden(expression: str, message: str, field: str = "") -> dict[str, Any]:
-    """A rule about a change or a name that is never allowed, whatever the value."""
+    """Return a rule about a change or a name that is never allowed."""
     return rule(expression, message, field=field, reason="FieldValueForbidden")
 
 
@@ -187,12 +195,12 @@ def immutable(message: str) -> dict[str, Any]:
 
 
 def _escaped(field: str) -> str:
-    """A property name as CEL sees it in Kubernetes: reserved words stand between double underscores."""
+    """Write a property name as CEL in Kubernetes needs it: reserved words between double underscores."""
     return f"__{field}__" if field in {"import", "namespace", "package"} else field
 
 
 def told_elsewhere() -> dict[str, Any]:
-    """`json_schema_extra` of a status field whose members another field explains: the schema has its list keys alone."""
+    """Return `json_schema_extra` of a status field whose members another field explains."""
     return {TOLD_ELSEWHERE: True}
 
 
@@ -200,5 +208,5 @@ TOLD_ELSEWHERE = "x-told-elsewhere"
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """`json_schema_extra` of a list whose items are told apart by `keys`: server-side apply then merges item by item."""
+    """Return `json_schema_extra` of a list with `keys`, which server-side apply merges item by item."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}

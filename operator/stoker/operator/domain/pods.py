@@ -12,7 +12,7 @@ from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
-from stoker.pod.exit_code import CAUSES, Cause
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 MAIN = "main"
@@ -148,7 +148,7 @@ def _cause_without_message(status: Mapping[str, Any], terminated: Mapping[str, A
     code = terminated.get("exitCode")
     if code is None or code > 128 or status.get("reason"):
         return Cause.RANK_KILLED
-    return CAUSES.get(code, Cause.INTERNAL)
+    return cause_of_exit_code(code) or Cause.INTERNAL
 
 
 def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:

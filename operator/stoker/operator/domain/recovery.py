@@ -1,54 +1,15 @@
-"""Actions after a failure: one table from cause to action, and the restart budget that progress refills."""
+"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PodExit, PodState, exit_of, label, pod_state
-from stoker.pod.exit_code import Cause
-
-
-class Action(StrEnum):
-    """Action of the operator when an attempt has ended."""
-
-    COMPLETE = "Complete"
-    RETRY = "Retry"
-    """A new attempt from the newest verified checkpoint; counts against the budget."""
-    RETRY_FREE = "RetryFree"
-    """The same after something that is not the job's fault: does not count."""
-    RESUME_OLDER = "ResumeOlder"
-    """A new attempt from an older checkpoint, because the one that was resumed is corrupt."""
-    CANCEL = "Cancel"
-    FAIL = "Fail"
-    """No new attempt, because a retry cannot help."""
-
-
-ACTIONS: dict[Cause, Action] = {
-    Cause.COMPLETED: Action.COMPLETE,
-    Cause.INTERRUPTED: Action.RETRY_FREE,
-    Cause.CANCELLED: Action.CANCEL,
-    Cause.CONFIG_INVALID: Action.FAIL,
-    Cause.DATA_ERROR: Action.FAIL,
-    Cause.MODEL_ERROR: Action.FAIL,
-    Cause.CHECKPOINT_CORRUPT: Action.RESUME_OLDER,
-    Cause.STORAGE_ERROR: Action.RETRY,
-    Cause.OUT_OF_MEMORY: Action.RETRY,
-    Cause.HANG: Action.RETRY,
-    Cause.RANK_FAILED: Action.RETRY,
-    Cause.RANK_KILLED: Action.RETRY,
-    Cause.PEER_LOST: Action.RETRY,
-    Cause.NON_FINITE: Action.RETRY,
-    Cause.TASK_FAILED: Action.FAIL,
-    Cause.INTERNAL: Action.RETRY,
-}
-
-_BLAME_ORDER = (Cause.COMPLETED, Cause.PEER_LOST, Cause.INTERRUPTED, Cause.CANCELLED)
-"""Causes that name a consequence: any other cause of the same gang explains more. Least telling first."""
+from stoker.pod.causes import Action, Cause, action_after, root_cause_rank
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0
@@ -72,7 +33,7 @@ class Ending:
     @property
     def action(self) -> Action:
         """The action of the table; a disrupted pod (evicted, node lost) is never the job's fault."""
-        action = ACTIONS[self.cause]
+        action = action_after(self.cause)
         return Action.RETRY_FREE if action is Action.RETRY and self.disrupted else action
 
 
@@ -83,7 +44,7 @@ def first_failure(pods: Iterable[Object]) -> Ending | None:
     """
     failed = [pod for pod in pods if pod_state(pod) is PodState.FAILED]
     endings = [_ending(pod, exit_of(pod)) for pod in failed]
-    return max(endings, key=_telling, default=None)
+    return min(endings, key=_root_cause_first, default=None)
 
 
 def disruption(pods: Iterable[Object]) -> Ending | None:
@@ -133,6 +94,5 @@ def _ending(pod: Object, exit_: PodExit) -> Ending:
     )
 
 
-def _telling(ending: Ending) -> tuple[int, int]:
-    order = _BLAME_ORDER.index(ending.cause) if ending.cause in _BLAME_ORDER else len(_BLAME_ORDER)
-    return order, -ending.node_rank
+def _root_cause_first(ending: Ending) -> tuple[int, int]:
+    return root_cause_rank(ending.cause), ending.node_rank

@@ -9,6 +9,15 @@ from stoker.operator.domain.lost_nodes import NodeLimits
 
 
 @dataclass(frozen=True, kw_only=True)
+class NetworkPolicies:
+    """Who may reach pods from outside of their own resource."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, object], ...] = ()
+    """NetworkPolicyPeers that may scrape agents and engines."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Frozen; the same settings and the same observation give the same plan."""
 
@@ -45,7 +54,7 @@ class Settings:
         default_factory=lambda: {"requests": {"cpu": "250m", "memory": "256Mi"}}
     )
     task_resources: Mapping[str, Mapping[str, str]] = field(
-        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}}
+        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     )
     drain_timeout_s: float = 300.0
     """Longest drain of an engine before its pod is deleted anyway."""
@@ -58,6 +67,8 @@ class Settings:
     node_outage_share: float = 0.5
     node_outage_nodes: int = 3
     """Silent nodes beyond that share of the nodes with pods, and at least so many, are an outage: none is lost."""
+    network_policies: NetworkPolicies | None = None
+    """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True
     """Whether the operator may see that a Secret is absent; otherwise nothing waits for one."""
 

@@ -35,7 +35,7 @@ from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 
 log = logging.getLogger(__name__)
 

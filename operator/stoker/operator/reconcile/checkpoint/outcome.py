@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from stoker.operator.api.checkpoint import CheckpointPhase, Layout, Origin, User
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.reconcile.outcome import Outcome
 
 
@@ -25,7 +25,7 @@ class CheckpointChanges(TypedDict, total=False):
     job: Origin | None
     request_id: str | None
     requested_at: str | None
-    storage: Storage | None
+    storage: StorageSpec | None
     folder: str | None
     step: int | None
     digest: str | None

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint, User
 from stoker.operator.api.metadata import read
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
@@ -60,7 +60,7 @@ class CheckpointView:
         return timestamp(self.now)
 
     @property
-    def storage(self) -> Storage | None:
+    def storage(self) -> StorageSpec | None:
         source = self.checkpoint.spec.source
         if source.save is not None:
             return source.save.storage
@@ -134,7 +134,7 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
                 )
         message = exit_of(pod).message if ended(pod) else None
         for save in message.saves if message else ():
-            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:

@@ -18,7 +18,8 @@ from stoker.operator.reconcile.enginepool.failures import replacement_delay_s
 from stoker.operator.reconcile.enginepool.step import Counts, next_step, resolve
 from stoker.operator.reconcile.enginepool.view import PoolView, leaving, pods_with_free_index, revision_of
 from stoker.operator.render.engine import disruption_budget, engine_pod, engine_service, revision_config_map
-from stoker.operator.render.trainer import keys_config_map
+from stoker.operator.render.keys import keys_config_map
+from stoker.operator.render.network_policy import engine_policies
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,18 @@ def _sort_serving(view: PoolView) -> ServingPods:
 
 
 def _missing_children(view: PoolView) -> tuple[Object, ...]:
-    """Public keys, configuration of every revision, Service and PodDisruptionBudget that are not applied as wanted."""
+    """Public keys, configuration of every revision, Service, budget and policy that are not applied as wanted."""
     pool, resource = view.pool, view.seen.resource
     wanted = (
         keys_config_map(resource, view.settings),
         *(revision_config_map(pool, resource, revision) for revision in pool.spec.revisions),
-        engine_service(pool, resource),
+        engine_service(pool, resource, view.settings),
         disruption_budget(pool, resource),
+        *engine_policies(pool, resource, view.settings),
     )
     live = {
         (kind, found["metadata"]["name"]): found
-        for kind in ("ConfigMap", "Service", "PodDisruptionBudget")
+        for kind in ("ConfigMap", "Service", "PodDisruptionBudget", "NetworkPolicy")
         for found in view.seen.of_kind(kind)
     }
     return tuple(body for body in wanted if not is_applied(body, live.get((body["kind"], body["metadata"]["name"]))))

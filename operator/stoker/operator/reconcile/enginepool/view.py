@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stoker.operator.api.enginepool import EnginePool, EnginePoolStatus, EngineStatus, Revision
-from stoker.operator.api.metadata import read
+from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
 from stoker.operator.domain.pods import ended, is_ready, label
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 DRAINING = f"{PREFIX}/draining"
 """Label on an engine pod that gets no new request. The pod is deleted when its last request has finished."""
@@ -69,9 +68,7 @@ class PoolView:
 
 def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     """Sort what is observed."""
-    status = EnginePoolStatus.model_validate(seen.resource.get("status") or {})
-    intent = accept("EnginePool", seen.resource["spec"], status.accepted_spec, controls=("replicas",))
-    pool = read(EnginePool, {**seen.resource, "spec": intent.spec})
+    pool, intent = read_in_force(EnginePool, seen.resource, controls=("replicas",))
     uid = pool.metadata.uid
     pods = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "engine" and is_owned(pod, uid)]
     routers = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "router" and is_ready(pod)]

@@ -16,6 +16,8 @@ from stoker.operator.reconcile.enginepool.step import Counts, next_step
 from stoker.operator.reconcile.enginepool.view import pods_with_free_index, revision_of
 from stoker.operator.reconcile.inferencedeployment.backends import BackendSnapshot
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.render.keys import keys_config_map
+from stoker.operator.render.network_policy import router_policies
 from stoker.operator.render.router import (
     backends_config_map,
     front_service,
@@ -24,7 +26,6 @@ from stoker.operator.render.router import (
     router_intent,
     router_pod,
 )
-from stoker.operator.render.trainer import keys_config_map
 
 FORGOTTEN_AFTER_S = 600.0
 """Seconds after which a failure no longer delays a replacement."""
@@ -83,15 +84,17 @@ def _pinned_rendering(view: DeploymentView) -> RouterRendering:
 
 
 def _missing_children(view: DeploymentView, pinned: RouterRendering, wanted: BackendSnapshot) -> tuple[Object, ...]:
-    """Public keys, configuration, snapshot and Service that are not applied as wanted."""
+    """Public keys, configuration, snapshot, Service and policy that are not applied as wanted."""
     deployment, resource = view.deployment, view.seen.resource
     bodies = (
         keys_config_map(resource, view.settings),
         router_config_map(deployment, resource, pinned.base),
         backends_config_map(deployment, resource, wanted.body),
         front_service(deployment, resource, view.settings),
+        *router_policies(deployment, resource, view.settings),
     )
-    live = {(k, found["metadata"]["name"]): found for k in ("ConfigMap", "Service") for found in view.seen.of_kind(k)}
+    kinds = ("ConfigMap", "Service", "NetworkPolicy")
+    live = {(kind, found["metadata"]["name"]): found for kind in kinds for found in view.seen.of_kind(kind)}
     return tuple(body for body in bodies if not is_applied(body, live.get((body["kind"], body["metadata"]["name"]))))
 
 

@@ -9,7 +9,6 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
-    InferenceDeploymentStatus,
     RevisionStatus,
     RouterStatus,
 )
@@ -21,7 +20,7 @@ from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.enginepool.view import role_of
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
 
 LONGEST_NAME = 30
@@ -62,9 +61,7 @@ class DeploymentView:
 
 def deployment_view(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
     """Sort what is observed."""
-    status = InferenceDeploymentStatus.model_validate(seen.resource.get("status") or {})
-    intent = accept("InferenceDeployment", seen.resource["spec"], status.accepted_spec)
-    deployment = read(InferenceDeployment, {**seen.resource, "spec": intent.spec})
+    deployment, intent = read_in_force(InferenceDeployment, seen.resource)
     uid = deployment.metadata.uid
     mine = [pod for pod in seen.of_kind("Pod") if label(pod, DEPLOYMENT_UID) == uid]
     pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]

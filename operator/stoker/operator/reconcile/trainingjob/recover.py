@@ -7,7 +7,7 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label
-from stoker.operator.domain.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
+from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import (
     completed,
@@ -22,7 +22,7 @@ from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import stem
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Action, Cause
 
 
 def recover(view: TrainingView) -> JobOutcome | None:

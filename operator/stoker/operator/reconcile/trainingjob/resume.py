@@ -11,7 +11,8 @@ from stoker.operator.api.pod_fields import Volume
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
 from stoker.operator.render.pod import CHECKPOINT_FOLDER
-from stoker.operator.render.trainer import Resume, StartCheckpoint, start_folder, storage_root
+from stoker.operator.render.storage import storage_root
+from stoker.operator.render.trainer import Resume, StartCheckpoint, start_folder
 
 
 @dataclass(frozen=True)

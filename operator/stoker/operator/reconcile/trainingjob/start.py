@@ -10,7 +10,7 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import ATTEMPT, JOB_UID
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
-from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
@@ -19,13 +19,15 @@ from stoker.operator.reconcile.trainingjob.pinning import pinned_for_next_attemp
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.names import attempt_config_name, writer_of
+from stoker.operator.render.network_policy import trainer_policies
 from stoker.operator.render.trainer import (
     attempt_config,
     attempt_pods,
-    keys_config_map,
     service,
 )
+from stoker.pod.causes import Action
 
 MAX_ATTEMPTS_KEPT = 10
 
@@ -62,7 +64,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         data_parallel=view.job.spec.data_parallel,
     )
     config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-    children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
+    children = _children(view, config)
     event = Event("Normal", "AttemptStarted", message)
     return JobOutcome(
         phase="Starting",
@@ -166,6 +168,17 @@ def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:
     )
 
 
+def _children(view: TrainingView, config: Object) -> tuple[Object, ...]:
+    """Public keys, policy and Service of the gang, and the attempt's configuration last: pods are made once it is there."""
+    job, resource, settings = view.job, view.seen.resource, view.settings
+    return (
+        keys_config_map(resource, settings),
+        *trainer_policies(job, resource, settings),
+        service(job, resource, settings),
+        config,
+    )
+
+
 def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
     """Make the pods, once their configuration exists. Names are deterministic: a repeated create finds its own pod."""
     pinned = view.job.status.pinned
@@ -177,8 +190,7 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
         if isinstance(choice, Blocked):
             return _blocked(view, choice)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-        keys = keys_config_map(view.seen.resource, view.settings)
-        return JobOutcome(plan=Plan(apply=(keys, service(view.job, view.seen.resource), config)))
+        return JobOutcome(plan=Plan(apply=_children(view, config)))
     existing = {pod["metadata"]["name"] for pod in view.gang}
     pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
     return JobOutcome(plan=Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing)))

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.domain.clock import timestamp
@@ -64,7 +64,7 @@ class TrainingView:
         return self.leader is not None and pod_state(self.leader) is PodState.RUNNING
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> StorageSpec:
         return self.job.spec.checkpoint.storage
 
     @property

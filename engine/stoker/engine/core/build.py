@@ -7,18 +7,19 @@ from pathlib import Path
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.build_step import Opening, StepInput, TableEntry
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
 from stoker.engine.execution.load import Progress, load_runner
 from stoker.engine.execution.ranks import Ranks
-from stoker.engine.plan import Plan, plan_engine
+from stoker.engine.execution.step import Opening, StepInput, TableEntry
+from stoker.engine.plan import EnginePlan, plan_engine
 from stoker.engine.sampling import SamplingParams
 from stoker.model.weights.source import WeightsSource, open_weights
 
 
-def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, Plan]:
+def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, EnginePlan]:
     """Load the model and make everything ready.
 
     Raises:
@@ -35,14 +36,14 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
     )
-    limits = Limits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
+    limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
     return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
 
 
-def make_executor(plan: Plan, progress: Progress = lambda _: None) -> Executor:
+def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:
     if plan.tensor > 1:
         return Ranks(plan, progress)
-    runner = load_runner(plan, None, progress)
+    runner = load_runner(plan, None, progress, warm_up_beside_weights(plan))
     return OnDevice(runner) if plan.device == "cuda" else InProcess(runner)
 
 
@@ -65,7 +66,7 @@ def warm_up(executor: Executor) -> None:
     executor.submit(step).result()
 
 
-def tokenizer_folder(plan: Plan, work_dir: Path) -> Path:
+def tokenizer_folder(plan: EnginePlan, work_dir: Path) -> Path:
     """Where a front finds the tokenizer's files: the model's folder, or for a single file a folder made from it."""
     path = Path(plan.model_path)
     if path.is_dir():

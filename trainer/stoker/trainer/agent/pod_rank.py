@@ -1,4 +1,4 @@
-"""This pod's place in its gang, and the environment that each of its ranks starts with."""
+"""Which ranks of the gang this pod runs, where they meet, and the environment that each of them starts with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 @dataclass(frozen=True)
-class PodPlace:
-    """Where this pod stands; the same for all of its life."""
+class PodRank:
+    """This pod's number in the gang, its ranks and the rendezvous address. Constant for the pod's life."""
 
     node_rank: int
     nodes: int
@@ -40,8 +40,10 @@ class PodPlace:
         return self.nodes * self.ranks_per_node
 
 
-def find_place(config: TrainerConfig, environment: Mapping[str, str]) -> PodPlace:
-    """The place that the environment gives. A run of one pod needs none of its variables: `master_port` is 0 then, for any free port.
+def find_pod_rank(config: TrainerConfig, environment: Mapping[str, str]) -> PodRank:
+    """Read this pod's numbers from the environment.
+
+    A run of one pod needs no variable; its `master_port` is then 0, for any free port.
 
     Raises:
         ConfigError: a variable is missing or does not fit `gang`.
@@ -55,7 +57,7 @@ def find_place(config: TrainerConfig, environment: Mapping[str, str]) -> PodPlac
         )
     if not alone and "MASTER_ADDR" not in environment:
         raise ConfigError(f"MASTER_ADDR is missing; gang.nodes {config.gang.nodes} needs the address of node 0")
-    return PodPlace(
+    return PodRank(
         node_rank=node_rank,
         nodes=config.gang.nodes,
         ranks_per_node=config.gang.ranks_per_node,
@@ -65,48 +67,50 @@ def find_place(config: TrainerConfig, environment: Mapping[str, str]) -> PodPlac
     )
 
 
-def open_rendezvous(config: TrainerConfig, place: PodPlace) -> socket.socket | None:
-    """On node 0 the socket where all ranks of the gang meet. It is bound to `listen.host`, because torch's own would listen on every address.
+def open_rendezvous(config: TrainerConfig, pod: PodRank) -> socket.socket | None:
+    """The rendezvous socket of the gang, on node 0; None on other nodes.
+
+    It is bound to `listen.host`, because torch's own socket would listen on every address.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
-    if place.node_rank != 0:
+    if pod.node_rank != 0:
         return None
     family = socket.AF_INET6 if ":" in config.listen.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.listen.host, place.master_port))
+        listener.bind((config.listen.host, pod.master_port))
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"the rendezvous cannot listen on {config.listen.host}:{place.master_port}: {error.strerror}"
+            f"the rendezvous cannot listen on {config.listen.host}:{pod.master_port}: {error.strerror}"
         ) from error
     listener.listen(2048)
     return listener
 
 
 def rank_environment(
-    config: TrainerConfig, place: PodPlace, local_rank: int, environment: Mapping[str, str]
+    config: TrainerConfig, pod: PodRank, local_rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of one rank: the agent's own, its place, its share of GPUs and cores.
+    """The environment of one rank: the agent's own, its rank numbers, its share of GPUs and cores.
 
     Raises:
         ConfigError: the pod has fewer GPUs than ranks.
     """
     own = {
-        "RANK": str(place.first_rank + local_rank),
+        "RANK": str(pod.first_rank + local_rank),
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.ranks_per_node),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
-        "STOKER_NODE_RANK": str(place.node_rank),
+        "WORLD_SIZE": str(pod.world_size),
+        "LOCAL_WORLD_SIZE": str(pod.ranks_per_node),
+        "MASTER_ADDR": pod.master_addr,
+        "MASTER_PORT": str(pod.master_port),
+        "STOKER_NODE_RANK": str(pod.node_rank),
         "PYTHONUNBUFFERED": "1",
     }
-    threads = max(1, _usable_cores() // place.ranks_per_node)
-    gpu = _gpu(config, place, local_rank, environment)
+    threads = max(1, _usable_cores() // pod.ranks_per_node)
+    gpu = _gpu(config, pod, local_rank, environment)
     return {
         "OMP_NUM_THREADS": str(threads),
         **environment,
@@ -115,8 +119,8 @@ def rank_environment(
     }
 
 
-def _gpu(config: TrainerConfig, place: PodPlace, local_rank: int, environment: Mapping[str, str]) -> str | None:
-    """`CUDA_VISIBLE_DEVICES` of one rank: one GPU for each; None leaves it alone (a machine without GPUs)."""
+def _gpu(config: TrainerConfig, pod: PodRank, local_rank: int, environment: Mapping[str, str]) -> str | None:
+    """`CUDA_VISIBLE_DEVICES` of one rank, one GPU for each; None leaves it unset (a machine without GPUs)."""
     if config.device == "cpu":
         return ""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -125,9 +129,9 @@ def _gpu(config: TrainerConfig, place: PodPlace, local_rank: int, environment: M
     devices = [device for device in visible.split(",") if device]
     if not devices and config.device == "auto":
         return ""
-    if len(devices) < place.ranks_per_node:
+    if len(devices) < pod.ranks_per_node:
         raise ConfigError(
-            f"gang.ranks_per_node {place.ranks_per_node} needs as many GPUs, CUDA_VISIBLE_DEVICES has {devices}"
+            f"gang.ranks_per_node {pod.ranks_per_node} needs as many GPUs, CUDA_VISIBLE_DEVICES has {devices}"
         )
     return devices[local_rank]
 

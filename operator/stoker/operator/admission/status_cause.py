@@ -1,4 +1,4 @@
-"""Why an object is refused, in the words of an API server's 422."""
+"""Causes of a refusal, in the words of an API server's 422."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.cluster.interface import Invalid as ClusterInvalid
+from stoker.operator.cluster.interface import Invalid
 
 GROUP = "stoker.dev"
 
@@ -23,13 +23,13 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Cause:
+class StatusCause:
     """One wrong field."""
 
     field: str
     """Path in the manifest: `spec.workers.env[0].name`."""
     message: str
-    """What follows the path in the whole text: `Invalid value: 0: must be ...`."""
+    """Text after the path: `Invalid value: 0: must be ...`."""
     reason: str
     """Machine-readable: FieldValueInvalid, FieldValueRequired, ..."""
 
@@ -37,21 +37,21 @@ class Cause:
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
-class Invalid(ClusterInvalid):
-    """The object is refused; `causes` has every wrong field, the text is that of the API server."""
+class InvalidObject(Invalid):
+    """The object is refused: `causes` has every wrong field, and the text is the API server's."""
 
-    def __init__(self, kind: str, name: str, causes: list[Cause]) -> None:
+    def __init__(self, kind: str, name: str, causes: list[StatusCause]) -> None:
         self.causes = causes
         found = ", ".join(str(cause) for cause in causes)
         super().__init__(f'{kind}.{GROUP} "{name}" is invalid: {found if len(causes) == 1 else f"[{found}]"}')
 
 
-def cause(field: str, reason: str, value: str = "", detail: str = "") -> Cause:
-    """A cause with the API server's wording: `Invalid value: VALUE: DETAIL`."""
-    return Cause(field, ": ".join(part for part in (_WORDS[reason], value, detail) if part), reason)
+def status_cause(field: str, reason: str, value: str = "", detail: str = "") -> StatusCause:
+    """Make a cause with the API server's wording: `Invalid value: VALUE: DETAIL`."""
+    return StatusCause(field, ": ".join(part for part in (_WORDS[reason], value, detail) if part), reason)
 
 
-def of_object(found: Mapping[str, Any]) -> str:
-    """The name that a message shows."""
+def object_name(found: Mapping[str, Any]) -> str:
+    """Return the name for a message."""
     metadata = found.get("metadata") or {}
     return str(metadata.get("name") or metadata.get("generateName") or "")

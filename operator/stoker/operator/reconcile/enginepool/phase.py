@@ -14,7 +14,7 @@ from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolVie
 
 @dataclass(frozen=True)
 class PoolState:
-    """Phase, health and the line that says why the pool does not serve in full."""
+    """Health, phase, and the line with the reason why the pool does not serve in full."""
 
     health: Health
     phase: PoolPhase

@@ -79,7 +79,7 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
     body = view.report(pod)
     if body is None:
         body = _remembered_report(known)
-    asked = known.drain_requested_at if known else None
+    requested_at = known.drain_requested_at if known else None
     return EngineStatus(
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
@@ -89,7 +89,7 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
         message=shortened(str(body.get("message") or "")) or None,
-        drain_requested_at=(asked or view.time) if draining(pod) else None,
+        drain_requested_at=(requested_at or view.time) if draining(pod) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What an EnginePool's reconcile observes, sorted once: its pods, their reports, the routers in front of them."""
+"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an InferenceDeployment's reconcile observes, sorted once: pools, engines, routers, reports, Checkpoints."""
+"""The observation of an InferenceDeployment, sorted once: pools, engines, routers, reports, Checkpoints."""
 
 from __future__ import annotations
 

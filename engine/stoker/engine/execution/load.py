@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.distributed import ProcessGroup
 
+from stoker.engine.execution.kernel_cache import bound_kernel_caches
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
@@ -17,10 +17,6 @@ from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.memory import keep_freed_memory
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights
-
-KERNEL_CACHE_ENTRIES = 128
-"""Compiled CPU kernels that oneDNN keeps, one per shape of a product: enough for the sizes of decode steps. Its own default
-of 1,024 took some hundred MB, most of them for lengths of prompts that never came again."""
 
 Progress = Callable[[str], None]
 """Called with what is being done, in words for people."""
@@ -37,7 +33,7 @@ def load_runner(
     """One rank's weights and cache, on this rank's device. Sets the process's intra-op threads."""
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNEL_CACHE_ENTRIES))  # read at the first product
+    bound_kernel_caches()
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")

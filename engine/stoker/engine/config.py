@@ -1,4 +1,5 @@
-"""The engine's configuration, rendered by the operator from an EnginePool revision or by `stoker serve` from its flags."""
+"""The engine's configuration, rendered by the operator from an EnginePool revision or by `stoker serve` from its
+flags."""
 
 from __future__ import annotations
 

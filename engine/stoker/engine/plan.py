@@ -19,8 +19,8 @@ CPU_CACHE_LIMIT_BYTES = 4 * 2**30
 """Largest default cache on a CPU, whose memory other programs share; `cache.memory_bytes` may be larger."""
 
 BLOCK_SIZES = {"cuda": 64, "cpu": 16}
-"""Default tokens per block. Attention over larger blocks is faster on a GPU (figures in docs/serving.md); smaller blocks
-share more of a prefix."""
+"""Default tokens per block. Attention over larger blocks is faster on a GPU (figures in docs/serving.md); smaller
+blocks share more of a prefix."""
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
@@ -127,7 +127,8 @@ def choose_threads(config: EngineConfig) -> int:
 
 
 def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:
-    """Longest prompt plus output: as configured, else the least of the model's limit and the cache's `capacity` in tokens."""
+    """Longest prompt plus output: as configured, else the least of the model's limit and the cache's `capacity` in
+    tokens."""
     wanted = config.scheduler.max_model_len
     if wanted is None:
         return min(model.max_position_embeddings, capacity)

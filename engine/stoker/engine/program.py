@@ -1,4 +1,5 @@
-"""The engine as a program: it starts a core process, serves HTTP with a front, and ends both: drained, failed or killed.
+"""The engine as a program: it starts a core process, serves HTTP with a front, and ends both: drained, failed or
+killed.
 
 The front runs in this process, the core's parent. It never imports torch, so `/status` answers while the core loads.
 """

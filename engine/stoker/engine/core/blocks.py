@@ -1,9 +1,9 @@
 """The pool of cache blocks: owners, sharing, and the prefix cache. Pure bookkeeping, no torch.
 
 Each block is in exactly one place: free (no content), cached (without an owner, but its content can be found again; the
-oldest is taken first) or owned (in the tables of one or more owners, reference-counted). A full block's content is known by
-(content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes whose hashes
-collide are still told apart, and so are their continuations.
+oldest is taken first) or owned (in the tables of one or more owners, reference-counted). A full block's content is
+known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
+whose hashes collide are still told apart, and so are their continuations.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class BlockAudit:
     leaked: tuple[int, ...] = ()
     """Blocks in no list and no table, or with more references than tables. They can be given back (`repair`)."""
     faults: tuple[str, ...] = ()
-    """Findings after which two sequences may write one block, or a prefix may lead to a wrong one. Answers may be wrong."""
+    """Findings after which two sequences may write one block, or a prefix may lead to a wrong one. Answers may be
+    wrong."""
 
 
 _ContentKey = tuple[int, tuple[int, ...]]

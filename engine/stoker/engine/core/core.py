@@ -67,7 +67,8 @@ HELLO_MS = 3000
 PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
 """Causes whose message is enough. The program that started the core prints it, so no stack is logged."""
 IDLE_MS = 50
-"""Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost parent."""
+"""Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost
+parent."""
 
 SHOWN = 8
 """Most findings of an audit that one message lists."""

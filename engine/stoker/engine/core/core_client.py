@@ -144,7 +144,8 @@ class CoreClient:
         self.send(Stop())
 
     def send(self, message: Message) -> None:
-        """Queue one message without waiting (the queue is unbounded), so that a cancelled request can still send its abort."""
+        """Queue one message without waiting (the queue is unbounded), so that a cancelled request can still send its
+        abort."""
         if self._socket is not None and not self._socket.closed:
             self._socket.send(pack(message))
 

@@ -1,8 +1,9 @@
 """A front's watch on its core: is it stalled, is it dead? Pure: messages and the time are passed in.
 
-The core announces its longest silence with each heartbeat. After a longer one the engine is stalled: not ready, until the
-next message. After a multiple of it the engine is dead: not alive, and the kubelet restarts it. Only time in which the
-front itself ran counts as silence, so a suspended machine or a front without processor time accuses no healthy core.
+The core announces its longest silence with each heartbeat. After a longer one the engine is stalled: not ready, until
+the next message. After a multiple of it the engine is dead: not alive, and the kubelet restarts it. Only time in which
+the front itself ran counts as silence, so a suspended machine or a front without processor time accuses no healthy
+core.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), Sampling
 def kernel_warmup(
     config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
 ) -> Iterator[None]:
-    """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong there."""
+    """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong
+    there."""
     with ThreadPoolExecutor(1, thread_name_prefix="kernel-warmup") as pool:
         compiled = pool.submit(compile_kernels, config, ops, dtype, device, block_size, attention)
         yield

@@ -23,7 +23,8 @@ class Startup:
         self._began_s = clock()
 
     def enter(self, part: str) -> None:
-        """Begin a part, which ends the one before. The same name again changes nothing; an empty name ends the last part."""
+        """Begin a part, which ends the one before. The same name again changes nothing; an empty name ends the last
+        part."""
         if part == self._part:
             return
         now_s = self.clock()

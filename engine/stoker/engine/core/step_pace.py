@@ -1,4 +1,5 @@
-"""Durations of recent steps, and the longest silence of the core that follows from them. Pure; owned by the core's loop.
+"""Durations of recent steps, and the longest silence of the core that follows from them. Pure; owned by the core's
+loop.
 
 The core announces that silence with each heartbeat, and fronts compare (`core_watch`).
 """

@@ -1,4 +1,4 @@
-"""One rank's part of the model, ready to run steps: weights, cache, kernels, graphs."""
+"""Load one rank: weights, cache, kernels, graphs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights
 
 Progress = Callable[[str], None]
-"""Called with what is being done, in words for people."""
+"""Called with the present part of the loading, in words for people."""
 BesideWeights = Callable[[ModelConfig, Ops, torch.device], AbstractContextManager[None]]
-"""Opens the block in which the weights are read; whatever it starts there has ended when the block is left."""
+"""Returns the context in which the weights are read. Work that it starts has ended when the context is left."""
 
 
 def load_runner(
@@ -30,7 +30,7 @@ def load_runner(
     progress: Progress = lambda _: None,
     beside_weights: BesideWeights = lambda *_: nullcontext(),
 ) -> Runner:
-    """One rank's weights and cache, on this rank's device. Sets the process's intra-op threads."""
+    """Load one rank's weights and cache onto its device. Sets the process's intra-op threads."""
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
     bound_kernel_caches()

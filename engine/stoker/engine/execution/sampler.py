@@ -1,7 +1,8 @@
 """The next token of each row of logits, batched in tensors: no loop over tokens, no synchronisation with the device.
 
 Random numbers come from (seed, choice, position) alone, so a row draws the same in any batch, in any seat, after any
-preemption. Shape legend: B rows to sample, V vocabulary, P rows with penalties, L longest sequence among them, C candidates.
+preemption. Shape legend: B rows to sample, V vocabulary, P rows with penalties, L longest sequence among them, C
+candidates.
 """
 
 from __future__ import annotations
@@ -224,7 +225,8 @@ def _count(tokens_PL: Tensor, seen_PL: Tensor, like_PV: Tensor) -> Tensor:
 
 
 def _draw(logits_BV: Tensor, greedy_B: Tensor, rows: Rows) -> Tensor:
-    """Inverse of the cumulative distribution, in the order of the vocabulary; rows of temperature 0 keep their greedy token."""
+    """Inverse of the cumulative distribution, in the order of the vocabulary; rows of temperature 0 keep their greedy
+    token."""
     temperature_B1 = rows.column("temperature")
     is_greedy_B1 = temperature_B1 == 0
     logits_BV = logits_BV / torch.where(is_greedy_B1, 1.0, temperature_B1)
@@ -293,7 +295,8 @@ def _nucleus(
 
 
 def uniform(seed_B: Tensor, choice_B: Tensor, position_B: Tensor) -> Tensor:
-    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser, chained)."""
+    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser,
+    chained)."""
     state_B = _mix(seed_B + _GOLDEN)
     state_B = _mix(state_B ^ _mix(choice_B + _signed(2 * _GOLDEN)))
     state_B = _mix(state_B ^ _mix(position_B + _signed(3 * _GOLDEN)))

@@ -1,7 +1,8 @@
-"""Numbers on their way between host and device: one copy per batch of arrays, nothing waits, no buffer is shared between steps.
+"""Numbers on their way between host and device: one copy per batch of arrays, nothing waits, no buffer is shared
+between steps.
 
-Pinned memory comes fresh from torch's pool for every copy: the pool takes it back only when the device has read it, so the
-next step may be written while the last one's copy is still under way.
+Pinned memory comes fresh from torch's pool for every copy: the pool takes it back only when the device has read it, so
+the next step may be written while the last one's copy is still under way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Kernels around a step on a GPU: its inputs from the seats' rows, and what it sampled packed for the host.
 
-Triton is imported with this module: only a runner with fused kernels does. T rows of the step (padded): first D for sequences
-that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of a block table.
+Triton is imported with this module: only a runner with fused kernels does. T rows of the step (padded): first D for
+sequences that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of a block
+table.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ def fill_pass(
 ) -> None:
     """Fill a pass's buffers, all int32, from the seats' rows.
 
-    A decode's block is entered in its seat's table here; those of prompts are there already. A sequence that the stop test
-    found ended computes nothing: no slot, no keys.
+    A decode's block is entered in its seat's table here; those of prompts are there already. A sequence that the stop
+    test found ended computes nothing: no slot, no keys.
     """
     num_decodes, num_prompts = len(inputs.blocks), len(inputs.prompt_seats)
     tiles = triton.cdiv(len(tokens_T), TILE) if num_prompts else 0
@@ -233,8 +234,8 @@ def finish_rows(
 ) -> None:
     """The stop test of sampled tokens, and tokens and validity packed as int32 [2, B].
 
-    `stops_SE`: each seat's stop tokens, filled up with -1 (E a power of two). `ended_S[seat]` becomes the position of the
-    first one sampled; computing the same position again changes its answer.
+    `stops_SE`: each seat's stop tokens, filled up with -1 (E a power of two). `ended_S[seat]` becomes the position of
+    the first one sampled; computing the same position again changes its answer.
     """
     finish_rows_kernel[(len(seats_B),)](
         seats_B,

@@ -28,7 +28,7 @@ from stoker.model.paged_attend import KVCache
 
 SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
 PROMPT_LENGTHS = (1, 5, 48, 300)
-"""One row, few rows, whole tiles, and a pass of many rows."""
+"""Lengths that give one row, few rows, whole tiles, and a pass of many rows."""
 NUM_REQUESTS = 12
 SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
 
@@ -83,7 +83,7 @@ def compile_kernels(
 
 
 def run_step(engine: LLMEngine) -> None:
-    """One step. Raises where a request failed in it."""
+    """Compute one step. Raises RuntimeError where a request failed in it."""
     for _, delta in engine.step():
         if delta.error is not None:
             raise RuntimeError(f"the kernel warm-up failed: {delta.error}")

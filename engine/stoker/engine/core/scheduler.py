@@ -103,8 +103,8 @@ class Scheduler:
         if num_prompt + max_tokens > capacity:
             raise RequestRefused(
                 "too_long",
-                f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity} tokens"
-                f" ({self.blocks.num_blocks} blocks of {self.blocks.block_size})",
+                f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity}"
+                f" tokens ({self.blocks.num_blocks} blocks of {self.blocks.block_size})",
                 "prompt",
             )
         if num_choices > self.num_seats:

@@ -99,7 +99,8 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """The output is what follows `say:` in the prompt (choice `c` > 0: with its number before), then EOS.
 
-    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
+    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
+    `slow` (one token every 20 ms), `hang`.
     """
 
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
@@ -174,7 +175,8 @@ class FakeCore:
 
     def stats(self) -> Stats:
         return Stats(
-            time_s=time.monotonic(), steps=5, progressed_s=time.monotonic(), running=len(self.running), waiting=2, total_blocks=64,
+            time_s=time.monotonic(), steps=5, progressed_s=time.monotonic(), running=len(self.running), waiting=2,
+            total_blocks=64,
             free_blocks=40, cached_blocks=8, owned_blocks=16, prompt_tokens=100, generation_tokens=50, preemptions=3,
             prefix_queries=90, prefix_hits=30, finished={"stop": 4, "length": 1, "abort": 0, "error": 0}, refused={},
             step_tokens=(2, 2, 0, 0, 0, 1, *(0,) * 8), step_tokens_sum=150, block_audits=3, leaked_blocks=0,

@@ -29,7 +29,7 @@ def test_steps_by_size_the_longest_choice_and_the_cache_s_audit_are_metrics(tmp_
                 f"vllm:iteration_tokens_total_count{{{LABELS}}} 5.0",
                 f"vllm:iteration_tokens_total_sum{{{LABELS}}} 150.0",
                 f"vllm:request_max_num_generation_tokens_count{{{LABELS}}} 2.0",
-                f"vllm:request_max_num_generation_tokens_sum{{{LABELS}}} 14.0",  # 1abc and its end, then abcdefgh and its end
+                f"vllm:request_max_num_generation_tokens_sum{{{LABELS}}} 14.0",  # 1abc, abcdefgh and their ends
                 f"stoker:kv_blocks_free{{{LABELS}}} 40.0",
                 f"stoker:kv_blocks_cached{{{LABELS}}} 8.0",
                 f"stoker:kv_blocks_owned{{{LABELS}}} 16.0",

@@ -285,7 +285,9 @@ def test_a_prompt_that_is_not_finite_poisons_nobody_who_gets_its_blocks_later(
     assert drive(engine)[-1].finish_reason == "error"
     assert engine.stats().cached_blocks == 0
     for number in range(4):  # enough to use every block
-        engine.add_request("good", [100 + number, *range(100, 116)], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))  # fmt: skip
+        engine.add_request(
+            "good", [100 + number, *range(100, 116)], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        )
         assert drive(engine)[-1].finish_reason == "length"
 
 

@@ -27,7 +27,8 @@ def next_token(tokens: list[int], seed: int, choice: int) -> int:
 
 
 class Machine:
-    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is seen."""
+    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is
+    seen."""
 
     def __init__(self, faults: Iterator[str]) -> None:
         self.faults = faults

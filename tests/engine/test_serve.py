@@ -31,9 +31,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("text")
-    assert refused(capsys, tmp_path / "gone") == f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"  # fmt: skip
+    assert refused(capsys, tmp_path / "gone") == (
+        f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"
+    )
     assert refused(capsys, tmp_path / "notes.txt") == f"stoker serve: {tmp_path}/notes.txt is not a GGUF file"
-    assert refused(capsys, tmp_path).endswith("neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)")  # fmt: skip
+    assert refused(capsys, tmp_path).endswith(
+        "neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)"
+    )
 
 
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""A real engine whose core process is stopped: no longer ready, then not alive, and back where it was when it goes on."""
+"""A real engine whose core process is stopped: no longer ready, then not alive, and back where it was when it goes
+on."""
 
 from __future__ import annotations
 

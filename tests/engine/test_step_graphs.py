@@ -1,4 +1,5 @@
-"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read nothing but their buffers."""
+"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read nothing but their
+buffers."""
 
 from __future__ import annotations
 
@@ -191,7 +192,8 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
 
 
 class Failing(Poisoned):
-    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is old."""
+    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is
+    old."""
 
     def __init__(self, captures: set[int], replays: set[int]) -> None:
         super().__init__()
@@ -251,6 +253,7 @@ def check_no_memory() -> None:
 
 
 def test_steps_as_graphs_when_interpreted() -> None:
-    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that fail; no memory for a second graph."""
+    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that
+    fail; no memory for a second graph."""
     mixes = [(check_mixes, (False, 2)), (check_mixes, (True, 0))]
     interpreted.run([*mixes, (check_no_memory, ()), (check_failing_steps, ())])

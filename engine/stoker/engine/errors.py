@@ -1,4 +1,4 @@
-"""What can go wrong in the engine.
+"""The engine's errors.
 
 EngineError(ValueError)
   RequestRefused        a request cannot be taken; `.kind` says why, `.field` which parameter

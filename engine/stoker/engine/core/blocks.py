@@ -1,9 +1,9 @@
-"""The pool of cache blocks: who owns which, what is shared, what is kept for prefixes to come. Pure bookkeeping, no torch.
+"""The pool of cache blocks: owners, sharing, and the prefix cache. Pure bookkeeping, no torch.
 
-Each block is in exactly one place: free (no content), cached (nobody's, but its content may be found again; taken oldest
-first) or owned (in the tables of one or more owners, reference-counted). A full block's content is known by
-(content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes whose hashes
-collide are still told apart, and so are their continuations.
+Each block is in exactly one place: free (no content), cached (without an owner, but its content can be found again; the
+oldest is taken first) or owned (in the tables of one or more owners, reference-counted). A full block's content is
+known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
+whose hashes collide are still told apart, and so are their continuations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 _ROOT = 0
-"""Content before the first block."""
+"""Number of the content before the first block."""
 
 
 class Copy(NamedTuple):
@@ -27,7 +27,7 @@ class Copy(NamedTuple):
 
 class _Content(NamedTuple):
     number: int
-    """Names this content for ever; a block that returns with the same tokens after an eviction gets a new number."""
+    """Identifies this content for ever. A block with the same tokens after an eviction gets a new number."""
     block: int
 
 
@@ -40,9 +40,10 @@ class BlockAudit:
     owned: int
     total: int
     leaked: tuple[int, ...] = ()
-    """In no list and no table, or with more references than tables: nobody would ever give them back. Can be repaired."""
+    """Blocks in no list and no table, or with more references than tables. They can be given back (`repair`)."""
     faults: tuple[str, ...] = ()
-    """Two sequences may share a block without knowing it, or a prefix may lead to a wrong one. Answers may be wrong."""
+    """Findings after which two sequences may write one block, or a prefix may lead to a wrong one. Answers may be
+    wrong."""
 
 
 _ContentKey = tuple[int, tuple[int, ...]]
@@ -56,7 +57,7 @@ class _Table:
 
 
 class BlockManager:
-    """Block tables of all owners. Every operation costs O(blocks it touches); one block is taken or given back in O(1)."""
+    """Block tables of all owners. An operation costs O(blocks it touches); one block is taken or given back in O(1)."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -81,7 +82,7 @@ class BlockManager:
 
     @property
     def num_owned(self) -> int:
-        """Counted where blocks change hands, not derived from the other counts."""
+        """Blocks with owners, counted where blocks change hands and not derived from the other counts."""
         return self._num_owned
 
     @property
@@ -102,7 +103,7 @@ class BlockManager:
         """Give a new owner blocks for all of `tokens`, the longest known prefix from the cache.
 
         Returns how many leading tokens are already computed: whole blocks, and never the last token, whose logits are
-        wanted. None, and nothing changed, if it would leave fewer than `keep_free` blocks available.
+        needed. None, with nothing changed, if it would leave fewer than `keep_free` blocks available.
         """
         assert owner not in self._tables, "an owner is admitted once"
         found = self._find(tokens) if self.prefix_cache and read_cache else []
@@ -117,7 +118,7 @@ class BlockManager:
         return len(found) * self.block_size
 
     def grow(self, owner: Hashable, num_tokens: int) -> bool:
-        """Extend the owner's table to hold `num_tokens`; False, and nothing changed, if there are too few blocks."""
+        """Extend the owner's table to hold `num_tokens`. False, with nothing changed, if there are too few blocks."""
         blocks = self._tables[owner].blocks
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing > self.num_available:
@@ -126,7 +127,7 @@ class BlockManager:
         return True
 
     def is_shared(self, owner: Hashable, position: int) -> bool:
-        """Whether writing at this token position would be seen by another owner."""
+        """Whether another owner would see a write at this token position."""
         blocks = self._tables[owner].blocks
         index = position // self.block_size
         return index < len(blocks) and self._references[blocks[index]] > 1
@@ -142,7 +143,7 @@ class BlockManager:
         return Copy(source, target)
 
     def fork(self, owner: Hashable, child: Hashable) -> None:
-        """Give `child` the same blocks; whoever writes first into a shared one must copy it."""
+        """Give `child` the same blocks. An owner must copy a shared block before it writes (`make_writable`)."""
         assert child not in self._tables, "an owner is admitted once"
         table = self._tables[owner]
         for block in table.blocks:
@@ -164,9 +165,9 @@ class BlockManager:
             table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
 
     def release(self, owner: Hashable, *, forget: bool = False) -> list[int]:
-        """Take the owner's blocks back; returns those that are free now. The end of a prefix is the first to be evicted.
+        """Take the owner's blocks back and return those that are free now. The end of a prefix is evicted first.
 
-        `forget`: what they hold is worth nothing, so those that nobody else owns are free, not cached.
+        `forget`: their content is worthless, so blocks without another owner become free, not cached.
         """
         freed: list[int] = []
         for block in reversed(self._tables.pop(owner).blocks):
@@ -192,7 +193,7 @@ class BlockManager:
         )
 
     def _adds_up(self, counts: Counter[int]) -> bool:
-        """Each block is free, cached or owned, exactly once, and references equal the tables."""
+        """Whether each block is free, cached or owned, exactly once, and references equal the tables."""
         num_listed = len(self._free) + len(self._cached) + len(counts)
         return (
             num_listed == self.num_blocks == len({*self._free, *self._cached, *counts})
@@ -202,7 +203,7 @@ class BlockManager:
         )
 
     def _findings(self, counts: Counter[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Block by block: which are leaked, and what cannot be repaired."""
+        """Leaked blocks, and faults that cannot be repaired, block by block."""
         listed = Counter(chain(self._free, self._cached))
         leaked, faults = [], []
         for block, references in enumerate(self._references):
@@ -220,7 +221,7 @@ class BlockManager:
         return tuple(leaked), tuple(faults)
 
     def repair(self, audit: BlockAudit) -> list[int]:
-        """Give leaked blocks back; returns those that are free now, whose content means nothing."""
+        """Give leaked blocks back and return those that are free now; their content is meaningless."""
         counts = Counter(block for table in self._tables.values() for block in table.blocks)
         lost = [block for block in audit.leaked if not counts[block] and block not in self._cached]
         for block in audit.leaked:
@@ -257,7 +258,7 @@ class BlockManager:
     def _register(self, block: int, key: _ContentKey) -> int:
         known = self._index.get(key)
         if known is not None:
-            return known.number  # the same tokens computed twice at once: this copy stays private
+            return known.number  # two sequences computed the same tokens: this copy stays private
         assert block not in self._key_of, "a registered block is never written again"
         content = _Content(self._next_content, block)
         self._next_content += 1
@@ -282,6 +283,6 @@ class BlockManager:
         return block
 
     def _forget(self, block: int) -> None:
-        """Its content cannot be found any more; harmless for a block that could not be found."""
+        """Remove the block from the prefix index, if it is in it."""
         if block in self._key_of:
             del self._index[self._key_of.pop(block)]

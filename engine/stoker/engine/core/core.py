@@ -1,6 +1,6 @@
-"""The core process: one loop that hears the fronts, steps the engine and sends what is new. See `messages` for the wire.
+"""The core process: one loop that reads messages of fronts, steps the engine and sends deltas. `messages` is the wire.
 
-Loading happens in a thread, so that a front always hears where the core stands; everything else is this one thread's.
+The model is loaded in a thread, so that fronts get progress meanwhile. Everything else belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from stoker.pod.config_file import ConfigError
 log = logging.getLogger("stoker.engine")
 
 HEARTBEAT_S = 1.0
-"""Between two heartbeats, each with stats."""
+"""Interval of heartbeats and stats."""
 FRONT_SILENT_S = 30.0
 AWAY_S = 5.0
-"""A loop that did not listen for so long blames no front for its silence."""
+"""After a pause of the loop this long, the pause does not count as silence of the fronts."""
 AUDIT_IDLE_S, AUDIT_BUSY_S = 10.0, 60.0
-"""Between two audits of the cache, while nothing runs and while requests run."""
+"""Interval of cache audits while nothing runs, and while requests run."""
 AUDIT_SHARE = 0.005
-"""Most of the loop's time that audits may take: a large cache is counted more seldom."""
+"""Largest share of the loop's time for audits; a large cache is audited less often."""
 HELLO_MS = 3000
-"""How long a failed core waits for a first front to tell it why."""
+"""Longest wait of a failed core for a first front, to send it the cause."""
 LOADING_CAUSES = (
     CauseRule(RuntimeError, Cause.OUT_OF_MEMORY, mentions("can't allocate memory")),  # torch, on the CPU
     CauseRule(ConfigError, Cause.CONFIG_INVALID),
@@ -74,12 +74,13 @@ LOADING_CAUSES = (
     CauseRule(ValueError, Cause.MODEL_ERROR),
     CauseRule(OSError, Cause.MODEL_ERROR),
 )
-"""Why a model could not be loaded; any other error is Internal."""
+"""Causes of a model that could not be loaded; any other error is Internal."""
 IDLE_MS = 50
-"""Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
+"""Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost
+parent."""
 
 SHOWN = 8
-"""Findings of an audit that a message lists."""
+"""Most findings of an audit that one message lists."""
 QUIET = QuietLimits()
 
 Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
@@ -88,10 +89,11 @@ Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EngineP
 def run_core(
     config: EngineConfig, address: str, work_dir: str, parent: int | None = None, quiet: QuietLimits = QUIET
 ) -> None:
-    """A process's whole life: serve until `Stop`, a failure or the parent's death. Exits with the code of the cause.
+    """Serve until `Stop`, a failure or the parent's death, then exit with the code of the cause.
 
     `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read;
-    `parent`: who started it, known by then only to itself: it may have died while this process was still importing torch.
+    `parent`: pid of the process that started this one. It is passed in, because the parent may die while torch is being
+    imported, and `getppid()` would then name another process.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
@@ -123,27 +125,27 @@ class Core:
         self.state = CoreState("Loading", "starting")
         self.engine: LLMEngine | None = None
         self.cause: Cause | None = None
-        """Set when the loop must end."""
+        """The cause of the end; once set, the loop ends."""
         self._progress = self.state.message
         self._seen_s: dict[str, float] = {}
-        """Fronts (the hex of their socket identity), and when they were last heard."""
+        """Time of the last message by front, the hex of its socket identity."""
         self._drain_until_s: float | None = None
         self._beat_s = self._listened_s = self._audit_due_s = clock()
         self._captures = False
-        """Idle time can still make something ready."""
+        """Graphs are left to capture in idle time."""
         self.pace = StepPace(quiet)
         self._promised_s = quiet.first_s
-        """The longest silence that fronts expect, by the last heartbeat."""
+        """The longest silence that the last heartbeat announced."""
         self._step_tokens = [0, 0]
         """Tokens of the last two steps: with overlap, `engine.step` waits for the first of them."""
 
     def serve(self) -> Cause:
-        """Until it must end; says why."""
+        """Run the loop to its end and return the cause."""
         context = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(
             zmq.SNDHWM, 0
-        )  # a full queue would lose deltas; a front that is stuck falls silent and goes
+        )  # a full queue would lose deltas; a stuck front falls silent and is forgotten
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(self.address)
@@ -152,7 +154,7 @@ class Core:
         try:
             while self.cause is None:
                 self._turn(loading)
-            self._tell_late_front()
+            self._inform_late_front()
             return self.cause
         finally:
             self._close(loader)
@@ -160,7 +162,7 @@ class Core:
             context.term()
 
     def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
-        """Once around the loop."""
+        """One turn of the loop: read messages, then load, step or capture, then regular duties."""
         self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
         if self.engine is None:
             self._follow_loading(loading)
@@ -179,8 +181,8 @@ class Core:
             self._send_deltas(self.engine.end_everything("abort"))
             self.engine.executor.close()
 
-    def _tell_late_front(self) -> None:
-        """A failure may be quicker than the front's hello; the front must still hear the reason."""
+    def _inform_late_front(self) -> None:
+        """Send the cause to a front that connects only after the failure."""
         if self.state.phase == "Failed" and not self._seen_s and self._socket.poll(HELLO_MS):
             identity, _ = self._socket.recv_multipart()
             self._send(identity.hex(), self.state)
@@ -225,7 +227,7 @@ class Core:
         )
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
-        """Nothing can be served any more: every client hears it, then the loop ends."""
+        """End every request with an error and the loop with `cause`."""
         defect = not is_explained(cause)
         log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
@@ -245,9 +247,7 @@ class Core:
         try:
             deltas = engine.step()
             if not engine.has_unfinished:
-                self._broadcast(
-                    engine.stats()
-                )  # before the last answers, so that whoever reads both sees an idle engine
+                self._broadcast(engine.stats())  # before the last answers, so that a reader of both sees an idle engine
             self._send_deltas(deltas)
             self.pace.record(max(self._step_tokens), self.clock() - began_s)
         except ExecutorLost as error:
@@ -265,7 +265,7 @@ class Core:
             self._change("Drained", "")
 
     def _before_step(self, num_tokens: int) -> None:
-        """A step that may take longer than fronts expect is announced."""
+        """Announce a step that may take longer than fronts expect."""
         self._step_tokens = [self._step_tokens[1], num_tokens]
         self._promise(self.pace.quiet_s(max(self._step_tokens)))
 
@@ -278,7 +278,7 @@ class Core:
         self._broadcast(Heartbeat(quiet_s, self.pace.usual_step_s))
 
     def _audit_when_due(self) -> None:
-        """Count the cache's blocks now and then, between two steps; rather while nothing runs."""
+        """Audit the cache between two steps: repair leaks, end the core on faults."""
         now_s = self.clock()
         if self.engine is None or self.cause is not None:
             return
@@ -295,7 +295,7 @@ class Core:
             self._fail(Cause.INTERNAL, BlockAuditFailed(f"cache audit: {'; '.join(audit.faults[:SHOWN])}{more}"))
 
     def _tick(self) -> None:
-        """Once a second: a heartbeat, stats, fronts that fell silent, a parent that is gone."""
+        """Do once a second: send heartbeat and stats, forget silent fronts, check the parent."""
         now_s = self.clock()
         if now_s - self._beat_s < HEARTBEAT_S:
             return
@@ -315,16 +315,16 @@ class Core:
         del self._seen_s[front]
         for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
             if owner == front:
-                self._send_deltas(self._abort(front, request_id))  # it may only have slept
+                self._send_deltas(self._abort(front, request_id))  # its process may only have been suspended
 
     def _abort(self, front: str, request_id: str) -> list[Addressed]:
-        """The last deltas, for whoever still wants them."""
+        """Abort a request and return its last deltas."""
         return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
 
     # The wire.
 
     def _listen(self, *, wait: bool) -> None:
-        """Handle every message that is there; while nothing runs, wait a moment for one."""
+        """Handle every waiting message; with `wait`, wait a moment for the first."""
         self._excuse_fronts()
         if wait and not self._socket.poll(IDLE_MS):
             return
@@ -335,16 +335,16 @@ class Core:
                 return
             front = identity.hex()
             self._seen_s[front] = self.clock()
-            self._hear(front, frame)
+            self._read(front, frame)
 
     def _excuse_fronts(self) -> None:
-        """A long step or a process that was stopped is no silence of the fronts: their pings wait to be read."""
+        """After a long step or a stop of this process, excuse the fronts: their pings wait to be read."""
         now_s = self.clock()
         away_s, self._listened_s = now_s - self._listened_s, now_s
         if away_s > AWAY_S:
             self._seen_s = {front: seen_s + away_s for front, seen_s in self._seen_s.items()}
 
-    def _hear(self, front: str, frame: bytes) -> None:
+    def _read(self, front: str, frame: bytes) -> None:
         try:
             message = unpack(frame)
         except ProtocolError as error:
@@ -406,7 +406,7 @@ class Core:
         until_s = self.clock() + deadline_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(self._drain_until_s, until_s)
         if self.state.phase in ("Loading", "Warming"):
-            self.cause = Cause.COMPLETED  # nothing was promised to anybody yet
+            self.cause = Cause.COMPLETED  # no request has been accepted yet
         elif self.state.phase == "Serving":
             self._change("Draining", "no new requests")
 

@@ -1,9 +1,9 @@
-"""Whether the core still makes progress, as its front sees it. Pure: it is given news, the time and the core's counters.
+"""A front's watch on its core: is it stalled, is it dead? Pure: messages and the time are passed in.
 
-The core promises with each heartbeat how long it will be silent at most. Beyond that the engine is stalled: it is not
-ready, and comes back with the next message. After a multiple of it the engine is not alive, and the kubelet restarts it.
-Only time in which the front itself ran counts as silence, so a machine that was suspended or a front that got no
-processor for a while finds no fault with its core.
+The core announces its longest silence with each heartbeat. After a longer one the engine is stalled: not ready, until
+the next message. After a multiple of it the engine is dead: not alive, and the kubelet restarts it. Only time in which
+the front itself ran counts as silence, so a suspended machine or a front without processor time accuses no healthy
+core.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ LISTEN_S = 0.25
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """What a front grants its core beyond the core's own promises."""
+    """A front's own limits, beside those that the core announces."""
 
     start_s: float = 120.0
-    """Until its first message: the process imports torch."""
+    """Longest wait for the first message; the process imports torch."""
     dead_factor: float = 5.0
-    """Times the promised silence, until the process should be restarted."""
+    """Multiple of the limits after which the process should be restarted."""
     dead_floor_s: float = 60.0
     no_step_s: float = 120.0
-    """The core answers and has work, but no step ends."""
+    """Longest time without the end of a step, although the core answers and has work."""
 
 
 class CoreWatch:
-    """The silence of one core and the verdict on it."""
+    """The silence of one core, compared with its limits."""
 
     def __init__(self, limits: WatchLimits) -> None:
         self.limits = limits
         self.silence_s = 0.0
         self.quiet_s = limits.start_s
-        """The longest healthy silence: the core's last promise."""
+        """The longest healthy silence, as the core announced it last."""
         self.usual_step_s: float | None = None
         self.no_step_s = 0.0
-        """Time in which the core had work and answered, and no step ended."""
+        """Time in which the core answered and had work, but ended no step."""
         self._listened_s: float | None = None
 
     def take(self, message: Message) -> None:
-        """Note a message of the core: it is alive now."""
+        """Note a message of the core; it ends the silence."""
         self.silence_s = 0.0
         if isinstance(message, Heartbeat):
             self.quiet_s, self.usual_step_s = message.quiet_s, message.usual_step_s
@@ -59,19 +59,19 @@ class CoreWatch:
 
     @property
     def stalled(self) -> bool:
-        """New requests should go elsewhere."""
+        """Whether new requests should go elsewhere."""
         return self.silence_s > self.quiet_s or self.no_step_s > max(self.limits.no_step_s, self.quiet_s)
 
     @property
     def dead(self) -> bool:
-        """It will not come back by itself."""
+        """Whether the process should be restarted."""
         factor, floor_s = self.limits.dead_factor, self.limits.dead_floor_s
         silence_limit_s = max(factor * self.quiet_s, floor_s)
         return self.silence_s > silence_limit_s or self.no_step_s > factor * max(self.limits.no_step_s, self.quiet_s)
 
     @property
     def reason(self) -> str | None:
-        """Why it is stalled, for people; None while it is not."""
+        """Why the core is stalled, for people; None while it is not."""
         if not self.stalled:
             return None
         usual = f"usual step {self.usual_step_s:.2g} s" if self.usual_step_s is not None else "no step yet"

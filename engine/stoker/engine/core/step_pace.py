@@ -1,7 +1,7 @@
-"""How long steps take here, and for how long the core may therefore be silent. Pure; the core's loop owns it.
+"""Durations of recent steps, and the longest silence of the core that follows from them. Pure; owned by the core's
+loop.
 
-The core promises its fronts a longest silence with each heartbeat. A front needs no figures of its own: it compares the
-silence with the last promise (`core_watch`).
+The core announces that silence with each heartbeat, and fronts compare (`core_watch`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from statistics import median
 
 RECENT_STEPS = 200
-"""Per class of size: what the promise is computed from."""
+"""Steps per class of size that the announced silence is computed from."""
 
 
 @dataclass(frozen=True)
 class QuietLimits:
-    """Bounds of the promised silence. The defaults suit a machine that has other work to do."""
+    """Bounds of the announced silence. The defaults suit a machine with other work to do."""
 
     floor_s: float = 10.0
-    """A healthy loop is heard every second; a process that gets no processor for a while is healthy, too."""
+    """Least silence. A healthy loop sends every second, but a busy machine may keep it from running for a while."""
     factor: float = 5.0
-    """Times the longest recent step of the same size. A failed step is computed again in halves, at most a few times."""
+    """Multiple of the longest recent step of the same size; a failed step is computed again in halves."""
     first_s: float = 120.0
-    """What has no precedent: loading, the first step of each size (kernels are compiled), capture of graphs."""
+    """For work without precedent: loading, the first step of each size (kernels are compiled), capture of graphs."""
 
 
 class StepPace:
@@ -35,14 +35,14 @@ class StepPace:
         self._all: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Note a step. One that took longer than it was promised counts as long as the promise: a process that was
-        stopped for minutes does not make the next promise one of hours."""
+        """Note a step. A longer one than announced counts as long as announced, so that one stop of the process for
+        minutes does not make the next limit one of hours."""
         seconds = min(seconds, self.quiet_s(num_tokens))
         self._by_class.setdefault(num_tokens.bit_length(), deque(maxlen=RECENT_STEPS)).append(seconds)
         self._all.append(seconds)
 
     def quiet_s(self, num_tokens: int) -> float:
-        """The longest silence to expect while a step of this size runs."""
+        """Longest healthy silence while a step of this size runs."""
         recent = self._by_class.get(num_tokens.bit_length())
         if not recent:
             return max(self.limits.first_s, self.limits.floor_s)

@@ -21,8 +21,8 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.pod_rank import find_pod_rank
-from stoker.trainer.errors import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import check_supported
 
 

@@ -24,9 +24,9 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, ORDERLY_ENDS, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import load
-from stoker.trainer.errors import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.channel import EndEvent, RankChannel, StopCommand
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.communicator import make_communicator

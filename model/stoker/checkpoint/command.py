@@ -22,7 +22,7 @@ from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
-from stoker.checkpoint.verify import Progress, verify
+from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
@@ -268,7 +268,7 @@ def _fail(message: str, cause: Cause) -> NoReturn:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress | None]:
+def _progress(what: str) -> Iterator[OnProgress | None]:
     """A line on a terminal, nothing in a log."""
     if not sys.stderr.isatty():
         yield None

@@ -25,7 +25,7 @@ from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
-from stoker.checkpoint.verify import Report, verify
+from stoker.checkpoint.verify import VerifyReport, verify
 from stoker.pod.exit_code import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage
 
@@ -154,7 +154,7 @@ def _verified(target: Target, task: str) -> Result:
     return result
 
 
-def _verdict(report: Report) -> Result:
+def _verdict(report: VerifyReport) -> Result:
     problems = [_shortened(problem) for problem in report.problems[:MAX_SHOWN_PROBLEMS]]
     if len(report.problems) > MAX_SHOWN_PROBLEMS:
         problems.append(f"and {len(report.problems) - MAX_SHOWN_PROBLEMS} more")

@@ -21,12 +21,12 @@ READERS = 3
 """Pieces that are read and hashed at once."""
 MAX_PROBLEMS = 100
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with bytes verified so far and bytes in all."""
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """What verification found. The facts are None when there is no manifest to take them from."""
 
     folder: str
@@ -60,10 +60,10 @@ def verify(
     folder: Path,
     digest: str | None = None,
     *,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     storage: Storage | None = None,
     share: tuple[int, int] = (0, 1),
-) -> Report:
+) -> VerifyReport:
     """Check everything that can be checked; never raises for a bad checkpoint, only for a failing disk (OSError).
 
     `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file is exactly its
@@ -75,12 +75,12 @@ def verify(
 
 
 def _verify(
-    folder: Path, digest: str | None, progress: Progress | None, storage: Storage, share: tuple[int, int]
-) -> Report:
+    folder: Path, digest: str | None, progress: OnProgress | None, storage: Storage, share: tuple[int, int]
+) -> VerifyReport:
     try:
         manifest = read_manifest(folder, storage, digest)
     except CheckpointError as error:
-        return Report(str(folder), False, (str(error),))
+        return VerifyReport(str(folder), False, (str(error),))
     problems = cover_problems(manifest)
     checked = 0
     for size, problem in _check_bytes(folder, manifest, storage, share):
@@ -92,12 +92,12 @@ def _verify(
     return _report(folder, manifest, problems, storage)
 
 
-def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Storage) -> Report:
+def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Storage) -> VerifyReport:
     listed = manifest.file_sizes().keys() | {MANIFEST_FILE}
     shown = problems[:MAX_PROBLEMS]
     if len(problems) > MAX_PROBLEMS:
         shown.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return Report(
+    return VerifyReport(
         folder=str(folder),
         ok=not problems,
         problems=tuple(shown),

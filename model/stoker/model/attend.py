@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import Rotation
 from stoker.model.kernels.sequences import pack_sequences
 from stoker.model.rotary import RotaryTable
 
@@ -84,5 +85,5 @@ class PackedAttend:
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
     ) -> Tensor:
         cos, sin = self.rotary.of(spec.rope, positions_T)
-        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
+        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, Rotation(cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps))
         return self.ops.packed_attention(q_TNH, k_TKH, v_TKH, self.sequences, spec.scale, spec.window, self.attention)

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import LayerAttention, RotaryRows
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
@@ -102,22 +103,10 @@ class PagedAttend:
     ) -> Tensor:
         assert self.sequences is not None, "prepare(batch) comes before the model's call"
         layer = spec.layer - self.cache.layers.start
-        if (
-            layer == 0
-        ):  # the positions' buffer may hold other numbers than in the pass before, and a captured pass must look them up itself
+        if layer == 0:  # the positions' buffer may hold other numbers now, and a captured pass looks them up itself
             self.rotary.forget()
         cos, sin = self.rotary.of(spec.rope, positions_T)
-        q_TNH = self.ops.rotate_and_write(
-            q_TNH,
-            k_TKH,
-            v_TKH,
-            cos,
-            sin,
-            spec.q_norm,
-            spec.k_norm,
-            spec.norm_eps,
-            self.cache.data,
-            layer,
-            self.sequences,
-        )
+        rotation = Rotation(cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
+        into = CacheLayer(self.cache.data, layer, self.sequences)
+        q_TNH = self.ops.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
         return self.ops.paged_attention(q_TNH, self.cache.data, layer, self.sequences, spec.scale, spec.window)

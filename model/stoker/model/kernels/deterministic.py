@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels import composed, reference
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
 
 ROW_TILE = 16
@@ -128,15 +129,8 @@ def swiglu(gate_up_TF: Tensor) -> Tensor:
     return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up_TF.dtype)
 
 
-def rotate(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps = rotation
     if q_norm_H is not None and k_norm_H is not None:
         q_TNH, k_TKH = rms_norm(q_TNH, q_norm_H, eps), rms_norm(k_TKH, k_norm_H, eps)
     return rotate_pairs(q_TNH, cos_T1H, sin_T1H), rotate_pairs(k_TKH, cos_T1H, sin_T1H)
@@ -253,21 +247,9 @@ def attend_row_tile(
     return out_KRH / total, (biggest + torch.log(total)).squeeze(-1)
 
 
-def rotate_and_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-    cache: Tensor,
-    layer: int,
-    sequences: PagedSequences,
-) -> Tensor:
-    q_TNH, k_TKH = rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
-    reference.write_cache(k_TKH, v_TKH, cache, layer, sequences)
+def rotate_and_write(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer) -> Tensor:
+    q_TNH, k_TKH = rotate(q_TNH, k_TKH, rotation)
+    reference.write_cache(k_TKH, v_TKH, into)
     return q_TNH
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
 
@@ -79,29 +79,9 @@ class Kernels(Protocol):
     def norm_linear_swiglu(
         self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
     ) -> tuple[Tensor, Tensor] | None: ...
-    def rotate(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]: ...
+    def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]: ...
     def rotate_and_write(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-        cache: Tensor,
-        layer: int,
-        sequences: PagedSequences | DeviceSequences,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
     ) -> Tensor: ...
     def packed_attention(
         self,
@@ -154,17 +134,30 @@ class Kernels(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True)
 class Ops:
-    """The operations with one set of kernels."""
+    """The operations with one set of kernels. Nothing changes after construction; equal where the choice is equal."""
 
-    kernels: KernelsName = "reference"
-    deterministic: bool = False
-    """A row's result does not depend on its batch, chunk or place: bitwise parity of trainer and engine (on the CPU with one intra-op thread)."""
-    impl: Kernels = field(init=False, repr=False, compare=False)
+    def __init__(self, kernels: KernelsName = "reference", deterministic: bool = False) -> None:
+        """Choose the kernels.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "impl", choose_kernels(self.kernels, self.deterministic))
+        `deterministic`: a row's result does not depend on its batch, chunk or place, so trainer and engine agree bitwise
+        (on the CPU with one intra-op thread).
+
+        Raises:
+            MissingKernel: there are no such kernels, or Triton is not installed.
+        """
+        self.kernels: KernelsName = kernels
+        self.deterministic = deterministic
+        self.impl = choose_kernels(kernels, deterministic)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ops) and self.impl is other.impl
+
+    def __hash__(self) -> int:
+        return hash((self.kernels, self.deterministic))
+
+    def __repr__(self) -> str:
+        return f"Ops({self.kernels!r}, deterministic={self.deterministic})"
 
     def attention(
         self, name: str, dtype: torch.dtype | None = None, program: Literal["packed", "paged"] = "packed"
@@ -183,7 +176,10 @@ class Ops:
         return name
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
-        """y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights."""
+        """Return y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights.
+
+        Fused kernels write the weight's gradient where `set_grad_destination` says.
+        """
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
         return self.impl.linear(x_TD, weight_ED, bias_E)
@@ -260,49 +256,30 @@ class Ops:
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
         return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
 
-    def rotate(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None = None,
-        k_norm_H: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Normalise q and k per head where weights are given, then rotate them by their positions' rows of the RotaryTable."""
-        if cos_T1H.shape != (q_TNH.shape[0], 1, q_TNH.shape[2]) or q_TNH.shape[::2] != k_TKH.shape[::2]:
+    def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Normalise q and k per head where the rotation has norms, then rotate them."""
+        cos_shape = rotation.cos.shape
+        if cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]) or q_TNH.shape[::2] != k_TKH.shape[::2]:
             raise ValueError(
-                f"rotate: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and cos {tuple(cos_T1H.shape)} do not fit"
+                f"rotate: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and cos {tuple(cos_shape)} do not fit"
             )
-        return self.impl.rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
+        return self.impl.rotate(q_TNH, k_TKH, rotation)
 
     def rotate_and_write(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-        cache: Tensor,
-        layer: int,
-        sequences: PagedSequences | DeviceSequences,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
     ) -> Tensor:
-        """`rotate`, then k and v go to the sequences' slots of the cache [blocks, layers, 2, block_size, K, H]: the rotated q_TNH. No gradient.
+        """`rotate`, write k and v to the sequences' slots of the cache, and return the rotated q_TNH. No gradient.
 
         A token whose slot is -1 is padding: nothing of it is written.
         """
         check_attention(q_TNH, k_TKH, v_TKH)
-        if cache.shape[-2:] != k_TKH.shape[1:] or cos_T1H.shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
+        cos_shape, cache_shape = rotation.cos.shape, into.cache.shape
+        if cache_shape[-2:] != k_TKH.shape[1:] or cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
             raise ValueError(
-                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_T1H.shape)} and cache {tuple(cache.shape)} do not fit"
+                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_shape)} "
+                f"and cache {tuple(cache_shape)} do not fit"
             )
-        return self.impl.rotate_and_write(
-            q_TNH, k_TKH, v_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps, cache, layer, sequences
-        )
+        return self.impl.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
 
     def packed_attention(
         self,

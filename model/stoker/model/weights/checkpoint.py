@@ -14,7 +14,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import check_size, size_limit
 from stoker.model.weights.config_file import read_config
-from stoker.model.weights.loading import Progress, WeightsError, load_parts
+from stoker.model.weights.loading import OnProgress, WeightsError, load_parts
 
 PREFIX = "model."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +41,7 @@ class CheckpointWeights:
         }
         self.config = read_config(json.loads(reader.read_file("config.json")), self.tokenizer_files)
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         load_parts(decoder, self.store, progress)
 
 

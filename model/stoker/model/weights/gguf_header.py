@@ -80,7 +80,7 @@ def read_head(path: Path) -> GgufHead:
     if path.stat().st_size == 0:
         raise HeadError("the file is empty")
     mapped: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
-    cursor = Cursor(memoryview(mapped[:MAX_HEAD_BYTES]))
+    cursor = Cursor(mapped[:MAX_HEAD_BYTES].data)
     if bytes(cursor.take(4)) != MAGIC:
         raise HeadError("GGUF magic invalid")
     if (version := cursor.number("<I")) not in VERSIONS:
@@ -93,7 +93,7 @@ def read_head(path: Path) -> GgufHead:
     return GgufHead(values, {name: map_tensor(name, place, data) for name, place in places.items()})
 
 
-class Place(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor as the head describes it."""
 
     shape: tuple[int, ...]
@@ -156,10 +156,10 @@ class Cursor:
             raise HeadError(f"unknown value type {kind}")
         return [value for (value,) in form.iter_unpack(self.take(form.size * length))]
 
-    def place(self) -> Place:
+    def place(self) -> TensorEntry:
         num_dims = self.count("<I", "dims", MAX_DIMS)
         shape = tuple(self.number("<Q") for _ in range(num_dims))
-        return Place(shape, self.number("<I"), self.number("<Q"))
+        return TensorEntry(shape, self.number("<I"), self.number("<Q"))
 
 
 def aligned(offset: int, alignment: object) -> int:
@@ -169,7 +169,7 @@ def aligned(offset: int, alignment: object) -> int:
     return -(-offset // alignment) * alignment
 
 
-def map_tensor(name: str, place: Place, data: npt.NDArray[np.uint8]) -> GgufTensor:
+def map_tensor(name: str, place: TensorEntry, data: npt.NDArray[np.uint8]) -> GgufTensor:
     """Return a tensor whose elements lie in `data`, the part of the file behind its head."""
     try:
         kind = GGMLQuantizationType(place.tensor_type)

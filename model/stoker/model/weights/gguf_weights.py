@@ -15,10 +15,10 @@ from stoker.model.decoder import Decoder
 from stoker.model.weights.gguf_file import GgufError, GgufFile
 from stoker.model.weights.gguf_tokenizer import tokenizer_files
 from stoker.model.weights.hugging_face import PlannedTensor, save_folder
-from stoker.model.weights.loading import Progress, box_slices, load_parts
+from stoker.model.weights.loading import OnProgress, box_slices, load_parts
 
 
-def convert(file: Path, out: Path, *, dtype: torch.dtype | None = None, progress: Progress | None = None) -> None:
+def convert(file: Path, out: Path, *, dtype: torch.dtype | None = None, progress: OnProgress | None = None) -> None:
     """Write `file` as a new Hugging Face folder `out`. `dtype`: default, the file's own where it is not quantised, else float32."""
     weights = GgufWeights(file)
     dtype = dtype or weights.dtype
@@ -39,7 +39,7 @@ class GgufWeights:
         self.dtype = self.store.dtype
         self.tokenizer_files: Mapping[str, bytes] = tokenizer_files(file)
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         load_parts(decoder, self.store, progress)
 
 

@@ -15,7 +15,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 """Buffers that old files carry although they follow from the config."""
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
@@ -36,7 +36,7 @@ class TensorStore(Protocol):
 
 
 @torch.no_grad()
-def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None = None) -> None:
+def load_parts(decoder: Decoder, store: TensorStore, progress: OnProgress | None = None) -> None:
     """Copy every part of the decoder out of the store, converted to the parameters' dtype. Raises WeightsError, before anything is read, where names or shapes do not fit."""
     check_fit(decoder, store)
     parts = list(decoder.named_parts())

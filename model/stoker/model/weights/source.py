@@ -13,7 +13,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
 from stoker.model.weights.gguf_weights import GgufWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
-from stoker.model.weights.loading import Progress, TensorStore, WeightsError
+from stoker.model.weights.loading import OnProgress, TensorStore, WeightsError
 
 
 class WeightsSource(Protocol):
@@ -45,7 +45,7 @@ class WeightsSource(Protocol):
         """The tensors one by one, for whoever fills a decoder piece by piece."""
         ...
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         """Fill this rank's parameters. Raises ValueError (WeightsError, CheckpointError) that names what does not fit."""
         ...
 

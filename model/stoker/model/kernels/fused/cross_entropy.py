@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels.fused.linear import Place, Product, gradient_place
+from stoker.model.kernels.fused.linear import Product
 from stoker.model.kernels.fused.log_softmax import row_statistics
+from stoker.model.kernels.grad_destination import GradDestination, grad_destination
 
 CHUNK_BYTES = 2200 * 2**20
 """Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
@@ -75,7 +76,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
-        ctx.place = gradient_place(weight_VD)
+        ctx.destination = grad_destination(weight_VD)
         chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
         for chunk in chunks:
             logits = product(hidden_TD[chunk], weight_VD)
@@ -101,7 +102,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         return (
             scale_(grad_hidden, grad_loss) if needs_hidden else None,
-            scaled_weight_gradient(grad_weight, grad_loss, ctx.place) if needs_weight else None,
+            scaled_weight_gradient(grad_weight, grad_loss, ctx.destination) if needs_weight else None,
             *(None,) * 7,
         )
 
@@ -166,8 +167,8 @@ def softmax_in_place(
         )
 
 
-def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, place: Place | None) -> Tensor:
-    buffer = None if place is None else place()
+def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, destination: GradDestination | None) -> Tensor:
+    buffer = None if destination is None else destination()
     return scale_(grad_VD, factor) if buffer is None else torch.mul(grad_VD, factor, out=buffer)
 
 

@@ -16,7 +16,8 @@ from tests.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
-GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257, 320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
+GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257,
+    320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
 SMALL_PRODUCTS: list[Shape] = [(0, 4, 16), (3, 5, 40), (66, 7, 32)]
 
 

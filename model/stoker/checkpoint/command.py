@@ -165,7 +165,8 @@ def list_command(root: Path, json_output: bool) -> int:
         else:
             facts = facts_of(item.manifest)
             click.echo(
-                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)}  {item.digest[:16]}"
+                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)} "
+                f" {item.digest[:16]}"
             )
     return 0
 

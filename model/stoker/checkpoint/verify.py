@@ -1,4 +1,7 @@
-"""Verification of a whole checkpoint: manifest, exact cover, every piece and every file. Reads each byte once, in bounded memory."""
+"""Verification of a whole checkpoint: manifest, exact cover, every piece and every file.
+
+Reads each byte once, in bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What verification found. The facts are None when there is no manifest to take them from."""
+    """The result of verification. The facts are None when there is no valid manifest to take them from."""
 
     folder: str
     ok: bool
@@ -39,7 +42,7 @@ class VerifyReport:
     tensors: int | None = None
     pieces: int | None = None
     unlisted: tuple[str, ...] = ()
-    """Files that lie in the folder and in no manifest; they are nobody's proof of damage."""
+    """Files of the folder that the manifest does not list; they are no proof of damage."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,10 +67,11 @@ def verify(
     storage: Storage | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> VerifyReport:
-    """Check everything that can be checked; never raises for a bad checkpoint, only for a failing disk (OSError).
+    """Check everything that can be checked. Never raises for a bad checkpoint, only for a failing disk (OSError).
 
-    `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file is exactly its
-    pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only the i-th of n shares of the bytes: together n calls read all.
+    `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file
+    is exactly its pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only
+    the i-th of n shares of the bytes: together n calls read all.
     """
     folder, storage = Path(folder), storage or PosixStorage()
     with being_read(folder, storage):
@@ -114,7 +118,7 @@ def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Stor
 def _check_bytes(
     folder: Path, manifest: Manifest, storage: Storage, share: tuple[int, int]
 ) -> Iterator[tuple[int, str | None]]:
-    """Bytes looked at and the problem found, for each file's size, each piece and each travelling file."""
+    """Yield the bytes checked and the problem found, for each file's size, each piece and each travelling file."""
     unusable = set()
     for name, size in manifest.file_sizes().items():
         try:
@@ -133,7 +137,12 @@ def _check_bytes(
 
 
 def share_of(manifest: Manifest, index: int, shares: int) -> list[Piece]:
-    """Whole data files where there are enough of them, else every so many-th piece. Share i begins with the file behind the i-th: what a rank wrote is read by another one."""
+    """Return whole data files where there are enough of them, else every n-th piece.
+
+    Share i begins with the file behind the i-th, so that another rank reads what a rank wrote.
+
+    Share i begins with the file behind the i-th: what a rank wrote is read by another one.
+    """
     files = sorted({piece.file for piece in manifest.pieces})
     if len(files) < shares:
         return list(manifest.pieces[index::shares])

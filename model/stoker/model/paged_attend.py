@@ -1,6 +1,10 @@
 """The engine's attention: keys and values live in blocks of a cache, sequences reach them through block tables.
 
-It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N heads, K kv heads, H head_dim.
+It lies beside the model so that the kernels stay below both programs; it has no requests and no scheduler. T tokens, N
+heads, K kv heads, H head_dim.
+
+It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N
+heads, K kv heads, H head_dim.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
 
 
 class KVCache:
-    """The blocks: `data` is [blocks, layers, 2, block_size, K, H], so that a block is one contiguous piece over all layers; 2 = keys, values."""
+    """The blocks: `data` is [blocks, layers, 2, block_size, K, H], so that a block is one contiguous piece over all
+    layers; 2 = keys, values.
+    """
 
     def __init__(
         self,
@@ -70,16 +76,21 @@ class KVCache:
 
 
 class PagedAttend:
-    """Built once per captured size on fixed buffers; `prepare` takes one step over, then the model may be called once per step.
+    """Built once per captured size on fixed buffers; `prepare` takes one step over, then the model may be called once
+    per step.
 
-    With fused kernels (`buffers` is there) nothing waits for the device, and the model's call can be captured in a graph: its launches depend on the numbers of rows, sequences and decodes and on the
-    size, so the same graph serves every later step with these numbers, padding included.
+    With fused kernels (`buffers` is there) nothing waits for the device, and the model's call can be captured in a
+    graph: its launches depend on the numbers of rows, sequences and decodes and on the size, so the same graph serves
+    every later step with these numbers, padding included.
     """
 
     def __init__(
         self, ops: Ops, attention: str, cache: KVCache, size: PagedSize, buffers: PagedBuffers | None = None
     ) -> None:
-        """`attention`: auto, or what `ops.attention(name, program="paged")` allows. `buffers`: of a larger PagedAttend, to be shared."""
+        """`attention`: auto, or what `ops.attention(name, program="paged")` allows.
+
+        `buffers`: of a larger PagedAttend, to be shared.
+        """
         self.ops, self.cache, self.size = ops, cache, size
         self.attention = ops.attention(attention, program="paged")
         self.buffers = PagedBuffers(cache.data, cache.num_heads, size, buffers) if ops.kernels == "fused" else None
@@ -93,7 +104,10 @@ class PagedAttend:
         self.rotary.forget()
 
     def adopt(self, *, num_tokens: int, num_sequences: int, num_decodes: int) -> None:
-        """Instead of `prepare`: the caller's own kernel has filled `buffers`, padding included (sequences of length 0, slots of -1)."""
+        """Take over buffers that the caller's own kernel has filled, instead of `prepare`.
+
+        Padding is filled too: sequences of length 0, slots of -1.
+        """
         assert self.buffers is not None, "only fused kernels read buffers"
         self.sequences = self.buffers.adopt(num_tokens, num_sequences, num_decodes)
         self.rotary.forget()

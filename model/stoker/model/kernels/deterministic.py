@@ -1,8 +1,11 @@
-"""The operations so that a row's bits do not depend on its batch, its chunk or its place, on the CPU with one intra-op thread.
+"""The operations so that a row's bits do not depend on its batch, its chunk or its place, on the CPU with one intra-op
+thread.
 
-Products always have the same shape: 16 rows, the last tile padded. Sums are ordered: halves are added elementwise until one column is left. Attention walks the keys in tiles of 64 from position 0,
-the same for packed and for paged sequences; a tile that is wholly masked changes no bit. Gradients repeat for the same micro-batch, whatever else the run does.
-T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_dim, F ffn, V vocab, L keys, R = G * 16 query rows of one kv head.
+Products always have the same shape: 16 rows, the last tile padded. Sums are ordered: halves are added elementwise until
+one column is left. Attention walks the keys in tiles of 64 from position 0, the same for packed and for paged
+sequences; a tile that is wholly masked changes no bit. Gradients repeat for the same micro-batch, whatever else the run
+does. T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_dim, F ffn, V vocab, L keys, R = G *
+16 query rows of one kv head.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ ROW_TILE = 16
 KEY_TILE = 64
 """Keys that attention takes at once."""
 MIN_COLUMNS = 16
-"""Results narrower than a vector register (attention's values: not a multiple of it) depend on the row's place; they are padded."""
+"""Results narrower than a vector register (attention's values: not a multiple of it) depend on the row's place; they
+are padded.
+"""
 LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
@@ -83,7 +88,9 @@ def pad_columns(x: Tensor) -> Tensor:
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """Sum of the last dim, kept as one column: halves are added until one element is left, so the order is fixed by the length alone."""
+    """Sum of the last dim, kept as one column: halves are added until one element is left, so the order is fixed by the
+    length alone.
+    """
     while (size := x.shape[-1]) > 1:
         half = size // 2
         total = x[..., :half] + x[..., half : 2 * half]
@@ -158,7 +165,10 @@ def packed_attention(
 
 
 class TiledAttention(torch.autograd.Function):
-    """One sequence whose keys are all there. Forward: tiles. Backward: the softmax's formula, one kv head at a time, in float32."""
+    """One sequence whose keys are all there.
+
+    Forward: tiles. Backward: the softmax's formula, one kv head at a time, in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None) -> Tensor:
@@ -191,7 +201,9 @@ class TiledAttention(torch.autograd.Function):
 def attend_tiles(
     q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The queries are the last positions of the sequence. out_TNH in q's dtype and the log of the softmax's sum, lse_TN in float32."""
+    """The queries are the last positions of the sequence. out_TNH in q's dtype and the log of the softmax's sum, lse_TN
+    in float32.
+    """
     num_queries, num_heads, head_dim = q_TNH.shape
     num_kv_heads, seq_len = k_LKH.shape[1], k_LKH.shape[0]
     q_KGTH = (
@@ -228,7 +240,9 @@ def attend_row_tile(
     scale: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """One tile of queries over the key tiles that hold positions below `num_keys`: running maximum, sum and weighted values."""
+    """One tile of queries over the key tiles that hold positions below `num_keys`: running maximum, sum and weighted
+    values.
+    """
     biggest = torch.full((*q_KRH.shape[:2], 1), LOWEST, device=q_KRH.device)
     total, out_KRH = torch.zeros_like(biggest), torch.zeros(*q_KRH.shape[:2], values_KLH.shape[-1], device=q_KRH.device)
     for begin in range(0, num_keys, KEY_TILE):

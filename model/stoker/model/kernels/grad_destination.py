@@ -1,8 +1,8 @@
-"""Where backward writes a weight's gradient: the seam between a parameter's owner and the kernels.
+"""The destination of a weight's gradient: the seam between a parameter's owner and the kernels.
 
-The trainer owns the memory that gradients travel from. It names a buffer for each parameter, and the kernels whose backward
-computes a weight's gradient write it there, so that nothing is copied. Kernels without such a backward ignore it: autograd
-then gives the gradient in memory of its own, and the owner must copy.
+The trainer owns the memory that gradients travel from. It names a buffer for each parameter, and the kernels whose
+backward computes a weight's gradient write it there, so that nothing is copied. Kernels without such a backward ignore
+it: autograd then gives the gradient in memory of its own, and the owner must copy.
 """
 
 from __future__ import annotations

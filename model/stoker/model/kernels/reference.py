@@ -103,7 +103,10 @@ def attend_packed_group(
 def attend_causally(
     q_STNH: Tensor, k_SLKH: Tensor, v_SLKH: Tensor, masks: dict[int | None, Tensor], scale: float, window: int | None
 ) -> Tensor:
-    """S sequences of L keys whose last T positions are the queries: out_STNH. `masks` keeps what is made here for the next layer."""
+    """S sequences of L keys whose last T positions are the queries: out_STNH.
+
+    `masks` keeps what is made here for the next layer.
+    """
     num_queries, num_keys = q_STNH.shape[1], k_SLKH.shape[1]
     is_plain = window is None and num_queries == num_keys
     by_products = prefers_products(q_STNH, num_keys)
@@ -122,7 +125,9 @@ def attend_causally(
 
 
 def prefers_products(q_STNH: Tensor, num_keys: int) -> bool:
-    """torch's flash attention for the CPU is 2 to 6 times slower in bfloat16 than two plain products, as long as the scores fit the cache."""
+    """torch's flash attention for the CPU is 2 to 6 times slower in bfloat16 than two plain products, as long as the
+    scores fit the cache.
+    """
     return q_STNH.device.type == "cpu" and q_STNH.dtype is torch.bfloat16 and num_keys <= MAX_PRODUCT_KEYS
 
 

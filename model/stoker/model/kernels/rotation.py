@@ -1,4 +1,4 @@
-"""What rotating q and k needs beside them, as values. T tokens, H head_dim."""
+"""Arguments of rotating q and k, as values. T tokens, H head_dim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 
 
 class Rotation(NamedTuple):
-    """How each head of q and k is normalised and rotated."""
+    """The normalisation and rotation of each head of q and k."""
 
     cos: Tensor
     """[T, 1, H], float32: the positions' rows of the RotaryTable."""
@@ -20,7 +20,7 @@ class Rotation(NamedTuple):
     """[H]: weight of the norm over each head, before the rotation; None: no norm. Both norms or none."""
     k_norm: Tensor | None = None
     eps: float = 0.0
-    """Of the norms."""
+    """Added to the mean square in the norms."""
 
 
 class CacheLayer(NamedTuple):

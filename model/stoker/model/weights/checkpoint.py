@@ -21,7 +21,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class CheckpointWeights:
-    """A folder as a source of weights. Opening raises the checkpoint's own errors where the folder is damaged or has another digest."""
+    """A folder as a source of weights.
+
+    Opening raises the checkpoint's own errors where the folder is damaged or has another digest.
+    """
 
     kind = "checkpoint"
 
@@ -63,7 +66,7 @@ class CheckpointStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor."""
+        """The dtype of the largest tensor."""
         return DTYPES[max(self.infos.values(), key=lambda info: info.bytes).dtype]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -1,6 +1,9 @@
-"""Weights from safetensors files straight into parameters: threads read runs of bytes, for a GPU into pinned memory that is copied while the next run is read.
+"""Weights from safetensors files straight into parameters, read by threads.
 
-Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of bytes, is left to `load_part`.
+For a GPU they read into pinned memory, which is copied while the next run of bytes is read.
+
+Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of
+bytes, is left to `load_part`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies."""
+    """The place of a tensor in a file."""
 
     file: Path
     offset: int
@@ -53,7 +56,7 @@ Read = Callable[[ByteRun], None]
 
 
 def tensor_places(files: Iterable[Path]) -> dict[str, TensorPlace]:
-    """Every tensor of the files. They have been opened by safetensors before, which checks their headers."""
+    """Return the place of every tensor. safetensors has opened the files before, which checks their headers."""
     places: dict[str, TensorPlace] = {}
     for file in files:
         with file.open("rb") as opened:
@@ -76,7 +79,10 @@ def load_direct(
     *,
     run_bytes: int = RUN_BYTES,
 ) -> None:
-    """Fill parts that fit the store. `names`: safetensors' names of dtypes. `run_bytes`: at most RUN_BYTES. Raises WeightsError where a file ends early."""
+    """Fill parts that fit the store.
+
+    `names`: safetensors' names of dtypes. `run_bytes`: at most RUN_BYTES. Raises WeightsError where a file ends early.
+    """
     runs: list[ByteRun] = []
     for part in parts:
         found = list(part_runs(part, places[part.hf_name], names, run_bytes))

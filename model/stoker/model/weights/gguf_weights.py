@@ -19,7 +19,10 @@ from stoker.model.weights.loading import OnProgress, box_slices, load_parts
 
 
 def convert(file: Path, out: Path, *, dtype: torch.dtype | None = None, progress: OnProgress | None = None) -> None:
-    """Write `file` as a new Hugging Face folder `out`. `dtype`: default, the file's own where it is not quantised, else float32."""
+    """Write `file` as a new Hugging Face folder `out`.
+
+    `dtype`: default, the file's own where it is not quantised, else float32.
+    """
     weights = GgufWeights(file)
     dtype = dtype or weights.dtype
     tensors = {name: PlannedTensor(shape, dtype) for name, shape in weights.store.shapes().items()}
@@ -51,7 +54,7 @@ class GgufStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor; float32 where it is quantised."""
+        """The dtype of the largest tensor; float32 where it is quantised."""
         largest = max(self.file.tensors.values(), key=lambda tensor: int(tensor.n_elements))
         plain = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
         return plain.get(largest.tensor_type, torch.float32)

@@ -50,7 +50,9 @@ def load_hugging_face(folder: Path, decoder: Decoder, progress: OnProgress | Non
 def save_hugging_face(
     folder: Path, decoder: Decoder, files: Mapping[str, bytes] | None = None, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the decoder (one rank, all layers) as a new Hugging Face folder with `files` (tokenizer and so on) beside it."""
+    """Write the decoder (one rank, all layers) as a new Hugging Face folder with `files` (tokenizer and so on) beside
+    it.
+    """
     if decoder.group is not None or not (decoder.is_first and decoder.is_last):
         raise ValueError("save_hugging_face: not supported yet: a decoder cut over ranks; export a checkpoint instead")
     parts = {part.hf_name: part for part in decoder.named_parts()}
@@ -83,7 +85,10 @@ def save_folder(
     shard_bytes: int = SHARD_BYTES,
     progress: OnProgress | None = None,
 ) -> None:
-    """Write a new folder under a temporary name, then rename it. At most one shard is in memory. Raises ValueError where the folder exists."""
+    """Write a new folder under a temporary name, then rename it.
+
+    At most one shard is in memory. Raises ValueError where the folder exists.
+    """
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another folder or delete it")
@@ -167,7 +172,7 @@ class SafetensorsStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor, which is the one that weights are stored in."""
+        """The dtype of the largest tensor, which is the one that weights are stored in."""
         weights = [place for name, place in self.places.items() if not name.endswith(IGNORED_SUFFIXES)]
         if not weights:
             raise WeightsError(f"{self.folder}: the files hold no weights")
@@ -251,7 +256,7 @@ class HuggingFaceWeights:
             self.load_direct(decoder, progress)
 
     def load_direct(self, decoder: Decoder, progress: OnProgress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
-        """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
+        """Load by several threads, without a copy where dtypes agree. Raises WeightsError as `load_parts` does."""
         check_fit(decoder, self.store)
         names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
         places = tensor_places(self.store.files)

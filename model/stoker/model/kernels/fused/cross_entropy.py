@@ -1,7 +1,8 @@
-"""Output layer and cross entropy: large products by cuBLAS (or the deterministic product), the softmax and its gradient by one kernel in place.
+"""Output layer and cross entropy: large products by cuBLAS (or the deterministic product), the softmax and its gradient
+by one kernel in place.
 
-Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's gradient where that is not one.
-T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
+Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's
+gradient where that is not one. T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from stoker.model.kernels.fused.log_softmax import row_statistics
 from stoker.model.kernels.grad_destination import GradDestination, grad_destination
 
 CHUNK_BYTES = 2200 * 2**20
-"""Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
+"""Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's
+gradient in memory.
+"""
 ROW_MULTIPLE = 128
 BLOCK = 4096
 
@@ -38,7 +41,8 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T.
 
-    Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
+    Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so
+    has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
     """
     device = hidden_TD.device
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
@@ -119,7 +123,7 @@ def add_product(total: Tensor | None, grad_nV: Tensor, hidden_nD: Tensor, is_onl
 
 
 def slices(total: int, rows: int) -> list[slice]:
-    """Runs of about equal length, a multiple of ROW_MULTIPLE, of at most `rows` where that is more than one multiple."""
+    """Return runs of about equal length, a multiple of ROW_MULTIPLE, of at most `rows` (or of one multiple)."""
     rows = max(ROW_MULTIPLE, rows // ROW_MULTIPLE * ROW_MULTIPLE)
     count = triton.cdiv(total, rows)
     each = triton.cdiv(triton.cdiv(total, max(count, 1)), ROW_MULTIPLE) * ROW_MULTIPLE

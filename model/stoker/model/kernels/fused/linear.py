@@ -51,7 +51,10 @@ class Linear(torch.autograd.Function):
 
 
 def weight_gradient(grad_TE: Tensor, x_TD: Tensor, destination: GradDestination | None) -> Tensor:
-    """Return grad^T @ x, in the destination's buffer where it has one: autograd keeps that very tensor without a copy."""
+    """Return grad^T @ x, in the destination's buffer where it has one.
+
+    Autograd keeps that very tensor without a copy.
+    """
     buffer = None if destination is None else destination()
     return grad_TE.t() @ x_TD if buffer is None else torch.mm(grad_TE.t(), x_TD, out=buffer)
 

@@ -1,6 +1,8 @@
-"""Norm of q and k per head and their rotation, for training alone, for the engine together with writing k and v to the cache.
+"""Norm of q and k per head and their rotation, for training alone, for the engine together with writing k and v to the
+cache.
 
-One program takes some heads of one token. All arithmetic is float32; only results are rounded. T tokens, N heads, K kv heads, H head_dim.
+One program takes some heads of one token. All arithmetic is float32; only results are rounded. T tokens, N heads, K kv
+heads, H head_dim.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def forward(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, T
 
 
 def turn_back(grad_q_TNH: Tensor, grad_k_TKH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Without a norm the gradient is rotated the other way: the same kernel, the sine's halves exchanged."""
+    """Rotate the gradient the other way, without a norm: the same kernel, the sine's halves exchanged."""
     return forward(grad_q_TNH, grad_k_TKH, Rotation(cos, sin.roll(sin.shape[-1] // 2, -1)))
 
 
@@ -173,7 +175,8 @@ def backward_of_one(
 @triton.jit
 def rotation_kernel(
     q, k, v, cos, sin, q_norm, k_norm, q_out, k_out, slots,
-    q_stride, k_stride, v_stride, cos_stride, sin_stride, block_stride, kind_stride, block_size, num_heads, num_kv_heads, head_dim, eps,
+    q_stride, k_stride, v_stride, cos_stride, sin_stride, block_stride, kind_stride, block_size, num_heads,
+    num_kv_heads, head_dim, eps,
     HAS_NORM: tl.constexpr, WRITES: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Heads of q, then of k, then (WRITES) of v, which is neither normalised nor rotated."""
@@ -240,7 +243,8 @@ def rotation_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def backward_kernel(
-    grad_out, x, weight, cos, sin, grad_x, partial, stride, cos_stride, sin_stride, num_tokens, num_heads, head_dim, eps,
+    grad_out, x, weight, cos, sin, grad_x, partial, stride, cos_stride, sin_stride, num_tokens, num_heads, head_dim,
+    eps,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     half = head_dim // 2

@@ -24,6 +24,7 @@ from torch import Tensor
 from bench.row_limit import tried
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import SampleRows, SamplingTable
 
 BYTES_PER_S = 4.4e12
@@ -173,7 +174,9 @@ def rotate_work(shape: Shape, tokens: int, ops: Ops, name: str) -> Work:
         block, offset = slots.long() // 16, slots.long() % 16
         rows = [((block * 2 + index) * 2 + kind) * 16 + offset for index in range(2) for kind in range(2)]
         sequences = Pass(slots, torch.cat(rows).view(2, -1), tokens)
-        return lambda: ops.rotate_and_write(q, k, v, cos, sin, *norms, 1e-6, cache, layer, sequences)  # type: ignore[arg-type]
+        rotation = Rotation(cos, sin, *norms, 1e-6)
+        into = CacheLayer(cache, layer, sequences)  # type: ignore[arg-type]
+        return lambda: ops.rotate_and_write(q, k, v, rotation, into)
 
     return Work("rotate_and_write", name, num_bytes, 0, make, turns_for(num_bytes))
 
@@ -263,7 +266,7 @@ def training_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
         q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
         cos, sin = (random(tokens, 1, shape.head_dim, dtype=torch.float32) for _ in range(2))
         norms = [random(shape.head_dim).requires_grad_() if shape.has_norm else None for _ in range(2)]
-        outputs = ops.rotate(q, k, cos, sin, *norms, 1e-6)
+        outputs = ops.rotate(q, k, Rotation(cos, sin, *norms, 1e-6))
         grads = [torch.randn_like(output) for output in outputs]
         leaves = [leaf for leaf in (q, k, *norms) if leaf is not None]
         return lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True)

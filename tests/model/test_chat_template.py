@@ -119,7 +119,8 @@ def attacked() -> Mapping[str, Any]:
     ran = subprocess.run([sys.executable, "-m", "tests.model.run_attacks"], capture_output=True, text=True, check=True)
     *lines, last = map(json.loads, ran.stdout.splitlines())
     by_name: dict[str, Any] = {line["name"]: line for line in lines}
-    return by_name | last
+    by_name.update(last)
+    return by_name
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -22,7 +22,7 @@ from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
-from stoker.checkpoint.verify import Progress, verify
+from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
@@ -170,7 +170,8 @@ def list_command(root: Path, json_output: bool) -> int:
         else:
             facts = facts_of(item.manifest)
             click.echo(
-                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)}  {item.digest[:16]}"
+                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)} "
+                f" {item.digest[:16]}"
             )
     return 0
 
@@ -273,7 +274,7 @@ def _fail(message: str, cause: Cause) -> NoReturn:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress | None]:
+def _progress(what: str) -> Iterator[OnProgress | None]:
     """A line on a terminal, nothing in a log."""
     if not sys.stderr.isatty():
         yield None

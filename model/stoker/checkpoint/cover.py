@@ -1,10 +1,10 @@
 """The proof of exact cover: every element of every tensor lies in exactly one piece, every byte of every data file too.
 
-The rectangles of a tensor's pieces cover it exactly if and only if their indicator functions add up to 1 everywhere. Give
-each coordinate `x` of each dim `k` a random number `P_k(x)` modulo a prime. A rectangle weighs
-`prod_k (P_k(end_k) - P_k(start_k))`; the weights of an exact cover add up to that of the whole tensor, and of anything
-else only by a chance of `dims / prime` (Schwartz-Zippel: the difference is a polynomial that is not zero). With a prime of
-127 bits that is below 1e-37.
+The rectangles of a tensor's pieces cover it exactly if and only if their indicator functions add up to 1 everywhere.
+Give each coordinate `x` of each dim `k` a random number `P_k(x)` modulo a prime. A rectangle weighs `prod_k (P_k(end_k)
+- P_k(start_k))`; the weights of an exact cover add up to that of the whole tensor, and of anything else only by a
+chance of `dims / prime` (Schwartz-Zippel: the difference is a polynomial that is not zero). With a prime of 127 bits
+that is below 1e-37.
 
 The proof takes one pass over the pieces, whatever their shapes. Once the sums of a tensor differ, halving it finds a
 rectangle at fault: the proof says which half is wrong. One budget for the whole manifest bounds that search.
@@ -160,7 +160,7 @@ def _between(start: tuple[int, ...], end: tuple[int, ...]) -> Box:
 
 
 def _file_problems(pieces: Sequence[Piece]) -> list[str]:
-    """Data files hold their pieces one after the other, without a byte between; `pieces` are ordered by file and offset."""
+    """Return a message for each piece that does not begin where the one before it in its file ends."""
     problems = []
     expected: dict[str, int] = {}
     for piece in sorted(pieces, key=lambda piece: (piece.file, piece.offset)):

@@ -1,6 +1,7 @@
 """The entries of a manifest: tensors, the pieces that hold their elements, and the files that travel along.
 
-Every value is checked when it is made, so an entry that exists is well-formed: plain file names, sizes that multiply out.
+Every value is checked when it is made, so an entry that exists is well-formed: plain file names, sizes that multiply
+out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Locks on a file that is read: shared ones for readers, an exclusive one for whoever removes it.
+"""Locks on a file that is read: shared ones for readers, an exclusive one for its removal.
 
-The kernel takes a lock back when its process ends, however it ends. `flock` holds between the processes of a machine, and
-between machines where the file system carries it there (NFS does). On a file system without locks, reading and removing go
-on without one.
+The kernel takes a lock back when its process ends, however it ends. `flock` holds between the processes of a machine,
+and between machines where the file system carries it there (NFS does). On a file system without locks, reading and
+removing go on without one.
 """
 
 from __future__ import annotations

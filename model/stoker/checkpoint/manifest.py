@@ -1,9 +1,9 @@
 """The manifest: what a checkpoint holds and where each byte of it lies.
 
-A manifest that is read is foreign input: its size and counts are bounded before it is parsed, and every value is checked
-when it is made, before any file is opened. So a `Manifest` that exists is well-formed (plain file names, boxes inside
-their tensors, sizes that multiply out). `cover.py` proves that its pieces cover each tensor exactly, and the reader that
-the bytes are right.
+A manifest that is read is foreign input: its size and counts are bounded before it is parsed, and every value is
+checked when it is made, before any file is opened. So a `Manifest` that exists is well-formed (plain file names, boxes
+inside their tensors, sizes that multiply out). `cover.py` proves that its pieces cover each tensor exactly, and the
+reader that the bytes are right.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_PIECES = 250_000
 MAX_TENSORS = 200_000
 MAX_FILES = 64
 MAX_META_BYTES = 16 * 2**20
-"""Of `meta` as canonical JSON."""
+"""Largest `meta`, as canonical JSON."""
 MAX_META_DEPTH = 32
 MAX_CONTAINERS = 5 * MAX_PIECES + 2 * MAX_TENSORS + MAX_PIECES
 """Objects and lists: five for each piece, two for each tensor, and room for `meta`."""
@@ -93,7 +93,7 @@ class Manifest:
     step: int
     writer: str
     tensors: Mapping[str, TensorInfo]
-    """By name."""
+    """Tensors by name."""
     pieces: tuple[Piece, ...]
     """Ordered by file and offset."""
     files: tuple[FileEntry, ...]
@@ -124,7 +124,7 @@ class Manifest:
         files: Iterable[FileEntry] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A manifest with its digest. The order in which ranks report their pieces does not matter."""
+        """Return a manifest with its digest. The order in which ranks report their pieces does not matter."""
         named: dict[str, TensorInfo] = {}
         for tensor in tensors:
             if named.setdefault(tensor.name, tensor) != tensor:
@@ -137,10 +137,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """A manifest from untrusted text.
+        """Return a manifest from untrusted text.
 
         Raises:
-            CheckpointCorrupt: it is not JSON, says something impossible, or its digest does not match.
+            CheckpointCorrupt: it is not JSON, holds something impossible, or its digest does not match.
         """
         try:
             return cls._parse(text)

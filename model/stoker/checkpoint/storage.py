@@ -1,7 +1,8 @@
-"""The seam to storage: the few operations that the format needs, and their POSIX form.
+"""The interface to storage: the few operations that the format needs, and their POSIX form.
 
-An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and `sync_folder` do nothing,
-and because the manifest is written last its object is the commit. Nothing above this module opens a file.
+An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and
+`sync_folder` do nothing, and because the manifest is written last its object is the commit. Nothing above this module
+opens a file.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Sink(Protocol):
 
 
 class Storage(Protocol):
-    """Files and folders of a checkpoint root. Failures are OSError; a file that is not a regular one is CheckpointCorrupt."""
+    """Files and folders of a checkpoint root.
+
+    Failures are OSError; a file that is not a regular one is CheckpointCorrupt.
+    """
 
     def create(self, path: Path) -> Sink:
         """A new, empty file; refuses a name that exists."""
@@ -94,9 +98,10 @@ class Storage(Protocol):
 class PosixSink:
     """A file that is written in large aligned blocks past the page cache, several at once, by threads of its own.
 
-    So a save neither piles up dirty pages until the kernel stops every writer of the machine, nor grows the page cache by its size, and `sync` at
-    the end has little left to do. Where the file system refuses such writes, blocks go through the page cache and are pushed to the disk at once.
-    What fills no block goes the ordinary way at `sync`. A failure of a block is kept and raised by the next call.
+    So a save neither piles up dirty pages until the kernel stops every writer of the machine, nor grows the page cache
+    by its size, and `sync` at the end has little left to do. Where the file system refuses such writes, blocks go
+    through the page cache and are pushed to the disk at once. What fills no block goes the ordinary way at `sync`. A
+    failure of a block is kept and raised by the next call.
     """
 
     def __init__(self, path: Path, *, put: Put = os.pwrite, block_bytes: int = BLOCK_BYTES) -> None:
@@ -113,7 +118,7 @@ class PosixSink:
         self._block: Block | None = None
         self._filled = 0
         self._offset = 0
-        """Where `_block` goes in the file."""
+        """Offset of `_block` in the file."""
 
     def write(self, data: memoryview) -> None:
         with path_in_errors(self.path):

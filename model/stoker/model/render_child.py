@@ -123,7 +123,7 @@ class GenerationTag(Extension):
 
 
 def to_json(value: Any, indent: int | None = None, **settings: Any) -> str:
-    """As Hugging Face's templates expect it: no HTML escapes."""
+    """Return JSON as Hugging Face's templates expect it: no HTML escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **settings)
 
 

@@ -19,7 +19,7 @@ MAX_TEXT_CHARACTERS = 8 * 2**20
 """Longest rendered prompt."""
 MAX_REASON_CHARACTERS = 2000
 MEMORY_BYTES = 256 * 2**20
-"""What a render process may allocate beyond its own code."""
+"""Memory that a render process may allocate beyond its own code."""
 
 
 def encode_text(text: str) -> bytes:

@@ -21,9 +21,9 @@ MAX_CONTAINERS = 2_000_000
 MAX_TOKEN_CHARACTERS = 64 * 1024
 """Longest token: a decoded text grows by it at each step."""
 MAX_GROWTH = 64
-"""How many times longer normalizing may make a text, and decoding a token."""
+"""Largest growth of a text by normalizing, and of a token by decoding."""
 MAX_NORMALIZED_CHARACTERS = 64 * 2**20
-"""Of one text."""
+"""Longest text after normalizing."""
 
 EMPTY_MATCH = ("*", "?", "{0", "{,", "|", "^", "$", "\\b", "\\B", "\\A", "\\z", "\\Z", "\\G", "()")
 """Signs of a pattern that may match between two characters, and so insert text there."""
@@ -66,9 +66,9 @@ def check_backend(backend: Any) -> float:
 
 
 def growth(part: Mapping[str, Any]) -> float:
-    """Return how many times more characters a normalizer or decoder may give back, by what its file defines.
+    """Return how many times more characters a normalizer or decoder may give back, by its own definition.
 
-    Unicode's own normal forms are left out: their growth is at most 18, and nobody's choice.
+    Unicode's normal forms are left out: they grow a text at most 18 times, and no file can change that.
     """
     kind = part.get("type")
     if kind == "Sequence":

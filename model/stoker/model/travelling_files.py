@@ -1,4 +1,7 @@
-"""The files that travel with weights: tokenizer, chat template, generation settings. Here they are only bytes. No torch."""
+"""The files that travel with weights: tokenizer, chat template, generation settings.
+
+Here they are only bytes. No torch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ TRAVELLING_FILES = MappingProxyType(
 )
 """Name -> bytes that such a file may have. Gemma's tokenizer.json has 33 MB, the largest that is known."""
 OTHER_BYTES = 16 * MIB
-"""What a file of another name may have."""
+"""Bytes that a file of another name may have."""
 
 
 class FileTooLarge(ValueError):

@@ -14,14 +14,17 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import check_size, size_limit
 from stoker.model.weights.config_file import read_config
-from stoker.model.weights.loading import Progress, WeightsError, load_parts
+from stoker.model.weights.loading import OnProgress, WeightsError, load_parts
 
 PREFIX = "model."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class CheckpointWeights:
-    """A folder as a source of weights. Opening raises the checkpoint's own errors where the folder is damaged or has another digest."""
+    """A folder as a source of weights.
+
+    Opening raises the checkpoint's own errors where the folder is damaged or has another digest.
+    """
 
     kind = "checkpoint"
 
@@ -41,7 +44,7 @@ class CheckpointWeights:
         }
         self.config = read_config(json.loads(reader.read_file("config.json")), self.tokenizer_files)
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         load_parts(decoder, self.store, progress)
 
 
@@ -63,7 +66,7 @@ class CheckpointStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor."""
+        """The dtype of the largest tensor."""
         return DTYPES[max(self.infos.values(), key=lambda info: info.bytes).dtype]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

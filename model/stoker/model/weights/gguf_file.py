@@ -39,7 +39,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
 }
 """Features that are not built, and the values that mean nothing."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies: how a GGUF file says Llama 3 scaling."""
+"""Tensor of the rotary frequencies' divisors: a GGUF file expresses Llama 3 scaling by them."""
 
 
 class GgufError(ValueError):
@@ -154,7 +154,10 @@ class GgufFile:
 
 
 def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`. Raises GgufError for a name the model has no place for."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
+
+    Raises GgufError for a name the model has no place for.
+    """
     if name in TENSOR_NAMES:
         return TENSOR_NAMES[name]
     pieces = name.split(".")
@@ -170,7 +173,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def llama3_factors(head_dim: int, theta: float, scaling: RopeScaling) -> Any:
-    """What each pair's frequency is divided by."""
+    """Return the divisor of each pair's frequency."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     original = scaling.original_max_position_embeddings
     share = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

@@ -1,7 +1,9 @@
-"""The head of a GGUF file: metadata and where each tensor lies. Foreign input, so every count is bounded before it is used.
+"""The head of a GGUF file: metadata and where each tensor lies.
 
-The format is that of llama.cpp (version 2 and 3, little-endian): counts, key/value pairs, tensor descriptions, then data.
-The gguf library reads it too, but makes several objects of each array element and believes every count.
+Foreign input, so every count is bounded before it is used.
+
+The format is that of llama.cpp (version 2 and 3, little-endian): counts, key/value pairs, tensor descriptions, then
+data. The gguf library reads it too, but makes several objects of each array element and believes every count.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MAX_ELEMENTS = 2_000_000
 """Elements of all arrays: a vocabulary of 260,000 tokens with its types and merges has about 1,000,000."""
 MAX_DIMS = 4
 ALIGNMENT = 32
-"""Of the tensors' data, where `general.alignment` is missing."""
+"""Alignment of the tensors' data, where `general.alignment` is missing."""
 STRING, ARRAY = 8, 9
 SCALARS: dict[int, struct.Struct] = {
     kind: struct.Struct("<" + letter)
@@ -42,7 +44,7 @@ PLAIN: dict[GGMLQuantizationType, type[np.generic]] = {
     GGMLQuantizationType.I32: np.int32,
     GGMLQuantizationType.I64: np.int64,
 }
-"""Types that numpy knows; the others are bytes until they are dequantised."""
+"""Types that numpy has; the others are bytes until they are dequantised."""
 
 
 class HeadError(ValueError):
@@ -54,7 +56,7 @@ class GgufTensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Extents with the fastest first, as the file says them."""
+    """Extents with the fastest first, as in the file."""
     tensor_type: GGMLQuantizationType
     data: npt.NDArray[Any]
     """Mapped; rows of bytes for a quantised type."""
@@ -65,7 +67,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHead(NamedTuple):
-    """What a file says of itself."""
+    """The head of a file: its metadata and its tensors."""
 
     values: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -80,7 +82,7 @@ def read_head(path: Path) -> GgufHead:
     if path.stat().st_size == 0:
         raise HeadError("the file is empty")
     mapped: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
-    cursor = Cursor(memoryview(mapped[:MAX_HEAD_BYTES]))
+    cursor = Cursor(mapped[:MAX_HEAD_BYTES].data)
     if bytes(cursor.take(4)) != MAGIC:
         raise HeadError("GGUF magic invalid")
     if (version := cursor.number("<I")) not in VERSIONS:
@@ -93,13 +95,13 @@ def read_head(path: Path) -> GgufHead:
     return GgufHead(values, {name: map_tensor(name, place, data) for name, place in places.items()})
 
 
-class Place(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor as the head describes it."""
 
     shape: tuple[int, ...]
     tensor_type: int
     offset: int
-    """From the begin of the data."""
+    """Offset from the begin of the data."""
 
 
 class Cursor:
@@ -156,10 +158,10 @@ class Cursor:
             raise HeadError(f"unknown value type {kind}")
         return [value for (value,) in form.iter_unpack(self.take(form.size * length))]
 
-    def place(self) -> Place:
+    def place(self) -> TensorEntry:
         num_dims = self.count("<I", "dims", MAX_DIMS)
         shape = tuple(self.number("<Q") for _ in range(num_dims))
-        return Place(shape, self.number("<I"), self.number("<Q"))
+        return TensorEntry(shape, self.number("<I"), self.number("<Q"))
 
 
 def aligned(offset: int, alignment: object) -> int:
@@ -169,7 +171,7 @@ def aligned(offset: int, alignment: object) -> int:
     return -(-offset // alignment) * alignment
 
 
-def map_tensor(name: str, place: Place, data: npt.NDArray[np.uint8]) -> GgufTensor:
+def map_tensor(name: str, place: TensorEntry, data: npt.NDArray[np.uint8]) -> GgufTensor:
     """Return a tensor whose elements lie in `data`, the part of the file behind its head."""
     try:
         kind = GGMLQuantizationType(place.tensor_type)

@@ -9,7 +9,7 @@ from stoker.model.weights.loading import WeightsError
 
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 100_000
-"""Of one file."""
+"""Tensors of one file."""
 LENGTH = struct.Struct("<Q")
 
 
@@ -17,7 +17,7 @@ def check_header(file: Path) -> None:
     """Refuse a header with more bytes or more parts than the weights of a model have.
 
     Raises:
-        WeightsError: the message says what there are too many of.
+        WeightsError: the message names what there is too much of.
     """
     with file.open("rb") as opened:
         start = opened.read(LENGTH.size)

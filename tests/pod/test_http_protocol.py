@@ -21,13 +21,15 @@ MAX_BODY = 100_000
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with the body's length; `/early` before the body is read, `/long` with more than a socket holds."""
+    """Answer with the body's length; `/early` before it is read, `/slow` late, `/long` with more than a socket holds."""
     status, size = 200, 0
     if scope["path"] != "/early":
         try:
             size = len(await read_body(receive, MAX_BODY, BodyBudget(10 * MAX_BODY).share()))
         except BodyTooLarge:
             status = 413
+    if scope["path"] == "/slow":
+        await asyncio.sleep(2.5)
     text = b"x" * 50_000_000 if scope["path"] == "/long" else b"%d" % size
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(text))]})
     await send({"type": "http.response.body", "body": text})
@@ -95,6 +97,7 @@ END = b"\r\n"
         pytest.param(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n", 414, "url_too_long", id="long URL"),
         pytest.param(GET + b"A: " + b"a" * 40_000, 431, "head_too_large", id="long header"),
         pytest.param(GET + b"A" * 40_000, 431, "head_too_large", id="long header name"),
+        pytest.param(b"\r\n" * 20_000, 431, "head_too_large", id="empty lines"),
         pytest.param(GET + b"A: a\r\n" * 101, 431, "too_many_headers", id="many headers"),
         pytest.param(b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 400, "http_version", id="HTTP/2.0"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", 400, "host_header", id="no Host"),
@@ -132,6 +135,20 @@ def test_heads_within_the_limits_are_answered_however_they_are_cut() -> None:
                 assert (await client.answer())[0] == 200
             await client.send(b"GET / HTTP/1.0\r\n\r\n")
             assert (await client.answer())[0] == 200  # HTTP/1.0 needs no Host
+
+    run(scenario)
+
+
+def test_an_empty_line_behind_a_body_does_not_end_the_answer() -> None:
+    async def scenario() -> None:
+        async with server(head_timeout_s=1) as connect:
+            client = await connect()
+            await client.send(b"POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
+            await asyncio.sleep(0.2)
+            await client.send(b"\r\n")
+            assert (await client.answer())[0] == 200
+            await client.send(GET + END)
+            assert (await client.answer())[0] == 200
 
     run(scenario)
 

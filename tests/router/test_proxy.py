@@ -183,7 +183,7 @@ def test_without_a_backend_the_answer_is_503_with_retry_after() -> None:
             answer = await client.post("/v1/completions", content=b"{}")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json()["error"] == {
-                "message": "No engine can take the request now: no backend is ready",
+                "message": "No engine can serve the request now: no engine is ready. Try again later.",
                 "type": "server_error",
                 "param": None,
                 "code": "no_backend",

@@ -156,7 +156,7 @@ class Proxy:
         """
         full = self.metrics.held >= self.limits.max_held_requests
         if not self.backends.ready and (self.limits.hold_s <= 0 or full):
-            raise no_backend("no backend is ready")
+            raise no_backend("no engine is ready")
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
         """The request's body.
@@ -199,7 +199,7 @@ class Proxy:
         """
         busy: set[tuple[str, str]] = set()
         held_until = self.clock() + self.limits.hold_s
-        problem = "no backend is ready"
+        problem = "no engine is ready"
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
@@ -209,7 +209,9 @@ class Proxy:
             try:
                 answer = await self._ask(backend, request)
             except Silent as silence:
-                raise Refused(504, "timeout", f"The engine did not answer: {silence}") from silence
+                raise Refused(
+                    504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
+                ) from silence
             except BackendError as error:
                 problem = str(error)
                 backend.suspect(problem)
@@ -300,7 +302,9 @@ class Proxy:
 
 
 def no_backend(problem: str) -> Refused:
-    return Refused(503, "no_backend", f"No engine can take the request now: {problem}", RETRY_AFTER_S)
+    return Refused(
+        503, "no_backend", f"No engine can serve the request now: {problem}. Try again later.", RETRY_AFTER_S
+    )
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:

@@ -1,7 +1,7 @@
 """The server's side of one HTTP/1.1 connection, with limits on what a client can make it hold and for how long.
 
-uvicorn's httptools protocol has no limits: a head may grow and a slow client may wait without end. h11 bounds heads, but
-takes 80 us for a request where httptools takes 3, and heads arrive before authorisation. The limits are added here.
+uvicorn's httptools protocol has no limits: a head may grow and a slow client may wait without end. h11 bounds heads,
+but takes 80 us for a request where httptools takes 3, and heads arrive before authorisation. The limits are added here.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._write_paused_at: float | None = None
         self._refusal: Refusal | None = None
         self._spare = False
+        self.url = b""
 
     # Limits on size.
 
@@ -92,7 +93,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._phase is _Phase.IDLE:
+        if self._phase is _Phase.IDLE and data[:4].strip(b"\r\n"):  # some clients end a body with an empty line
             self._begin_head()
         while data and not self.transport.is_closing():
             if self._phase is _Phase.CLOSING:
@@ -102,7 +103,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._feed(part)
 
     def _next_part(self, data: bytes) -> tuple[bytes, bytes]:
-        """What the parser gets now, and what waits: a head gets no more than it may still have."""
+        """Split data into a part for the parser and a rest: a head gets no more than it may still have."""
         if self._phase is not _Phase.HEAD:
             return data, b""
         room = self.limits.max_head_bytes + 1 - self._head_bytes
@@ -200,7 +201,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reject(Refusal(400, "upgrade", "An Upgrade header with a body is not served; leave it out."))
 
     async def _full(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """The answer to all but probes beyond the limit on connections."""
+        """Answer a request beyond the limit on connections that is no probe."""
         self._warn("requests are refused: the limit on connections is reached")
         refusal = too_many_connections(self.limits)
         body = refusal.body()
@@ -259,6 +260,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Answers.
 
     def _is_answering(self) -> bool:
+        """Return whether an answer to an earlier request, or to this one, has still to end."""
         cycle = self.cycle
         if cycle is None:
             return False

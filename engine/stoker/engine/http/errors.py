@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from stoker.engine.errors import RequestRefused
 
 RETRY_AFTER_S = 1
+SHOWN_CHARACTERS = 60
+"""The part of a wrong value that a message quotes."""
 
 
 class ApiError(Exception):
@@ -128,8 +130,10 @@ def _is_member(part: object) -> bool:
 
 def shown(value: object) -> str:
     """Return a wrong value as it appears in a message."""
+    if isinstance(value, list):
+        value = value[:SHOWN_CHARACTERS]
     return shortened(repr(value))
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, docs_page, openapi_document
-from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation
+from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
 from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
@@ -209,7 +209,9 @@ class OpenAiServer:
             matches = [hmac.compare_digest(given, key) for key in self.api_keys]
             if any(matches):
                 return
-        raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
+        raise ApiError(
+            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
+        )
 
     def _count(self, scope: Scope, reply: Reply, request_bytes: int, arrival_s: float) -> None:
         path = "/v1/models" if scope["path"].startswith("/v1/models") else scope["path"]
@@ -258,7 +260,7 @@ class OpenAiServer:
 def _wrong_method(methods: Sequence[str]) -> Handler:
     async def refuse(call: HttpCall) -> Result:
         allow = ", ".join((*methods, "OPTIONS"))
-        message = f"This method is not allowed on {call.path}; allowed: {allow}."
+        message = f"This method is not allowed on {shortened(call.path)}; allowed: {allow}."
         raise ApiError(405, message, code="method_not_allowed", headers={"allow": allow})
 
     return refuse
@@ -272,7 +274,7 @@ def _options(methods: Sequence[str]) -> Handler:
 
 
 async def _unknown_path(call: HttpCall) -> Result:
-    raise ApiError(404, f"Unknown path {call.path}.", code="unknown_path")
+    raise ApiError(404, f"Unknown path {shortened(call.path)}; {OPENAPI_PATH} lists the paths.", code="unknown_path")
 
 
 async def _whole_or_stream(body: GenerationBody, answer: Answer) -> Mapping[str, Any] | Events:

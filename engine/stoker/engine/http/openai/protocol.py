@@ -20,10 +20,29 @@ def integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def prompts_within_limit(prompt: object) -> object:
+    """Refuse more prompts than are allowed, before each of them is checked."""
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        raise ValueError(f"at most {MAX_PROMPTS} prompts")
+    return prompt
+
+
+def biases_within_limit(biases: object) -> object:
+    """Refuse a `logit_bias` with more tokens than any client needs, before each of them is checked."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens are allowed")
+    return biases
+
+
 Int = Annotated[int, BeforeValidator(integral)]
 Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
+"""Lists end at their first wrong item: pydantic keeps a kilobyte for each error, and a body may have millions."""
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Priority = Annotated[Int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 MAX_PROMPTS = 2048
+MAX_MESSAGES = 10_000
+MAX_BIASES = 10_000
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
 TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -55,7 +74,7 @@ class GenerationBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Int = 1
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     seed: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -64,11 +83,11 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(biases_within_limit)] | None = None
     min_tokens: Int = 0
     ignore_eos: bool = False
-    stop_token_ids: list[Token] | None = None
-    bad_token_ids: list[Token] | None = None
+    stop_token_ids: Tokens | None = None
+    bad_token_ids: Tokens | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: Priority = 0
@@ -140,7 +159,9 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[Token] | list[str] | list[list[Token]]
+    prompt: Annotated[
+        str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)], BeforeValidator(prompts_within_limit)
+    ]
     max_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
@@ -161,8 +182,6 @@ class CompletionBody(GenerationBody):
     def _prompts(self) -> CompletionBody:
         if not self.prompt and not isinstance(self.prompt, str):
             raise ValueError("prompt: at least one prompt is needed")
-        if len(self.prompts) > MAX_PROMPTS:
-            raise ValueError(f"prompt: at most {MAX_PROMPTS} prompts")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 is only allowed with echo=true")
         return self
@@ -201,7 +220,7 @@ class ChatMessage(Body):
     """One message; further keys are passed to the chat template."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message for the template, with its content as text.
@@ -226,7 +245,7 @@ class ChatMessage(Body):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[Int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Default: what the context has left."""
@@ -234,7 +253,7 @@ class ChatBody(GenerationBody):
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     """Shown to the chat template, and only with `tool_choice: none`: calls of tools are not built."""
     tool_choice: str | dict[str, Any] | None = None
 
@@ -285,12 +304,12 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:
@@ -303,5 +322,5 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Tokens
     skip_special_tokens: bool = False

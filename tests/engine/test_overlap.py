@@ -15,6 +15,7 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tokens_of
 
@@ -168,7 +169,7 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others_alone(
         for _ in range(moment):
             deltas += [delta for _, delta in engine.step()]
         engine.abort_request("gone")
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         deltas += drive(engine)
         assert tokens_of([delta for delta in deltas if delta.request_id == "other"])["other", 0] == wanted, moment
         assert engine.stats().free_blocks == 60

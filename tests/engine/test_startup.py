@@ -1,4 +1,5 @@
-"""What an engine does before its first request: the kernel warm-up on one layer, the weights beside it, the clock of its parts."""
+"""What an engine does before its first request: the kernel warm-up on one layer, the weights beside it, the clock of
+its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doubles at the seams of the operator: a clock that a test moves, processes that a test ends, a cluster that fails on purpose."""
+"""Doubles at the interfaces of the operator: a clock, processes and a cluster that tests control."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class FakeRunner:
 
 @dataclass
 class FakePods:
-    """Answers of pods without a network: `answers` by pod uid for polls; calls are recorded and answered by `on_call`."""
+    """Answers of pods without a network: `answers` by pod uid for polls; `on_call` answers recorded calls."""
 
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     calls: list[ControlCall] = field(default_factory=list)
@@ -163,7 +163,7 @@ def embedded(
     pods: FakePods | None = None,
     keeper: ObjectStorage | None = None,
 ) -> Embedded:
-    """Call within a running event loop. With `pods`, polls and calls are answered by it; with a `keeper`, objects survive."""
+    """Call within a running event loop. `pods` answers polls and calls; with a `keeper`, objects survive."""
     clock = FakeClock()
     numbers = itertools.count(1)
     objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, storage=keeper)
@@ -185,7 +185,7 @@ def embedded(
 
 
 class Flaky:
-    """A cluster that raises before or after the n-th write (1 is the first), once: a crash between two requests, or before an answer."""
+    """A cluster that raises once, before or after the n-th write (1 is the first), as a crash would."""
 
     def __init__(self, inner: Cluster, *, fail_at: int, after: bool) -> None:
         self.inner = inner

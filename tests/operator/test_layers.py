@@ -1,4 +1,4 @@
-"""The operator's import graph: few edges between its folders, and none back up. The layers themselves are import-linter's (pyproject.toml)."""
+"""The operator's import graph: few edges between its folders, no circle. import-linter holds the layers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.operator.test_local_supervisor import Terminal, until
+from tests.operator.terminal import Terminal, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tmpfs and /proc are Linux's")
 

@@ -18,9 +18,11 @@ from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.objects import ObjectStore, StateFolderError
 from stoker.operator.cluster.local.whole_file import write_whole
 from stoker.operator.domain.plan import Key, Object
-from tests.operator.cluster_contract import config_map, ref_of
-from tests.operator.fakes import Embedded, embedded, settle
+from stoker.operator.loop.operator import Operator
+from tests.operator.cluster_contract import config_map, pool, ref_of
+from tests.operator.fakes import Embedded, FakePods, embedded, settle
 from tests.operator.test_local_pods import claim, now, pod
+from tests.operator.test_operator_loop import SETTINGS, reconcile_pods
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -265,6 +267,32 @@ def test_a_life_that_breaks_is_reported_and_leaves_no_process(tmp_path: Path) ->
         assert not world.runner.processes[0].alive
 
     run(tmp_path, story)
+
+
+def test_the_operator_goes_on_by_itself_after_a_full_disk(tmp_path: Path) -> None:
+    """A pod ends while nothing can be written: it is replaced once there is space."""
+
+    async def whole() -> None:
+        disk = Disk()
+        world = embedded(tmp_path, pods=FakePods(), keeper=ObjectFiles(tmp_path / "objects", write=disk.write))
+        reconcilers = {"EnginePool": reconcile_pods}
+        operator = Operator(world.cluster, SETTINGS, reconcilers, clock=world.clock, jitter=lambda: 0.5)
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        world.objects.create(pool("pool", replicas=1))
+        await world.clock.advance(5)
+        assert len(world.runner.processes) == 1
+        disk.full = True
+        world.runner.processes[0].end(1)
+        await world.clock.advance(45)
+        assert [now(world, "pool-0")["status"]["phase"], len(world.runner.processes)] == ["Running", 1]
+        disk.full = False
+        await world.clock.advance(60)
+        assert [now(world, "pool-0")["status"]["phase"], len(world.runner.processes)] == ["Running", 2]
+        running.cancel()
+        await world.kubelet.stop(0)
+
+    asyncio.run(whole())
 
 
 # Damaged and missing files

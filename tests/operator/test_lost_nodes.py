@@ -22,7 +22,7 @@ class Looks:
     now_s: float = 0.0
 
     def after(self, seconds: float, nodes: str, *, heard: bool = True, zones: str = "") -> NodeLoss:
-        """One look; a capital letter is a node that answers, a small one is silent. `zones` has a letter for each node."""
+        """One look. Capital letters are nodes that answer, small ones are silent; `zones` has a letter for each."""
         self.now_s += seconds
         places = zones or " " * len(nodes)
         carriers = {

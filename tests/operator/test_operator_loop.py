@@ -1,4 +1,4 @@
-"""The whole loop on an embedded cluster with fake processes: a small reconciler that keeps one pod per EnginePool replica."""
+"""The whole loop on an embedded cluster with fake processes; its reconciler keeps one pod per EnginePool replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator that has just started has asked no pod yet: what its predecessor wrote stays until a pod says otherwise."""
+"""An operator that has just started has polled no pod: the status before stays until a pod reports."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
     ids=lambda cls: str(cls.__name__),
 )
 def test_every_key_of_the_changes_is_a_field_of_the_value_with_its_type(changes: Any, value: type[Value]) -> None:
-    """mypy rejects a misspelt keyword where changes are made (`JobChanges(phse=...)`); the keys themselves are checked here."""
+    """mypy rejects a misspelt keyword where changes are made (`JobChanges(phse=...)`); this checks the keys."""
     fields = get_type_hints(value)
     assert get_type_hints(changes).items() <= {name: fields[name] for name in value.model_fields}.items()
 

@@ -222,6 +222,24 @@ def test_more_users_than_a_status_can_name_hinder_nothing() -> None:
     assert len(run.cluster.objects[key]["status"]["inUseBy"]) == 64
 
 
+def test_the_checkpoint_that_a_deployment_served_before_a_refused_edit_is_still_in_use() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"checkpointRef": {"name": "another"}}, "pools": [{"name": "main"}]},
+            "status": {"acceptedSpec": {"model": {"checkpointRef": {"name": "old"}}}},
+        }
+    )
+    run.cluster.settle()
+    assert run.cluster.objects[key]["status"]["inUseBy"] == [{"kind": "InferenceDeployment", "name": "chat"}]
+
+
 def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:
     run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
     run.start()

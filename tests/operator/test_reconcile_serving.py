@@ -387,7 +387,9 @@ def test_an_engine_that_makes_no_progress_says_why_the_deployment_is_not_ready_u
     serving.cluster.kill(stuck)  # as the kubelet does after the liveness probe has failed
     for _ in range(2):
         serving.cluster.settle_once()
-    assert f"RankKilled: the pod ended without a last word; last reported: {STUCK}" in serving.status["message"]
+    assert (
+        f"RankKilled: the pod ended without a termination message; last reported: {STUCK}" in serving.status["message"]
+    )
     serving.rest()
     assert (serving.status["phase"], serving.status["ready"], serving.pool_status["failures"]) == ("Serving", "2/2", 0)
     assert STUCK in serving.pool_status["lastFailure"]

@@ -1,6 +1,7 @@
-"""An edit that asks for something that is not built changes nothing but a condition, at any moment of a life. An accepted edit is never silent.
+"""A refused edit changes nothing but a condition, at any moment of a life; an accepted edit is never silent.
 
-The property runs every kind twice with the same events: once with the refused edit, once without. A kind joins by adding its `Life` to `LIVES`.
+The property runs every kind twice with the same events: once with the refused edit, once without. A kind joins by
+adding its `Life` to `LIVES`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Life:
 
 def training() -> tuple[SimulatedCluster, Callable[[str, int], None]]:
     run = Run(run={"backoffLimit": 1000}, checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 3})
-    run.start()  # a job that was refused from its first pass on is another story: it stalls
+    run.cluster.settle()  # a job that was refused from its first pass on is another story: it stalls
 
     def happen(event: str, number: int) -> None:
         disturb(run, event, 6 if event in {"job", "checkpoints"} else number)
@@ -387,3 +388,16 @@ def test_a_refused_edit_of_a_checkpoint_keeps_its_policy_and_its_verification_go
     run.cluster.change_spec(key, lambda spec: merge(spec, {"verification": "Full"}))
     run.cluster.settle()
     assert run.checkpoint(10)["metadata"]["finalizers"] == ["stoker.dev/checkpoint-data"]
+
+
+def test_a_refused_edit_of_a_checkpoint_does_not_give_its_pin_up() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    run.train(10, (run.save(10, None),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.change_spec(key, lambda spec: merge(spec, {"pinned": True}))
+    run.cluster.settle()
+    run.cluster.change_spec(key, lambda spec: merge(spec, {"pinned": False, "verification": "Manifest"}))
+    run.train(30, (run.save(10), run.save(20), run.save(30)))
+    assert key in run.cluster.objects
+    assert "stoker.dev/expired" not in run.checkpoint(10)["metadata"]["labels"]

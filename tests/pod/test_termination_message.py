@@ -38,7 +38,7 @@ def record(step: int, **fields: Any) -> SaveReport:
 
 
 def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
-    word = TerminationMessage(
+    message = TerminationMessage(
         cause=Cause.HANG,
         step=7,
         rank=1,
@@ -48,16 +48,16 @@ def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
     )
     log = tmp_path / "log"
     log.write_text("x" * 5000)
-    word.write(log)
-    assert parse_termination_message(log.read_text()) == word
+    message.write(log)
+    assert parse_termination_message(log.read_text()) == message
 
 
 def test_only_the_last_eight_saves_are_kept() -> None:
-    word = parse_termination_message(
+    message = parse_termination_message(
         TerminationMessage(cause=Cause.COMPLETED, saves=tuple(map(record, range(20)))).encode().decode()
     )
-    assert word is not None
-    assert [save.step for save in word.saves] == list(range(12, 20))
+    assert message is not None
+    assert [save.step for save in message.saves] == list(range(12, 20))
 
 
 @given(
@@ -66,26 +66,26 @@ def test_only_the_last_eight_saves_are_kept() -> None:
     extra=st.integers(0, 600),
 )
 def test_it_never_exceeds_its_limit_and_always_parses(detail: str, saves: int, extra: int) -> None:
-    word = TerminationMessage(
+    message = TerminationMessage(
         cause=Cause.RANK_FAILED,
         detail=detail,
         saves=tuple(record(step, folder="f" * extra) for step in range(saves)),
     )
-    encoded = word.encode()
+    encoded = message.encode()
     assert len(encoded) <= MAX_BYTES
     read = parse_termination_message(encoded.decode())
     assert read is not None
     assert read.cause == Cause.RANK_FAILED
-    assert read.saves == word.saves[len(word.saves) - len(read.saves) :]
+    assert read.saves == message.saves[len(message.saves) - len(read.saves) :]
 
 
 def test_a_long_detail_is_shortened_before_a_save_is_dropped() -> None:
-    word = parse_termination_message(
+    message = parse_termination_message(
         TerminationMessage(cause=Cause.HANG, detail="x" * 9000, saves=tuple(map(record, range(8)))).encode().decode()
     )
-    assert word is not None
-    assert len(word.saves) == 8
-    assert word.detail.endswith("xxx...")
+    assert message is not None
+    assert len(message.saves) == 8
+    assert message.detail.endswith("xxx...")
 
 
 def test_the_figures_of_old_saves_make_room_for_the_newest_and_for_the_detail() -> None:
@@ -93,16 +93,19 @@ def test_the_figures_of_old_saves_make_room_for_the_newest_and_for_the_detail() 
     saves = tuple(record(step, id=uid, metrics=METRICS) for step in range(8))
     encoded = TerminationMessage(cause=Cause.HANG, detail="x" * 1000, saves=saves).encode()
     assert len(encoded) <= MAX_BYTES
-    word = parse_termination_message(encoded.decode())
-    assert word is not None
-    assert len(word.detail) == 1000
-    assert [bool(save.metrics) for save in word.saves] == [False] * 4 + [True] * 4
-    assert word.saves[-1].metrics == METRICS
+    message = parse_termination_message(encoded.decode())
+    assert message is not None
+    assert len(message.detail) == 1000
+    assert [bool(save.metrics) for save in message.saves] == [False] * 4 + [True] * 4
+    assert message.saves[-1].metrics == METRICS
 
 
 def test_a_result_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="4096 are allowed"):
         TerminationMessage(cause=Cause.COMPLETED, result={"a": "x" * 5000}).encode()
+
+
+SAVE = '"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true'
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,14 @@ def test_a_result_that_can_never_fit_is_refused() -> None:
         '{"cause": "Hang", "saves": [{"id": 1, "folder": "f", "step": 1, "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": "1", "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": "yes"}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "metrics": 1}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "metrics": {"loss": "1"}}]}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": 1}}]}}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": {{"loss": "1"}}}}]}}',
         '{"cause": "Hang", "result": 5}',
         "[" * 4096,
         TerminationMessage(cause=Cause.HANG, detail="cut").encode().decode()[:-1],
     ],
 )
-def test_what_is_no_last_word_is_none(text: str) -> None:
+def test_text_that_is_no_termination_message_is_none(text: str) -> None:
     assert parse_termination_message(text) is None
 
 

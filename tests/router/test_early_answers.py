@@ -37,7 +37,7 @@ def test_a_refusal_before_the_end_of_a_large_body_is_passed_on(size: int) -> Non
         router = Router(parse(RouterConfig, settings), pod_uid="router-0")
         front = Server(router.control_app, bind_tcp("127.0.0.1", 0))
         await front.start()
-        entry = {"url": f"http://127.0.0.1:{engine.port}", "pod_uid": "a"}
+        entry: dict[str, object] = {"url": f"http://127.0.0.1:{engine.port}", "pod_uid": "a"}
         router.start(parse_snapshot(snapshot(1, entry)))
         await until(lambda: len(router.backends.ready) == 1)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.port}", timeout=20) as client:

@@ -1,4 +1,4 @@
-"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say.
+"""Manifests that pass admission and cannot work, with the end and the conditions of each.
 
 Both clusters are asked the same.
 """
@@ -22,7 +22,7 @@ BROKEN = {"uri": "pvc://models/broken"}
 
 
 def surroundings() -> list[Manifest]:
-    """What the mistakes find around them."""
+    """The objects and files that the mistakes refer to."""
     return [corpus(), claim("checkpoints"), claim("logs")]
 
 
@@ -35,7 +35,7 @@ def break_model(models: Path) -> Path:
 
 
 def mistakes() -> list[Mistake]:
-    """Of jobs, checkpoints and deployments."""
+    """Conditions of jobs, checkpoints and deployments."""
     return [*_jobs(), *_checkpoints(), *_deployments()]
 
 
@@ -110,7 +110,7 @@ def logs() -> Manifest:
 
 
 def says(ends: Check, text: str) -> Check:
-    """Ended in that way, with a condition that has the text."""
+    """Whether it ended in that way, with a condition that has the text."""
     return lambda found: ends(found) and text in conditions(found)
 
 

@@ -1,6 +1,4 @@
-"""What survives: the operator's part restarted beside running pods, the supervisor killed, everything taken down and
-applied again.
-"""
+"""Restarts that jobs survive: of the operator, of the supervisor, of the whole cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A deployment moves to a newer checkpoint and changes its size while clients stream: no request fails, no stream is
-cut.
-"""
+"""A deployment changes checkpoint and size while clients stream: no request fails, no stream is cut."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Several ranks (Gloo, or NCCL with one GPU each) as spawned processes that share a process group, for tests.
 
-A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank that raises, dies or does not
-answer in time ends the call with an `AssertionError` that says for each rank what went wrong or where it stood; the next call begins with fresh processes.
+A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank
+that raises, dies or does not answer in time ends the call with an `AssertionError` that says for each rank what went
+wrong or where it stood; the next call begins with fresh processes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.trainer.tiny_run import tiny_config
 START_S = 180.0
 """From the start of the processes to the end of `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""After a rank has failed: time for the others to say why they do."""
+"""After a rank has failed: time for the others to report their errors."""
 LEAVE_S = 20.0
 DUMP_S = 3.0
 
@@ -47,7 +48,7 @@ class Rank(NamedTuple):
     stacks: Path
 
     def where(self) -> str:
-        """What its threads do right now, even if none of them runs Python."""
+        """The stacks of its threads, also while none of them runs Python."""
         if self.process.exitcode is not None:
             return f"ended with exit code {self.process.exitcode}"
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -56,7 +57,10 @@ class Rank(NamedTuple):
 
 
 class RankWorld:
-    """`size` processes in one process group. `setup(rank, size)` is called once in each; what it returns is the first argument of every call."""
+    """`size` processes in one process group.
+
+    `setup(rank, size)` is called once in each; what it returns is the first argument of every call.
+    """
 
     def __init__(
         self, size: int, setup: Setup | None = None, *, backend: str = "gloo", start_s: float = START_S
@@ -170,7 +174,7 @@ def rank_and_size(rank: int, size: int) -> tuple[int, int]:
 
 
 def written(file: Path, until: float) -> str:
-    """What stands in the file once it has not grown for a moment."""
+    """The file's content after it has stopped growing."""
     text = ""
     while time.monotonic() < until:
         time.sleep(0.1)

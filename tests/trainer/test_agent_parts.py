@@ -216,18 +216,22 @@ def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
     ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
     assert state.save_counts == ends
     for number in range(MAX_REQUESTS + 1):
-        assert state.ask(f"r{number}") is None
-    assert state.ask("r5") is not None
-    assert state.ask("r0") is None
+        assert state.register_request(f"r{number}") is None
+    assert state.register_request("r5") is not None
+    assert state.register_request("r0") is None
 
 
 def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:
     stacks = (
-        'Thread 0x01 (most recent call first):\n  File "/a/channel.py", line 3 in _listen\n\n'
-        'Current thread 0x02 (most recent call first):\n  File "/a/b/loop.py", line 12 in wait\n  File "/a/run.py", line 40 in step\n'
+        'Thread 0x01 (most recent call first):\n  File "/a/channel.py", line 3 in _receive\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/a/b/loop.py", line 12 in wait\n  File "/a/run.py", line 40 in step\n'
     )
     assert innermost(stacks) == "wait (loop.py:12) < step (run.py:40)"
-    library = '  File "/x/c10d.py", line 1 in gather\n  File "/x/log.py", line 2 in wrapper\n  File "/a/stoker/loop.py", line 3 in step\n'
+    library = (
+        '  File "/x/c10d.py", line 1 in gather\n  File "/x/log.py", line 2 in wrapper\n'
+        '  File "/a/stoker/loop.py", line 3 in step\n'
+    )
     assert (
         innermost(f"Current thread 0x02 (most recent call first):\n{library}")
         == "gather (c10d.py:1) < step (loop.py:3)"

@@ -1,4 +1,7 @@
-"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed. Several GPUs: `test_several_ranks.py`."""
+"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed.
+
+Several GPUs: `test_several_ranks.py`.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def test_a_run_resumes_on_the_gpu_bitwise(tmp_path: Path) -> None:
 
 @needs_a_gpu
 def test_a_save_in_flight_holds_the_state_of_its_own_step(tmp_path: Path) -> None:
-    """Training goes on while the state is copied: each checkpoint reads back, and a run that goes on from one repeats the rest bitwise."""
+    """Training continues while the state is copied.
+
+    Each checkpoint reads back, and a run that resumes from one repeats the rest bitwise.
+    """
     context = alone("cuda")
     whole = train_case(context, tmp_path, {"checkpoint__interval_steps": 1})
     assert isinstance(context.channel, RecordingChannel)

@@ -1,4 +1,4 @@
-"""Where a run's first weights come from."""
+"""The initial weights of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.trainer.tiny_run import TINY, DecoderStore
 
 
 class TwoTables(DecoderStore):
-    """A tied model whose output table is stored, too, and differs."""
+    """A tied model whose output table is stored as well and differs."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)

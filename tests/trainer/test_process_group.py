@@ -1,4 +1,4 @@
-"""How ranks meet, wait for each other and part."""
+"""Rendezvous, timeouts and the end of process groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down()
 
 
 def waits_in_vain(rank: int, size: int) -> list[str]:
-    """What rank 1 is told when nobody else enters its collectives."""
+    """The errors of rank 1 when no other rank enters its collectives."""
     dims = data_parallel(size)
     context = make_rank_context(dims, torch.device("cpu"), RankChannel(None), timedelta(seconds=0.5))
     said = []
@@ -55,7 +55,7 @@ def waits_in_vain(rank: int, size: int) -> list[str]:
 
 
 def test_every_group_of_a_run_has_the_time_that_its_deadlines_leave() -> None:
-    """A group would take torch's own time-out (10 or 30 minutes), which a long verification or tokenisation on one rank exceeds."""
+    """torch's default timeout (10 or 30 minutes) is shorter than a long verification or tokenisation on one rank."""
     assert run_ranks(waits_in_vain, 2, timeout_s=60.0) == [["entered", "entered"], []]
 
 
@@ -93,7 +93,10 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
 
 
 def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
-    """Each pod reads its own mounts. Other numbers of steps or targets would hang the run or spoil its weights without a word."""
+    """Each pod reads its own mounts.
+
+    Other numbers of steps or targets would hang the run or spoil its weights unnoticed.
+    """
     with RankWorld(2) as world:
         assert world.call(agrees, ["a", "a"]) == ["", ""]
         one, other = world.call(agrees, ["a", "b"])

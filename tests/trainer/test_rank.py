@@ -80,7 +80,7 @@ def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
 
 @dataclass
 class Ranks:
-    """What an agent does, in small: starts ranks and listens."""
+    """A minimal agent: starts ranks and receives their events."""
 
     config: Path
     size: int

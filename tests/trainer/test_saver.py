@@ -16,8 +16,9 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import RequestEvent, SaveEvent
 from stoker.trainer.rank.main import cause_of
+from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.saver import HostPiece, SavePlan, Saver
+from stoker.trainer.rank.saver import SavePlan, Saver
 from tests.trainer.rank_world import run_ranks
 from tests.trainer.tiny_run import RecordingChannel, context_of
 

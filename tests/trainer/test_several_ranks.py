@@ -1,6 +1,7 @@
-"""The same run on several ranks and on one: losses, saves, resume. On the CPU over Gloo, and on GPUs over NCCL, by the same tests.
+"""The same run on several ranks and on one: losses, saves, resume; on the CPU over Gloo, on GPUs over NCCL.
 
-Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which rank and where.
+Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which
+rank and where.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StepSignals at the step boundary."""
+"""Signals at the step boundary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock:
         return self.now_s
 
 
-def test_the_strongest_wish_of_any_rank_counts() -> None:
+def test_the_strongest_signal_of_any_rank_counts() -> None:
     by_rank = [
         StepSignals(stop="suspend"),
         StepSignals(save=True),
@@ -29,11 +29,11 @@ def test_requests_wait_for_the_save_that_answers_them() -> None:
     channel = RankChannel(None)
     inbox = SignalInbox(channel, None, rank=0)
     channel.put(SaveCommand(id="a"))
-    assert inbox.signals() == inbox.signals() == StepSignals(save=True)
+    assert inbox.read() == inbox.read() == StepSignals(save=True)
     channel.put(SaveCommand(id="b"))
-    inbox.signals()
+    inbox.read()
     assert inbox.take_requests() == ("a", "b")
-    assert inbox.signals() == StepSignals()
+    assert inbox.read() == StepSignals()
 
 
 def test_a_stronger_stop_replaces_a_weaker_one_and_never_the_other_way() -> None:
@@ -41,16 +41,16 @@ def test_a_stronger_stop_replaces_a_weaker_one_and_never_the_other_way() -> None
     inbox = SignalInbox(channel, None, rank=0)
     for mode in ("suspend", "cancel", "interrupt"):
         channel.put(StopCommand(mode=mode))
-    assert inbox.signals().stop == "cancel"
+    assert inbox.read().stop == "cancel"
 
 
-def test_timed_saves_count_from_the_last_save_and_only_rank_0_wants_them() -> None:
+def test_timed_saves_count_from_the_last_save_and_only_rank_0_sends_them() -> None:
     clock = Clock()
     inbox, other = (SignalInbox(RankChannel(None), 60.0, rank, clock) for rank in (0, 1))
     clock.now_s += 59
-    assert not inbox.signals().timed_save
+    assert not inbox.read().timed_save
     clock.now_s += 1
-    assert inbox.signals().timed_save
-    assert not other.signals().timed_save
+    assert inbox.read().timed_save
+    assert not other.read().timed_save
     inbox.take_requests()
-    assert not inbox.signals().timed_save
+    assert not inbox.read().timed_save

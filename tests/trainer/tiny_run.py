@@ -48,7 +48,7 @@ SMALL = replace(TINY, hidden_size=128, intermediate_size=192, num_heads=4, num_k
 
 
 class SyntheticBatches:
-    """Random documents in packed sequences; the global order depends on seed and index only, as the real loader's does."""
+    """Random documents in packed sequences. Like the real loader's, the order depends on seed and index only."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self.training = config.training
@@ -109,7 +109,7 @@ def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
 
 
 class RecordingChannel(RankChannel):
-    """An agent's line that ends in a list."""
+    """A channel that keeps events in a list."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -133,6 +133,7 @@ def alone(device: str = "cpu") -> RankContext:
 
 
 def data_parallel(ranks: int) -> ParallelDims:
+    """The rank grid of a run with data parallelism alone."""
     return ParallelDims(pipeline=1, replicate=1, shard=ranks, context=1, tensor=1)
 
 

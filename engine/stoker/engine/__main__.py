@@ -26,15 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     config: EngineConfig | None = None
     try:
         config = load(EngineConfig, arguments.config)
-        word = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
+        message = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
     except ValueError as error:
-        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
+        message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
-        word = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
-    log.log(logging.INFO if word.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", word.cause, word.detail)
+        message = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
+    log.log(
+        logging.INFO if message.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", message.cause, message.detail
+    )
     if config is not None and config.termination_log is not None:
-        word.write(config.termination_log)
-    return EXIT_CODES[word.cause]
+        message.write(config.termination_log)
+    return EXIT_CODES[message.cause]
 
 
 if __name__ == "__main__":

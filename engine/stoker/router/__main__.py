@@ -5,6 +5,7 @@ python -m stoker.router --config router.json
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os

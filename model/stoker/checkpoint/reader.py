@@ -39,7 +39,7 @@ class CheckpointReader:
         """
         self.folder = Path(folder)
         self.storage = storage or PosixStorage()
-        self._hold = self.storage.hold(self.folder / MANIFEST_FILE)
+        self._lock = self.storage.lock_shared(self.folder / MANIFEST_FILE)
         self.manifest: Manifest = read_manifest(self.folder, self.storage, digest)
         for name, size in self.manifest.file_sizes().items():
             check_size(self.storage, self.folder / name, size)
@@ -49,8 +49,8 @@ class CheckpointReader:
 
     def close(self) -> None:
         """Retention may have the folder; what is read from now on may be gone."""
-        if self._hold is not None:
-            self._hold.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def tensor(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor.

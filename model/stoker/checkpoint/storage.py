@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.checkpoint.hold import Hold, claim, hold
+from stoker.checkpoint.file_lock import ReadLock, exclusive, shared
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,11 +78,11 @@ class Storage(Protocol):
     def sync_folder(self, folder: Path) -> None:
         """Return only when the entries of `folder` are durable."""
 
-    def hold(self, path: Path) -> Hold | None:
-        """Until the hold is closed or its process ends `claim` refuses the file. None where the file is not there (any more)."""
+    def lock_shared(self, path: Path) -> ReadLock | None:
+        """Lock a file for reading, until the lock is closed or its process ends. None where the file is not there."""
 
-    def claim(self, path: Path) -> Hold:
-        """The only hold of a file; CheckpointInUse while somebody else has one."""
+    def lock_exclusive(self, path: Path) -> ReadLock:
+        """Take the only lock of a file; CheckpointInUse while another process or thread has one."""
 
     def remove_file(self, path: Path) -> None:
         """Remove the name (a link, not its target); fine when it is gone."""
@@ -247,11 +247,11 @@ class PosixStorage:
         finally:
             os.close(handle)
 
-    def hold(self, path: Path) -> Hold | None:
-        return hold(path)
+    def lock_shared(self, path: Path) -> ReadLock | None:
+        return shared(path)
 
-    def claim(self, path: Path) -> Hold:
-        return claim(path)
+    def lock_exclusive(self, path: Path) -> ReadLock:
+        return exclusive(path)
 
     def remove_file(self, path: Path) -> None:
         path.unlink(missing_ok=True)

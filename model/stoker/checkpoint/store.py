@@ -250,7 +250,7 @@ class CheckpointRoot:
 
     def _give_up(self, found: Found) -> Deleted:
         """Delete what nobody reads. It is claimed only until it is hidden: NFS keeps the name of a removed file that is open."""
-        with self.storage.claim(found.path / MANIFEST_FILE):
+        with self.storage.lock_exclusive(found.path / MANIFEST_FILE):
             self._hide(found.folder_name, found.digest)
         return self._delete_hidden(found.folder_name, found.digest)
 
@@ -387,8 +387,8 @@ def check_folder_name(name: str) -> None:
 @contextmanager
 def being_read(folder: Path, storage: Storage | None = None) -> Iterator[None]:
     """Retention leaves a checkpoint alone meanwhile. Any other folder or file is let through."""
-    held = (storage or PosixStorage()).hold(folder / MANIFEST_FILE)
-    with held or nullcontext():
+    lock = (storage or PosixStorage()).lock_shared(folder / MANIFEST_FILE)
+    with lock or nullcontext():
         yield
 
 

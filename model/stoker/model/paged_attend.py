@@ -5,6 +5,8 @@ It lies beside the model so that the kernels stay below both programs; it knows 
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -42,8 +44,11 @@ class KVCache:
         num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         """Heads of the queries that this rank asks with."""
-        self.data = torch.zeros(
-            num_blocks, len(self.layers), 2, block_size, num_kv_heads, config.head_dim, dtype=dtype, device=device
+        shape = (num_blocks, len(self.layers), 2, block_size, num_kv_heads, config.head_dim)
+        self.data = (
+            zero_pages(shape, dtype)
+            if torch.device(device).type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
         )
 
     @property
@@ -66,6 +71,16 @@ class KVCache:
         self.data.index_copy_(
             0, torch.tensor(targets, device=device), self.data.index_select(0, torch.tensor(sources, device=device))
         )
+
+
+def zero_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU whose memory the kernel hands out page by page, when a page is first written.
+
+    `torch.zeros` writes them all: seconds for some gigabytes, and memory for blocks that may never be used.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=num_bytes // dtype.itemsize).view(*shape)
 
 
 class PagedAttend:

@@ -16,6 +16,13 @@ import tokenizers
 from blake3 import blake3
 
 from stoker.model.chat_template import ChatTemplate, ChatTemplateError, Message
+from stoker.model.tokenizer_limits import (
+    MAX_NORMALIZED_CHARACTERS,
+    TokenizerLimitError,
+    check_backend,
+    check_size,
+    panics_named,
+)
 from stoker.model.travelling_files import read_travelling_files
 
 REPLACEMENT = "\ufffd"
@@ -46,7 +53,7 @@ class Tokenizer:
         if "tokenizer.json" not in files:
             raise TokenizerError(f"{name}: tokenizer.json is missing")
         self.files, self.name = files, name
-        self.backend = parse_backend(files["tokenizer.json"], name)
+        self.backend, self.growth = parse_backend(files["tokenizer.json"], name)
         self.config = parse_json(files, "tokenizer_config.json", name)
         self.generation_config = parse_json(files, "generation_config.json", name)
         self.special_texts = {
@@ -117,19 +124,31 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: put what the tokenizer puts around a text, such as the begin-of-text token."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        self.check_length(text)
+        with panics_named():
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_many(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """On all cores."""
-        return [
-            encoding.ids
-            for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        ]
+        for text in texts:
+            self.check_length(text)
+        with panics_named():
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def check_length(self, text: str) -> None:
+        """Refuse a text that normalizing could make too long. Raises TokenizerLimitError."""
+        if (length := len(text) * self.growth) > MAX_NORMALIZED_CHARACTERS:
+            raise TokenizerLimitError(
+                f"{self.name}: a text of {len(text)} characters may be normalized to {length:.0f}; "
+                f"at most {MAX_NORMALIZED_CHARACTERS} are allowed"
+            )
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Parts of characters become the replacement character."""
-        text: str = self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        with panics_named():
+            text: str = self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
@@ -275,14 +294,18 @@ class Detokenizer:
         self.num_shown = len(self.tokens)
 
 
-def parse_backend(data: bytes, name: str) -> Any:
+def parse_backend(data: bytes, name: str) -> tuple[Any, float]:
+    """Return the library's tokenizer, and how many times longer its normalizer may make a text."""
     try:
-        backend = tokenizers.Tokenizer.from_buffer(data)
+        check_size(data)
+        with panics_named():
+            backend = tokenizers.Tokenizer.from_buffer(data)
+            growth = check_backend(backend)
     except Exception as error:
         raise TokenizerError(f"{name}: tokenizer.json is not valid: {error}") from error
     backend.no_padding()
     backend.no_truncation()
-    return backend
+    return backend, growth
 
 
 def parse_json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The one table of causes: why a program ended, its exit code, what the operator does then, and which of several causes is the root.
+"""The one table of causes of a program's end: exit code, action of the operator, rank among root causes.
 
-Trainer, engine, router, command line and operator read it; docs/exit-codes.md shows it. To add a cause, add a member and a row.
+Trainer, engine, router, command line and operator read it; docs/exit-codes.md shows it. To add a cause, add a member
+and a row.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ CAUSES: tuple[CauseRow, ...] = (
 )
 """Root causes first. When several ranks or pods end, the one that stands first here explains the others.
 
-* A lost peer is only ever a consequence, so it explains less than anything that another rank reports, and less than a stop: ranks that end
-  on request leave peers behind that have not ended yet.
-* A hang and an unnamed error are observations of this kind too (a killed peer makes others hang or raise), so every named cause comes
-  before them. A hang brings stacks and comes before the unnamed error.
+* A lost peer is only ever a consequence, so it explains less than anything that another rank reports, and less than a
+  stop: ranks that end on request leave peers behind that have not ended yet.
+* A hang and an unnamed error are observations of this kind too (a killed peer makes others hang or raise), so every
+  named cause comes before them. A hang brings stacks and comes before the unnamed error.
 """
 
 ORDERLY_ENDS = (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED)
@@ -131,7 +132,10 @@ def root_cause_rank(cause: Cause) -> int:
 
 @dataclass(frozen=True)
 class CauseRule:
-    """Errors of one kind, or those of them that `applies` accepts, have this cause. A program's rules are a list; the first that fits counts."""
+    """Errors of one kind, or those of them that `applies` accepts, have this cause.
+
+    A program's rules are a list; the first that fits counts.
+    """
 
     kind: type[BaseException]
     cause: Cause

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that can step, and what its front needs to know of the model."""
+"""Build an engine from its configuration, and find what fronts need to know of the model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Exec
 
 
 def warm_up(executor: Executor) -> None:
-    """One token through everything, so that the first request finds libraries and buffers ready. Leaves no trace but in a free block."""
+    """Warm up with one token, so that the first request finds libraries loaded and buffers made.
+
+    It writes only into a free block and an empty seat.
+    """
     greedy = SamplingParams(temperature=0, seed=0)
     step = StepInput(
         number=-1,
@@ -67,7 +70,7 @@ def warm_up(executor: Executor) -> None:
 
 
 def tokenizer_folder(plan: EnginePlan, work_dir: Path) -> Path:
-    """Where a front finds the tokenizer's files: the model's folder, or for a single file a folder made from it."""
+    """Folder of the tokenizer's files: the model's own, or one made from a GGUF file."""
     path = Path(plan.model_path)
     if path.is_dir():
         return path
@@ -79,7 +82,7 @@ def tokenizer_folder(plan: EnginePlan, work_dir: Path) -> Path:
 
 
 def end_tokens(source: WeightsSource) -> tuple[int, ...]:
-    """Tokens that end an answer: those of config.json and of generation_config.json."""
+    """Tokens that end an answer, from config.json and generation_config.json."""
     listed = json.loads(source.tokenizer_files.get("generation_config.json", b"{}")).get("eos_token_id")
     more = listed if isinstance(listed, list) else [listed]
     ids = (*source.config.eos_token_ids, *(token for token in more if isinstance(token, int)))

@@ -1,4 +1,4 @@
-"""Turn a schedule into the plain numbers of a step. The only place that knows both sequences and seats' values."""
+"""Turn a schedule into the plain numbers of a step. The only place that knows both sequences and step values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.engine.execution.step import Opening, StepInput, TableEntry
 
 
 def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
-    """The schedule as plain numbers."""
+    """The schedule as the input of one step."""
     seats, starts, lengths, scored, sample_chunks, sample_seats = [], [], [], [], [], []
     for index, (sequence, start, length, samples) in enumerate(schedule.chunks):
         seats.append(seat_of(sequence))
@@ -42,7 +42,7 @@ def seat_of(sequence: Sequence) -> int:
 
 
 def _num_scored(sequence: Sequence, start: int, length: int) -> int:
-    """What follows the prompt's last token is not a prompt token."""
+    """Positions of the chunk whose following token belongs to the prompt and is to be scored."""
     return max(min(length, sequence.num_prompt - 1 - start), 0) if sequence.scores_prompt else 0
 
 
@@ -59,7 +59,7 @@ def _opening(sequence: Sequence) -> Opening:
 
 
 def _table_entries(schedule: Schedule, blocks: BlockManager) -> Iterator[TableEntry]:
-    """The whole table of a seat that opens; of others what is new."""
+    """New entries of block tables: whole tables of seats that open, and what other sequences gained."""
     for sequence in schedule.opened:
         yield from _entries(sequence, blocks, 0, len(blocks.table(sequence)))
     for sequence, first, end in schedule.grown:

@@ -1,16 +1,18 @@
-"""The engine as a library: requests in, deltas out, one step at a time. Owns the requests; one thread calls it."""
+"""Continuous batching: requests in, deltas out, one step at a time. Owns the requests; called by one thread."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
-from stoker.engine.core.messages import Delta, FinishReason, Stats
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
@@ -25,7 +27,7 @@ Addressed = tuple[str, Delta]
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What the model allows."""
+    """Limits of requests that follow from the model."""
 
     vocab_size: int
     max_model_len: int
@@ -36,11 +38,12 @@ class ModelLimits:
 class LLMEngine:
     """Continuous batching over one executor.
 
-    `add_request` queues, `step` computes once and returns what is new, `abort_request` and `finish_choice` take requests
-    out at any time. `front` names whose request it is: ids of different fronts are different requests.
+    `add_request` queues, `step` computes once and returns new deltas, `abort_request` and `finish_choice` end requests
+    at any time. Request ids belong to a front: equal ids of two fronts are two requests.
 
-    With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it takes
-    the result of the one before. What a sequence computes after its end, which only that result shows, is thrown away.
+    With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it
+    reads the output of the one before. A sequence whose end only that output shows has computed one token too many; it
+    is discarded.
     """
 
     def __init__(
@@ -61,6 +64,13 @@ class LLMEngine:
         self.num_generated_tokens = 0
         self.num_finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.num_refused: Counter[str] = Counter()
+        self.step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        """Steps by their number of tokens."""
+        self.num_step_tokens = 0
+        self.num_audits = 0
+        self.num_leaked_blocks = 0
+        self.before_step: Callable[[int], None] = lambda _: None
+        """Called with the number of tokens of each step, before it is computed."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -77,7 +87,7 @@ class LLMEngine:
         """Queue a request; a missing seed is drawn here.
 
         Raises:
-            RequestRefused: with the field, the value and what is allowed.
+            RequestRefused: names the field, the value and what is allowed.
         """
         try:
             max_tokens = self._check((front, request_id), prompt_tokens, params)
@@ -97,25 +107,25 @@ class LLMEngine:
             priority=priority,
         )
         if not self.has_unfinished:
-            self.progressed_s = now_s  # until now there was nothing to do
+            self.progressed_s = now_s  # before it there was no work
         self._arrivals += 1
         self.requests[request.key] = request
         self.scheduler.add(request)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
-        """End every choice, whatever it is doing. Returns their last deltas; none for a request that has ended."""
+        """End every choice in whatever state and return their last deltas; none for a request that has ended."""
         request = self.requests.get((front, request_id))
         return [] if request is None else self._finish_request(request, "abort", None)
 
     def finish_choice(self, request_id: str, choice: int, *, front: str = "") -> None:
-        """A stop text was found in this choice: it ends as a success. Harmless for a choice that has ended."""
+        """End a choice as a success, because a stop text was found in it. Harmless for one that has ended."""
         request = self.requests.get((front, request_id))
         for sequence in request.sequences if request is not None else ():
             if sequence.choice == choice and not sequence.state.finished:
                 self._finish_sequence(sequence, "stop")
 
     def end_everything(self, reason: FinishReason, error: str | None = None) -> list[Addressed]:
-        """End all requests; their last deltas."""
+        """End all requests and return their last deltas."""
         return [
             delta for request in list(self.requests.values()) for delta in self._finish_request(request, reason, error)
         ]
@@ -125,9 +135,11 @@ class LLMEngine:
         return self.scheduler.has_unfinished
 
     def step(self) -> list[Addressed]:
-        """Schedule, submit, take results: in the end one token for every sequence whose known tokens are all computed."""
+        """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
+        computed."""
         schedule = self.scheduler.schedule(self.clock())
         if schedule.chunks:
+            self._begin_step(schedule.num_tokens)
             self._submitted.append(self._submit(schedule))
         deltas: list[Addressed] = []
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
@@ -153,12 +165,30 @@ class LLMEngine:
             prefix_hits=scheduler.prefix_hits,
             finished=dict(self.num_finished),
             refused=dict(self.num_refused),
+            step_tokens=tuple(self.step_tokens),
+            step_tokens_sum=self.num_step_tokens,
+            block_audits=self.num_audits,
+            leaked_blocks=self.num_leaked_blocks,
         )
 
-    # Taking a request.
+    def audit(self) -> BlockAudit:
+        """Count blocks and seats anew, between two steps. Gives leaked blocks back; the caller handles faults."""
+        audit = self.scheduler.audit()
+        self.num_audits += 1
+        if audit.leaked:
+            self.num_leaked_blocks += len(audit.leaked)
+            self.scheduler.repair(audit)
+        return audit
+
+    # Checking a request.
 
     def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams) -> int:
-        """The most output tokens of a request that can be served; RequestRefused otherwise."""
+        """Check a request and return its largest number of output tokens.
+
+        A front has checked tokens and lengths already, to answer with its own field names and before the request
+        crosses the wire. `LLM` and other users of this class have no front, so these checks are the ones that always
+        hold.
+        """
         if key in self.requests:
             raise RequestRefused("invalid", f"request_id {key[1]!r} is in use", "request_id")
         if not prompt:
@@ -189,6 +219,11 @@ class LLMEngine:
         return max_tokens
 
     # Computing.
+
+    def _begin_step(self, num_tokens: int) -> None:
+        self.step_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+        self.num_step_tokens += num_tokens
+        self.before_step(num_tokens)
 
     def _submit(self, schedule: Schedule) -> SubmittedStep:
         step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
@@ -222,10 +257,11 @@ class LLMEngine:
                         self._append_token(sequence, tokens[number], valid[number], logprobs[number], deltas)
             sample = end
 
-    # Taking results.
+    # Collecting results.
 
     def _commit_chunk(self, chunk: Chunk, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """The chunk is in the cache; log-probabilities computed again after a preemption replace the first ones."""
+        """Make a computed chunk findable and keep its prompt log-probabilities, which replace those before a
+        preemption."""
         self.scheduler.complete(chunk)
         if prompt_logprobs:
             chunk.sequence.prompt_logprobs[chunk.start + 1 :] = prompt_logprobs
@@ -233,7 +269,7 @@ class LLMEngine:
     def _append_token(
         self, sequence: Sequence, token: int, valid: bool, logprobs: TokenLogprobs | None, deltas: list[Addressed]
     ) -> None:
-        """One sampled token."""
+        """Append one sampled token to its sequence; it may be the last."""
         if not valid:
             self._finish_sequence(sequence, "error")
             deltas.append(self._final_delta(sequence, sequence.choice, "error", "the model's logits are not finite"))
@@ -251,7 +287,7 @@ class LLMEngine:
     def _first_or_final_delta(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, first: bool, reason: FinishReason | None
     ) -> Addressed:
-        """The delta that carries the facts, and with the first one the prompt's scores."""
+        """A delta with `facts`; the first of choice 0 also has the prompt's log-probabilities."""
         starts = first and sequence.choice == 0
         if starts:
             self.num_prompt_tokens += sequence.num_prompt
@@ -280,7 +316,7 @@ class LLMEngine:
             del self.requests[sequence.request.key]
 
     def _finish_request(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
-        """Every choice that has not ended, those that have not forked yet too."""
+        """End every choice that runs or has not forked yet, and return their last deltas."""
         unborn = range(len(request.sequences), request.params.n)
         deltas = [self._final_delta(request.sequences[0], choice, reason, error) for choice in unborn]
         for sequence in request.sequences:

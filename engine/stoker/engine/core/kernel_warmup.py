@@ -28,7 +28,7 @@ from stoker.model.paged_attend import KVCache
 
 SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
 PROMPT_LENGTHS = (1, 5, 48, 300)
-"""One row, few rows, whole tiles, and a pass of many rows."""
+"""Lengths that give one row, few rows, whole tiles, and a pass of many rows."""
 NUM_REQUESTS = 12
 SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
 
@@ -37,7 +37,8 @@ SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), Sampling
 def kernel_warmup(
     config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
 ) -> Iterator[None]:
-    """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong there."""
+    """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong
+    there."""
     with ThreadPoolExecutor(1, thread_name_prefix="kernel-warmup") as pool:
         compiled = pool.submit(compile_kernels, config, ops, dtype, device, block_size, attention)
         yield
@@ -82,7 +83,7 @@ def compile_kernels(
 
 
 def run_step(engine: LLMEngine) -> None:
-    """One step. Raises where a request failed in it."""
+    """Compute one step. Raises RuntimeError where a request failed in it."""
     for _, delta in engine.step():
         if delta.error is not None:
             raise RuntimeError(f"the kernel warm-up failed: {delta.error}")

@@ -1,6 +1,6 @@
-"""What becomes of a step that failed: its halves are computed again, so that only the chunk at fault has an error.
+"""Retry of a failed step in halves, so that only the chunk at fault ends with an error.
 
-The usual path takes no part in it: a step that went well is its own `StepOutcome`, and nothing is copied.
+A step that went well needs none of it: its output is its `StepOutcome`, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 
 @dataclass
 class SubmittedStep:
-    """A step that was given to the executor and whose output was not read yet."""
+    """A step that the executor has and whose output has not been read."""
 
     schedule: Schedule
     step: StepInput
@@ -32,7 +32,7 @@ class StepOutcome(NamedTuple):
 
     output: StepOutput
     errors: Mapping[int, str] = MappingProxyType({})
-    """By chunk: why it could not be computed. Its numbers in `output` are placeholders."""
+    """Reason by chunk that could not be computed; its numbers in `output` are placeholders."""
     gone: frozenset[int] = frozenset()
     """Samples whose sequences no longer run. Their numbers in `output` are placeholders."""
 
@@ -40,7 +40,7 @@ class StepOutcome(NamedTuple):
 def retry_step(
     executor: Executor, failed: SubmittedStep, later: Iterable[SubmittedStep], error: Exception
 ) -> StepOutcome:
-    """Compute the failed step again, in parts, then submit the later ones again: they have read what it failed to write.
+    """Compute the failed step again in parts, then submit the later ones again: they read what it failed to write.
 
     Raises:
         ExecutorLost: nothing can be computed any more.
@@ -56,7 +56,7 @@ def retry_step(
 
 @dataclass
 class _PartialOutput:
-    """The numbers gathered so far; placeholders elsewhere, so that indices of later samples stay valid."""
+    """Numbers so far, with placeholders elsewhere, so that indices of later samples stay valid."""
 
     tokens: list[int]
     valid: list[bool]
@@ -70,7 +70,7 @@ class _PartialOutput:
         return cls([0] * count, [False] * count, [None] * count, [()] * len(step.seats))
 
     def put(self, chunks: list[int], samples: list[int], output: StepOutput) -> None:
-        """Enter what these chunks and samples, computed on their own, gave."""
+        """Enter the output of these chunks and samples, which were computed on their own."""
         for place, sample in enumerate(samples):
             self.tokens[sample] = output.tokens[place]
             self.valid[sample] = output.valid[place]
@@ -85,7 +85,7 @@ class _PartialOutput:
 
 
 class _Retry:
-    """One failed step. Only sequences that still run take part: others may have lost their seats and blocks by now."""
+    """The retry of one step. Only sequences that still run take part: others may have lost their seats and blocks."""
 
     def __init__(self, executor: Executor, failed: SubmittedStep, later: Iterable[SubmittedStep]) -> None:
         self.executor = executor
@@ -101,7 +101,7 @@ class _Retry:
         return StepOutcome(self.partial.whole(self.step.number), self.partial.errors, self.gone)
 
     def _give_up_samples(self) -> Iterable[int]:
-        """Samples of sequences that no longer run. One that was preempted meanwhile samples its token again."""
+        """Drop samples of sequences that no longer run. One that was preempted samples its token again."""
         for number, sequence in enumerate(sequence for chunk in self.chunks for sequence in chunk.samples):
             if sequence.state is not State.RUNNING:
                 sequence.num_pending = 0

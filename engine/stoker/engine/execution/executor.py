@@ -1,4 +1,4 @@
-"""The seam between the engine and whatever computes a step."""
+"""Executors: they take the engine's steps and compute them in this process, on a device or on several ranks."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from stoker.engine.execution.step import StepInput, StepOutput
 
 
 class PendingOutput(Protocol):
-    """A step's output, sooner or later: a `Future`, or a runner's own."""
+    """A submitted step's output: a `Future`, or a runner's own class."""
 
     def result(self) -> StepOutput:
-        """Waits; raises what the step raised, `ExecutorLost` if nothing can be computed any more."""
+        """Wait for the output. Raises the step's error, or `ExecutorLost` if no further step can be computed."""
         ...
 
 
 class StepRunner(Protocol):
-    """One rank: `Runner`, or a test's own."""
+    """One rank: `Runner`, or a test's own class."""
 
     def run(self, step: StepInput) -> StepOutput: ...
 
 
 class StepLauncher(Protocol):
-    """One rank on a device that works by itself."""
+    """One rank whose device computes beside the host."""
 
     def launch(self, step: StepInput) -> PendingOutput: ...
     def capture_next_graph(self) -> bool: ...
 
 
 class Executor(Protocol):
-    """Takes steps in order. A later step may be submitted before an earlier one's result is read."""
+    """Computes steps in order. A later step may be submitted before an earlier one's output is read."""
 
     def submit(self, step: StepInput) -> PendingOutput:
-        """What went wrong is raised by the result, never here."""
+        """Start a step. Errors are raised by the result, never here."""
         ...
 
     def capture_next_graph(self) -> bool:
-        """Use idle time to make ready what will speed up later steps, a fraction of a second of it. False: nothing is left to do."""
+        """Capture one more CUDA graph in idle time, a fraction of a second. False: none is left to capture."""
         ...
 
     def close(self) -> None:
-        """Give back processes and memory; harmless twice."""
+        """Release processes and memory. May be called twice."""
         ...
 
 

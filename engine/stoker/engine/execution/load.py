@@ -1,4 +1,4 @@
-"""One rank's part of the model, ready to run steps: weights, cache, kernels, graphs."""
+"""Load one rank: weights, cache, kernels, graphs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.distributed import ProcessGroup
 
+from stoker.engine.execution.kernel_cache import bound_kernel_caches
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
@@ -18,9 +19,9 @@ from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights
 
 Progress = Callable[[str], None]
-"""Called with what is being done, in words for people."""
+"""Called with the present part of the loading, in words for people."""
 BesideWeights = Callable[[ModelConfig, Ops, torch.device], AbstractContextManager[None]]
-"""Opens the block in which the weights are read; whatever it starts there has ended when the block is left."""
+"""Returns the context in which the weights are read. Work that it starts has ended when the context is left."""
 
 
 def load_runner(
@@ -29,9 +30,10 @@ def load_runner(
     progress: Progress = lambda _: None,
     beside_weights: BesideWeights = lambda *_: nullcontext(),
 ) -> Runner:
-    """One rank's weights and cache, on this rank's device. Sets the process's intra-op threads."""
+    """Load one rank's weights and cache onto its device. Sets the process's intra-op threads."""
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
+    bound_kernel_caches()
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What the host tells a pass of fixed size: one run of int32, the same in numpy's memory and in the device's.
+"""The inputs of a pass of fixed size: one packed buffer of int32, with the same layout on host and device.
 
 T rows, first D for sequences that decode, then those of Q prompts; B = D + Q samples.
 """
@@ -16,30 +16,31 @@ from stoker.engine.execution.step_rows import StepRows
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 ALIGNMENT = 4
-"""Numbers: each part begins at a multiple of 16 bytes, for which kernels are compiled."""
+"""In numbers: each part begins at a multiple of 16 bytes, for which kernels are compiled."""
 
 
 class PassInputs(NamedTuple, Generic[Numbers]):
-    """Views of the run."""
+    """Views of the packed buffer."""
 
     seats: Numbers
-    """[B] who samples: decodes, then any others; -1: padding."""
+    """[B] seats that sample: decodes, then any others; -1: padding."""
     following: Numbers
-    """[B] where the sampled token will stand; a decode's own token is the one before it."""
+    """[B] position of the sampled token; a decode's own token is the one before it."""
     blocks: Numbers
-    """[D] the block that takes a decode's token."""
+    """[D] block that a decode's token is written to."""
     rows: Numbers
-    """[B] the row that gives the sample. Here and below: empty in a pass of decodes alone, where it is the sample's own."""
+    """[B] row whose hidden state gives the sample. Empty without prompts, as are the parts below: the row is the
+    sample's own."""
     prompt_seats: Numbers
-    """[Q] -1: padding."""
+    """[Q] seats of prompts; -1: padding."""
     prompt_starts: Numbers
     """[Q] position of the chunk's first token."""
     begins: Numbers
-    """[Q + 1] its row, and the end of all, where padding begins and ends, too."""
+    """[Q + 1] first row of each prompt, and the end of all; padding begins and ends there, too."""
 
 
 def split(packed: Numbers, shape: PassShape) -> PassInputs[Numbers]:
-    """The parts of a run of at least `packed_length(shape)` numbers."""
+    """Split a buffer of at least `packed_length(shape)` numbers into its parts."""
     parts, begin = [], 0
     for length in part_lengths(shape):
         parts.append(packed[begin : begin + length])
@@ -65,7 +66,7 @@ def aligned(length: int) -> int:
 
 
 def pack_inputs(shape: PassShape, rows: StepRows, blocks_D: np.ndarray) -> np.ndarray:
-    """A step as a run of this shape, which holds it. `blocks_D`: where each decode's token goes."""
+    """Pack a step that fits the shape. `blocks_D`: block of each decode's token."""
     packed = np.zeros(packed_length(shape), dtype=np.int32)
     inputs = split(packed, shape)
     decodes = rows.num_decodes
@@ -79,7 +80,7 @@ def pack_inputs(shape: PassShape, rows: StepRows, blocks_D: np.ndarray) -> np.nd
 
 
 def fill_prompts(inputs: PassInputs[np.ndarray], shape: PassShape, rows: StepRows) -> None:
-    """Chunks of prompts, and samples that are not a decode's own."""
+    """Fill in chunks of prompts, and samples that are not a decode's own."""
     others, behind = ~rows.is_own, slice(shape.decodes, shape.decodes + rows.num_others)
     inputs.seats[behind] = rows.sample_seats[others]
     inputs.following[behind] = rows.sample_positions[others]
@@ -93,7 +94,7 @@ def fill_prompts(inputs: PassInputs[np.ndarray], shape: PassShape, rows: StepRow
 
 
 def sample_places(shape: PassShape, rows: StepRows) -> np.ndarray:
-    """[samples of the step] where each one stands among the shape's B."""
+    """[samples of the step] index of each one among the shape's B samples."""
     if not shape.prompts:
         return rows.sample_chunks
     return np.where(rows.is_own, rows.sample_chunks, shape.decodes - 1 + (~rows.is_own).cumsum())

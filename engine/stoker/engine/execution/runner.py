@@ -1,11 +1,12 @@
-"""Computes steps on one rank: weights, cache, and one row of tensors per seat. Knows no request and no scheduler.
+"""The runner computes steps on one rank. It owns weights, cache, and one row of tensors per seat; it knows no request
+and no scheduler.
 
-The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations; the
-tokens themselves stay on the device: what a step samples is written into the seat's row, where the next step reads it.
-`launch` starts a step and returns at once on a device that works by itself; its result waits for the device once. With
-fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is busy
-for longer than its launches take.
-Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary, L longest sequence.
+The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations.
+The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
+starts a step and returns at once where the device computes beside the host; the result waits for the device once. With
+fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
+busy for longer than the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
+L longest sequence.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
 _SCORED_ROWS = 256
-"""Prompt positions whose logits are held at once."""
+"""Prompt positions whose logits are in memory at once."""
 
 
 class LaunchedStep:
-    """A step on its way. `result` waits for the device."""
+    """A started step; `result` waits for the device."""
 
     def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
         self.number, self.fetched, self.unpack = number, fetched, unpack
         self.output: StepOutput | None = None
 
     def result(self) -> StepOutput:
-        """Raises ExecutorLost where the device failed: nothing after it can be right."""
+        """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""
         if self.output is None:
             try:
                 self.output = self.unpack(self.fetched.wait())
@@ -64,7 +65,7 @@ class Runner:
         attention: str,
         graphs: bool | Capture = True,
     ) -> None:
-        """`graphs`: whether steps are captured, with fused kernels on one rank; or who captures them."""
+        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them."""
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
@@ -87,11 +88,11 @@ class Runner:
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        alone = self.model.group is None  # what ranks do together is not captured
+        alone = self.model.group is None  # collectives are not captured
         return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
 
     def run(self, step: StepInput) -> StepOutput:
-        """Compute one step, to the end.
+        """Compute one step and wait for its output.
 
         Raises:
             ExecutorLost: seats could not be brought up to date or the device failed; later steps would be wrong.
@@ -100,7 +101,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
-        """Start one step; on the host it is done when this returns. Raises as `run`."""
+        """Start one step. On the CPU it is done when this returns. Raises as `run`."""
         rows = step_rows(step)
         size = None if self.graphs is None else self.graphs.shape_for(rows)
         self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
@@ -115,14 +116,15 @@ class Runner:
 
     @torch.inference_mode()
     def capture_next_graph(self, *, first: bool = False) -> bool:
-        """Capture one more size. False: all are there. `first`: only those that should not be waited for."""
+        """Capture the graph of one more shape. False: none is left. `first`: only shapes needed before the first
+        request."""
         if self.graphs is None:
             return False
         return self.graphs.capture_next(self.graphs.shapes.first if first else self.graphs.shapes.idle)
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:
-        """Steps of nothing but padding at every size, of decodes with and without the sampler's filters: kernels are compiled then."""
+        """Compile kernels by steps of padding in every shape, decode shapes with and without the sampler's filters."""
         if self.graphs is None:
             return
         shapes = self.graphs.shapes
@@ -130,7 +132,11 @@ class Runner:
             self.graphs.warm_up(shape)
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
-        """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
+        """Bring seats, tables and blocks up to date.
+
+        `tables_follow`: new table entries reach the device with the pass's own inputs, so only the host's copy is
+        written.
+        """
         try:
             self.seats.open(step.openings)
             if tables_follow:
@@ -149,7 +155,7 @@ class Runner:
     # Steps padded to a fixed size.
 
     def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
-        """The variant for what the step's samples ask for."""
+        """The variant of the shape that gives what the step's samples request."""
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored):
             return size._replace(samples=False)
@@ -179,7 +185,7 @@ class Runner:
         return hidden_TD
 
     def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
-        """Slots and tables of all tokens at once."""
+        """Compute slots and tables of all tokens at once."""
         block_size = self.cache.block_size
         tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
         slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
@@ -193,12 +199,12 @@ class Runner:
         self.attend.prepare(batch)
 
     def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
-        """What is wanted of the hidden states, which may have padding at their end."""
+        """Sample and score from the hidden states, which may have padding at their end."""
         scores = self._score(step, rows, hidden_TD)
         return self._fetch(step, self._sample(rows, hidden_TD), scores)
 
     def _sample(self, rows: StepRows, hidden_TD: Tensor) -> Sampled | None:
-        """Next tokens, written to their seats."""
+        """Sample next tokens and write them to their seats."""
         seats_B, positions_B = rows.sample_seats, rows.sample_positions
         if not len(seats_B):
             return None
@@ -219,7 +225,7 @@ class Runner:
     def _draw(
         self, logits_BV: Tensor, seats: np.ndarray, positions: np.ndarray, seats_B: Tensor, places_B: Tensor
     ) -> Sampled:
-        """With the fused sampler; adjustments and log-probabilities only where a row asks for them."""
+        """Sample with the fused sampler; adjustments and log-probabilities only where a row requests them."""
         assert isinstance(self.seats, DeviceSeatTables)
         rows = Rows(self.values, seats, positions, self.device)
         logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
@@ -249,7 +255,7 @@ class Runner:
     # Results.
 
     def _score(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> list[list[Logprobs]]:
-        """Per chunk: log-probabilities of prompt tokens, a bounded number of rows of logits at a time."""
+        """Log-probabilities of prompt tokens by chunk, a bounded number of rows of logits at a time."""
         return [
             [
                 self._score_rows(step, rows, hidden_TD, chunk, first, min(first + _SCORED_ROWS, scored))
@@ -267,7 +273,7 @@ class Runner:
         return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)
 
     def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> LaunchedStep:
-        """Everything on its way to the host."""
+        """Begin to copy all results to the host."""
         tensors: list[Tensor] = []
         if sampled is not None:
             tensors += (sampled.tokens, sampled.valid, *(sampled.logprobs or ()))
@@ -285,7 +291,10 @@ class Runner:
 def _unpacked(
     step: StepInput, arrays: list[np.ndarray], wanted: Sequence[int] | None, num_parts: list[int]
 ) -> StepOutput:
-    """`wanted`: per sample how many top log-probabilities it asks for, -1 for none at all; None where nobody asks."""
+    """Unpack a step's arrays.
+
+    `wanted`: number of top log-probabilities by sample, -1 for none at all; None where no sample requests any.
+    """
     rest = iter(arrays)
     tokens: tuple[int, ...] = ()
     valid: tuple[bool, ...] = ()
@@ -303,7 +312,8 @@ def _unpacked(
 
 
 def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:
-    """Values for people, from chosen [rows], top tokens and top logprobs [rows, k]; the first `counts[row]` of the top."""
+    """Log-probabilities as values, from chosen [rows], top tokens and top logprobs [rows, k], of which row r gets
+    `counts[r]`."""
     chosen, top_tokens, top = (array.tolist() for array in arrays)
     widths = counts if counts is not None else [len(row) for row in top]
     return [

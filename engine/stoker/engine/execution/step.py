@@ -1,7 +1,8 @@
-"""What one step computes and what it gave: plain numbers that can travel to any rank. Imports no other part of the engine
-but the sampling parameters, which are plain values too.
+"""The values of one step: its input and its output, plain numbers that can travel to any rank.
 
-A seat is a row of the runner's per-sequence tensors (tokens, block table, sampling values). A seat is opened once with
+Imports no other part of the engine but the sampling parameters, which are plain values, too.
+
+A seat is a row of the runner's per-sequence tensors (tokens, block table, sampling values). It is opened once with
 everything known about its sequence; afterwards a step names only how far each seat goes. The token sampled in one step
 is already in the seat's row when the next step starts, so the host need not have seen it.
 """
@@ -17,15 +18,15 @@ from stoker.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A sequence takes a seat."""
+    """A seat that a sequence takes, with everything known about the sequence."""
 
     seat: int
     tokens: tuple[int, ...]
-    """All that are known; more than the prompt after a preemption."""
+    """All known tokens; after a preemption more than the prompt."""
     num_prompt: int
     choice: int
     stop_tokens: tuple[int, ...]
-    """Not to be chosen before `params.min_tokens`."""
+    """Tokens that end the sequence; they cannot be chosen before `params.min_tokens`."""
     params: SamplingParams
     """With a seed."""
 
@@ -40,7 +41,7 @@ class TableEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step. Its parts apply in the order of the fields; repeating the chunks gives the same result again."""
+    """One step. Its parts apply in the order of the fields. Computing the chunks again gives the same result."""
 
     number: int
     openings: tuple[Opening, ...]
@@ -52,26 +53,29 @@ class StepInput:
     seats: tuple[int, ...]
     """One per chunk, as `starts`, `lengths` and `scored`."""
     starts: tuple[int, ...]
-    """Tokens of the seat that are in the cache already."""
+    """Tokens of each chunk's seat that are in the cache already."""
     lengths: tuple[int, ...]
     scored: tuple[int, ...]
-    """At so many leading positions of the chunk the log-probability of the prompt token that follows is wanted."""
+    """Number of leading positions of the chunk at which to score the prompt token that follows."""
     sample_chunks: tuple[int, ...]
     """One per token to sample: the chunk whose last position gives the logits."""
     sample_seats: tuple[int, ...]
-    """The seat whose sampling values count and that receives the token."""
+    """The seat whose sampling values apply and that receives the token."""
 
     @property
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
     def undone_copies(self) -> tuple[TableEntry, ...]:
-        """Entries that bring tables back to the blocks that this step's copies replaced, for a step before it."""
+        """Table entries from before this step's copies, for computing an earlier step again."""
         sources = {target: source for source, target in self.copies}
         return tuple(entry._replace(block=sources[entry.block]) for entry in self.table if entry.block in sources)
 
     def only(self, chunks: Sequence[int], samples: Sequence[int]) -> StepInput:
-        """Some chunks and samples of theirs, in order, for a second attempt: seats and blocks are ready, the table is made again."""
+        """The sub-step with only these chunks and samples, for a retry.
+
+        Seats are open and blocks copied already; the caller supplies the block-table entries.
+        """
         place = {chunk: new for new, chunk in enumerate(chunks)}
         return replace(
             self,
@@ -92,21 +96,21 @@ class TokenLogprobs:
     """Log-probabilities at one output position, from the raw logits."""
 
     logprob: float
-    """Of the chosen token (for a prompt: of the token that stands there)."""
+    """Of the chosen token; in a prompt, of the token at this position."""
     top: tuple[tuple[int, float], ...]
-    """The most probable (token, logprob), best first; as many as were asked for."""
+    """The most probable (token, logprob), best first, as many as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step gave, on the host."""
+    """The output of one step, on the host."""
 
     number: int
     tokens: tuple[int, ...]
     """One per sample."""
     valid: tuple[bool, ...]
-    """False where the logits were not finite: the token means nothing."""
+    """One per sample; False where the logits were not finite, so the token is meaningless."""
     logprobs: tuple[TokenLogprobs | None, ...]
-    """One per sample; None where the seat does not ask."""
+    """One per sample; None where the seat does not request them."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...]
-    """One per chunk: for the prompt tokens from `start + 1` on, as many as `scored` says."""
+    """One per chunk: `scored` entries, for the prompt tokens from `start + 1` on."""

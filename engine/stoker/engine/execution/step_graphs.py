@@ -1,8 +1,8 @@
-"""Passes of fixed size: a step padded to the next size, as a CUDA graph where one was captured.
+"""Passes of fixed size: a step padded to the next shape, as a CUDA graph where one was captured.
 
-The only input from the host is a few numbers per sequence; tokens, slots, tables and the sampled tokens stay on the device.
-A size is captured at an idle moment, or after its first step, which ran without a graph. What a graph's kernels read lies in
-fixed buffers; what they compute is overwritten by the next step.
+The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. A shape is
+captured in idle time, or after its first step, which ran without a graph. A graph's kernels read fixed buffers, and the
+next step overwrites their results.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = logging.getLogger("stoker.engine")
 Replay = Callable[[], None]
 
 KEPT_BYTES = 256 * 2**20
-"""Free memory that graphs leave to steps without one."""
+"""Free memory that graphs leave to other steps."""
 
 
 class Capture(Protocol):
-    """Makes a graph of what `body` launches."""
+    """Captures the kernels that `body` launches as a graph."""
 
     def __call__(self, body: Callable[[], None]) -> Replay: ...
 
 
 class CudaCapture:
-    """CUDA graphs in one pool of memory, on a stream of their own."""
+    """CUDA graphs in one memory pool, captured on their own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Callable[[], None]) -> Replay:
-        """Raises OutOfMemoryError where too little would be left."""
+        """Capture a graph. Raises OutOfMemoryError where too little memory would be left."""
         free_bytes = torch.cuda.mem_get_info(self.device)[0]
         if free_bytes < KEPT_BYTES:
             raise torch.OutOfMemoryError(f"{free_bytes} bytes are free, {KEPT_BYTES} are kept for other steps")
@@ -59,7 +59,7 @@ class CudaCapture:
             try:
                 body()
             except BaseException:
-                with suppress(RuntimeError):  # the first error is the one to hear about
+                with suppress(RuntimeError):  # the first error is the one to raise
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -69,22 +69,22 @@ class CudaCapture:
 
 @dataclass
 class _Pass:
-    """One size's buffers. All int32 on the device."""
+    """The buffers of one shape, all int32 on the device."""
 
     attend: PagedAttend
     packed: Tensor
-    """What the host writes."""
+    """The inputs that the host writes."""
     inputs: PassInputs[Tensor]
-    """Its parts."""
+    """Views of `packed`."""
     tokens: Tensor
     """[T]"""
     positions: Tensor
     out: Tensor
-    """[2, B]: sampled tokens, and whether they are valid; what the host reads."""
+    """[2, B] sampled tokens and their validity, which the host reads."""
 
 
 class StepGraphs:
-    """All sizes. `run` computes one step."""
+    """Passes of all shapes; `compute` runs one step."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class StepGraphs:
         shapes: PassShapes,
         capture: Capture | None,
     ) -> None:
-        """`whole`: for the largest step and every kind; all share its buffers. `capture` None: no graphs."""
+        """`whole`: attention for the largest step, whose buffers all shapes share. `capture` None: no graphs."""
         self.model, self.cache, self.whole = model, cache, whole
         self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
         self.graphs: dict[PassShape, Replay] = {}
         self.hidden: dict[PassShape, Tensor] = {}
-        """Where a graph without sampler leaves its hidden states."""
+        """Hidden states that a graph without sampler leaves."""
         self.passes: dict[PassShape, _Pass] = {}
         largest, device = shapes.largest, staging.device
         self.numbers = torch.full((packed_length(largest),), -1, dtype=torch.int32, device=device)
@@ -110,14 +110,17 @@ class StepGraphs:
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
 
     def shape_for(self, rows: StepRows) -> PassShape | None:
-        """The smallest that holds the step, before anything is known of its sampling. Without graphs padding would gain prompts nothing."""
+        """The smallest captured shape that fits this step, ignoring sampling.
+
+        None for steps with prompts when graphs are off: padding would only cost time.
+        """
         num_prompts = max(rows.num_prompts, rows.num_others)
         if num_prompts and self.capture is None:
             return None
         return self.shapes.choose(rows.num_tokens, rows.num_decodes, num_prompts)
 
     def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
-        """Sampled tokens and validity [2, B], or hidden states [T, D]: valid until the next step."""
+        """Compute a step: sampled tokens and validity [2, B], or hidden states [T, D]. Valid until the next step."""
         held = self._pass(shape)
         decodes = slice(rows.num_decodes)
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
@@ -131,23 +134,23 @@ class StepGraphs:
         return result
 
     def capture_next(self, shapes: Sequence[PassShape]) -> bool:
-        """Capture the first of `kinds` that is missing. False: there is none."""
+        """Capture the first of `shapes` without a graph. False: all have one."""
         missing = next((shape for shape in shapes if shape not in self.graphs), None)
         if missing is None or self.capture is None:
             return False
-        self.warm_up(missing)  # whatever is compiled or allocated at a first call must not be captured
+        self.warm_up(missing)  # compilation and allocation at a first call must not be captured
         self._capture_graph(missing, self._pass(missing))
         return True
 
     def warm_up(self, shape: PassShape) -> None:
-        """A step of nothing but padding."""
+        """Compute a step of padding alone."""
         held = self._pass(shape)
         rows = no_rows()
         self.staging.fill(held.packed, pack_inputs(shape, rows, rows.seats))
         self._launch_kernels(shape, held)
 
     def _capture_graph(self, shape: PassShape, held: _Pass) -> None:
-        """Without memory for it there are no more graphs, and steps go on without them."""
+        """Capture a shape. Without memory for it no more graphs are captured, and steps go on without them."""
         assert self.capture is not None
 
         def body() -> None:
@@ -162,7 +165,7 @@ class StepGraphs:
             self.capture = None
 
     def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
-        """Launch everything; nothing here depends on numbers that only the host knows."""
+        """Launch all kernels of a pass. Nothing here depends on numbers that only the host knows."""
         self._fill_pass(shape, held)
         hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
         if not shape.samples:
@@ -199,7 +202,7 @@ class StepGraphs:
         held.attend.adopt(num_tokens=shape.tokens, num_sequences=shape.sequences, num_decodes=shape.decodes)
 
     def _pass(self, shape: PassShape) -> _Pass:
-        """Made at a size's first use. All sizes share one piece of memory."""
+        """The shape's buffers, made at its first use. All shapes share one piece of memory."""
         size = PassShape(*shape[:3])
         if size not in self.passes:
             limits = pass_size(size, self.seats.tables_SC.shape[1])

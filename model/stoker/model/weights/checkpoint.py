@@ -12,6 +12,7 @@ from torch import Tensor
 from stoker.checkpoint.box import Box
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.decoder import Decoder
+from stoker.model.travelling_files import check_size, size_limit
 from stoker.model.weights.config_file import read_config
 from stoker.model.weights.loading import Progress, WeightsError, load_parts
 
@@ -33,6 +34,8 @@ class CheckpointWeights:
             raise WeightsError(f"{folder}: the checkpoint carries no config.json, so it cannot be served")
         self.store = CheckpointStore(reader)
         self.dtype = self.store.dtype
+        for entry in reader.manifest.files:
+            check_size(f"{folder}: {entry.name}", entry.bytes, size_limit(entry.name))
         self.tokenizer_files: Mapping[str, bytes] = {
             name: reader.read_file(name) for name in names if name != "config.json"
         }

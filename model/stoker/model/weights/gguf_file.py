@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
 
 from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.weights.gguf_header import HeadError, read_head
 
 TENSOR_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -50,20 +52,18 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
-            self.reader = GGUFReader(str(path))
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            self.values, self.tensors = read_head(self.path)
+        except (HeadError, UnicodeDecodeError) as error:
             raise GgufError(f"{path}: not a valid GGUF file: {error}") from error
         self.architecture = str(self.get("general.architecture", ""))
         if self.architecture not in ("llama", "qwen3"):
             raise GgufError(
                 f"{path}: not supported yet: general.architecture {self.architecture!r}; allowed: llama, qwen3"
             )
-        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value, or `default`."""
-        field = self.reader.get_field(key)
-        return default if field is None else field.contents()
+        """Return a metadata value, or `default`."""
+        return self.values.get(key, default)
 
     def need(self, key: str) -> Any:
         if (value := self.get(key)) is None:
@@ -80,7 +80,21 @@ class GgufFile:
         return {hugging_face_name(name): name for name in self.tensors if name != ROPE_FACTORS}
 
     def config(self) -> ModelConfig:
-        """The configuration that the metadata describes."""
+        """Return the configuration that the metadata describes."""
+        with self.checked():
+            return self.read_config()
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Raise GgufError for metadata of another kind than its key needs, such as a text for a number."""
+        try:
+            yield
+        except GgufError:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise GgufError(f"{self.path}: not a valid GGUF file: {error}") from error
+
+    def read_config(self) -> ModelConfig:
         if (kind := self.dimension("rope.scaling.type", "none")) != "none":
             raise GgufError(f"{self.path}: not supported yet: rope.scaling.type {kind!r}")
         for key, neutral in NEUTRAL.items():

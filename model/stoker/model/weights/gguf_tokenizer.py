@@ -44,7 +44,12 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def tokenizer_files(file: GgufFile) -> Mapping[str, bytes]:
-    """tokenizer.json, tokenizer_config.json, chat_template.jinja (where there is one) and generation_config.json."""
+    """Return tokenizer.json, tokenizer_config.json, generation_config.json, and chat_template.jinja where there is one."""
+    with file.checked():
+        return read_tokenizer_files(file)
+
+
+def read_tokenizer_files(file: GgufFile) -> Mapping[str, bytes]:
     files = {
         "tokenizer.json": as_json(tokenizer_json(file)),
         "tokenizer_config.json": as_json(tokenizer_config(file)),

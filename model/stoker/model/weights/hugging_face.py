@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.travelling_files import read_travelling_files
+from stoker.model.travelling_files import FileTooLarge, read_limited, read_travelling_files
 from stoker.model.weights.config_file import read_config
 from stoker.model.weights.direct import RUN_BYTES, load_direct, tensor_places
 from stoker.model.weights.loading import (
@@ -32,6 +32,7 @@ from stoker.model.weights.loading import (
     check_fit,
     load_parts,
 )
+from stoker.model.weights.safetensors_header import check_header
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -208,7 +209,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def headers(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, dtype) of each tensor of one file."""
+    """Yield (name, shape, dtype) of each tensor of one file."""
+    check_header(file)
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  not a mapping
@@ -220,8 +222,10 @@ def headers(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        value = json.loads(read_limited(file))
+    except FileTooLarge as error:
+        raise WeightsError(str(error)) from error
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise WeightsError(f"{file}: must hold an object")

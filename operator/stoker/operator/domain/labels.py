@@ -13,7 +13,7 @@ NODE_RANK = f"{PREFIX}/node-rank"
 ROLE = f"{PREFIX}/role"
 """A `PodRole`."""
 TASK = f"{PREFIX}/task"
-"""What a task pod does: `verify`, `import`, `list` or `delete`."""
+"""Verb of a task pod: `verify`, `import`, `list` or `delete`."""
 TASK_TRY = f"{PREFIX}/try"
 WRITER = f"{PREFIX}/writer"
 """The attempt whose folders a task pod lists."""
@@ -23,7 +23,7 @@ POOL = f"{PREFIX}/pool"
 REVISION = f"{PREFIX}/revision"
 CHECKPOINT_UID = f"{PREFIX}/checkpoint-uid"
 EXPIRED = f"{PREFIX}/expired"
-"""On a Checkpoint whose data the job's retention gives up; the Checkpoint's own reconcile deletes data and object."""
+"""Mark of a Checkpoint whose data the job's retention gives up; its own reconcile deletes data and object."""
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"
@@ -33,7 +33,7 @@ INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)
 
 
 class PodRole(StrEnum):
-    """What a pod of ours is for."""
+    """Purpose of a pod of ours."""
 
     TRAINER = "trainer"
     ENGINE = "engine"

@@ -108,9 +108,9 @@ class Observed:
 
     resource: Object
     objects: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
-    """By kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
+    """Objects by kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
     reports: Mapping[str, Report] = field(default_factory=dict)
-    """By pod uid."""
+    """Newest reports by pod uid."""
     namespace_terminating: bool = False
     """Whether the resource's namespace is being deleted, so that the cluster takes nothing new into it."""
     lost_pods: tuple[Ref, ...] = ()
@@ -118,9 +118,9 @@ class Observed:
     next_loss_s: float | None = None
     """Seconds until the next silent node with a pod counts as lost."""
     outage: Outage | None = None
-    """Why pods of the resource on silent nodes do not count as lost."""
+    """The outage that keeps pods of the resource from counting as lost."""
     refusal: str | None = None
-    """What the cluster answered when it refused the last pass; None when that pass was accepted."""
+    """The cluster's answer when it refused the last pass; None when it accepted that pass."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

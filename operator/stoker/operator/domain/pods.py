@@ -34,7 +34,7 @@ class PodState(StrEnum):
 
 @dataclass(frozen=True)
 class PodExit:
-    """How a pod's main container ended."""
+    """End of a pod's main container."""
 
     cause: Cause
     exit_code: int | None
@@ -72,7 +72,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def exit_of(pod: Object) -> PodExit:
-    """How an ended pod ended: by its termination message, else by its exit code and the kubelet's reason."""
+    """End of a pod, by its termination message, else by its exit code and the kubelet's reason."""
     status = pod.get("status", {})
     terminated = _terminated(status)
     message = parse_termination_message(terminated.get("message", ""))

@@ -17,7 +17,7 @@ CLAIM_SCHEME = "pvc://"
 class _Shape(NamedTuple):
     kind: str
     fields: tuple[str, ...]
-    """Where the name is inside the value; none: the value is the name itself."""
+    """Fields of the value that hold the name; none where the value is the name itself."""
 
 
 _SHAPES: dict[str, _Shape] = {

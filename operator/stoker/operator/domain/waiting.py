@@ -67,7 +67,7 @@ def missing_volume(pod_spec: Mapping[str, Any], present: Mapping[str, set[str]])
 
 
 def mounting(pod: Object, pod_spec: Mapping[str, Any]) -> str | None:
-    """What the node has to mount before a scheduled pod can start; the cluster only reports that it has not yet."""
+    """Volumes that the node has to mount before a scheduled pod can start; clusters only report that it has not."""
     conditions = {found["type"]: found["status"] for found in pod.get("status", {}).get("conditions", ())}
     if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") != "False":
         return None

@@ -88,7 +88,7 @@ def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Ob
     metadata = resource["metadata"]
     namespace = metadata.get("namespace", "")
     yield from store.owned_by(metadata["uid"])
-    named = [*references(resource), Key("ConfigMap", namespace, keys_config_map)]
+    named = [*store.references_of(key_of(resource)), Key("ConfigMap", namespace, keys_config_map)]
     yield from (found for found in map(store.get, sorted(named)) if found is not None)
     yield from _EXTRA[resource["kind"]](store, resource)
 
@@ -117,7 +117,7 @@ def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
 def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
     """Pools, engines and routers by label, and the Checkpoints that a selector chooses from."""
     yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
-    for job in references(deployment):
+    for job in store.references_of(key_of(deployment)):
         if job.kind == "TrainingJob":
             saves = store.labelled(JOB, job.name, "Checkpoint")
             yield from (found for found in saves if key_of(found).namespace == job.namespace)
@@ -144,7 +144,7 @@ def _jobs_of(store: Store, checkpoint: Object) -> Iterator[Object]:
     job = store.by_uid(_label(checkpoint, JOB_UID))
     if job is not None:
         yield job
-    for key in references(checkpoint):
+    for key in store.references_of(key_of(checkpoint)):
         found = store.get(key) if key.kind == "TrainingJob" else None
         if found is not None and found is not job:
             yield found

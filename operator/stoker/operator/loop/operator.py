@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
 REST, LONGEST_REST_S = 2.0, 1.0
-"""After a pass a key rests for twice the time that the pass took.
+"""Rest of a key after a pass, in multiples of the time that the pass took, and at most.
 
 A thousand pods that change one after the other then cause a few passes, not a thousand.
 """

@@ -109,7 +109,7 @@ class Store:
         return since is not None and now_s - since < TERMINATING_S
 
     def counts(self) -> dict[str, int]:
-        """How many objects of each kind are known."""
+        """Number of objects of each kind."""
         counts: dict[str, int] = {}
         for (kind, _), keys in self._by_kind.items():
             counts[kind] = counts.get(kind, 0) + len(keys)
@@ -127,7 +127,7 @@ class Store:
         return self._reports.get(pod_uid)
 
     def refusal(self, key: Key) -> str | None:
-        """What the cluster answered when it refused the last pass over `key`.
+        """The cluster's answer when it refused the last pass over `key`.
 
         It is kept in memory like a report: the first pass of the next operator asks the cluster again.
         """

@@ -7,8 +7,8 @@ copy once in memory. Fields named as `controls` (cancel, suspend, deadlines) alw
 
 How a kind uses it:
 
-1. Its view calls `accept(kind, spec, status.accepted_spec, controls=...)` and, where `intent.refused` is not empty,
-   reads the resource again with `intent.spec`.
+1. Its view calls `read_in_force(cls, resource, controls=...)`: the typed resource with the spec in force, and the
+   `Intent`. Views of other kinds that depend on the resource read it the same way.
 2. `intent.never_accepted`: nothing was ever accepted, so there is nothing to maintain: stall with `intent.text`.
 3. Its `derive_status` writes `accepted_spec=intent.accepted` and passes `edit_conditions(...)` and `edit_events(...)`
    to `derive_plan`.
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker.operator.api.metadata import EditableStatus
+from pydantic.alias_generators import to_camel
+
+from stoker.operator.api.metadata import EditableStatus, Resource, read
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.text import shortened
@@ -32,6 +34,9 @@ EDIT_PENDING = "EditPending"
 """Condition while an edit waits for something, for instance the next attempt."""
 
 _ABSENT = object()
+_ACCEPTED_SPEC = to_camel("accepted_spec")
+
+R = TypeVar("R", bound=Resource)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,13 @@ def accept(
     for path in controls:
         in_force = _with_value(in_force, path.split("."), _value(spec, path.split(".")))
     return Intent(in_force, accepted, refused)
+
+
+def read_in_force(cls: type[R], resource: Mapping[str, Any], *, controls: Sequence[str] = ()) -> tuple[R, Intent]:
+    """Typed view of a stored object with the spec in force, and the intent that picked it."""
+    accepted = (resource.get("status") or {}).get(_ACCEPTED_SPEC)
+    intent = accept(cls.__name__, resource["spec"], accepted, controls=controls)
+    return read(cls, {**resource, "spec": intent.spec}), intent
 
 
 def edit_conditions(intent: Intent, pending: Sequence[str] = ()) -> tuple[Condition, ...]:

@@ -142,7 +142,7 @@ class Elector:
     async def _acquire(self, stop: asyncio.Event) -> bool:
         """Wait for the Lease; False when the replica is to stop."""
         while not stop.is_set():
-            if await self._try():
+            if await self._renew_or_take():
                 return True
             await self._pause(self.terms.retry_s, stop)
         return False
@@ -172,7 +172,7 @@ class Elector:
             await self.clock.sleep(min(self.terms.retry_s, self._left_s()))
             if self._left_s() <= 0:
                 return
-            await self._try()
+            await self._renew_or_take()
             if self._seen is not None and self._seen.holder != self.me:
                 return
 
@@ -184,14 +184,14 @@ class Elector:
         """Timeout of one request: a renewal after the deadline is useless."""
         return max(0.05, min(self.terms.retry_s, self._left_s())) if self.leading else self.terms.retry_s
 
-    async def _try(self) -> bool:
+    async def _renew_or_take(self) -> bool:
         """Read the Lease and write it if it is our turn; True when this replica holds it afterwards."""
         asked_at = self._moved_at = self.clock.monotonic()
         try:
             lease = await self._read()
             if decide(lease[1], self.me, self.clock.monotonic()) is LeaseStep.WAIT:
                 return False
-            await self._take(lease[0])
+            await self._write_holder(lease[0])
         except (AlreadyExists, Conflict):
             self._lease = None
             return False
@@ -213,7 +213,7 @@ class Elector:
         self._seen = sighted(lease, self._seen, self.clock.monotonic())
         return lease, self._seen
 
-    async def _take(self, lease: Object) -> None:
+    async def _write_holder(self, lease: Object) -> None:
         spec = renewed_spec(lease, self.me, self.terms, self.clock.now())
         if "metadata" in lease:
             self._lease = await self.api.replace({**lease, "spec": spec}, self._timeout_s())

@@ -1,6 +1,6 @@
-"""The parent of a pod's ranks: starts them, answers for them, judges their progress, and has the last word.
+"""The agent: starts a pod's ranks, serves their status, detects hangs, and returns the termination message.
 
-It imports no torch and computes nothing, so it answers while every rank is busy. Nothing that it starts outlives it.
+It imports no torch and computes nothing, so it answers while every rank is busy. No process that it starts outlives it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,29 @@ from stoker.trainer.protocol.hang import Hang, find_hang
 from stoker.trainer.protocol.step_signals import STOP_MODES
 
 SETTLE_S = 1.0
-"""After a rank failed without a telling cause: time for the others to say why."""
+"""After a rank failed without a root cause: time for the other ranks to report theirs."""
 PEER_POLL_S = 2.0
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 @dataclass
 class Stop:
-    """The end of the run that somebody asked for."""
+    """A requested end of the run."""
 
     mode: StopMode
     why: str
     at: float
     """When the ranks are killed, on the agent's clock."""
-    in_vain: bool
-    """There was nothing new to save when it came."""
+    nothing_to_save: bool
+    """No step was finished when the request came."""
 
 
 class Agent:
-    """One pod's part of a run. `rank_command` starts a rank; the agent adds `--channel-fd N --stacks FILE`, and `--master-listen-fd N` for global rank 0."""
+    """One pod's part of a run.
+
+    `rank_command` starts a rank. The agent adds `--channel-fd N --stacks FILE`, and `--master-listen-fd N` for global
+    rank 0.
+    """
 
     def __init__(
         self,
@@ -74,58 +78,61 @@ class Agent:
 
     @property
     def port(self) -> int:
-        """The HTTP port, known once the server runs."""
+        """The HTTP port; known after the server has started."""
         return self._server.port
 
     async def run(self) -> TerminationMessage:
-        """From the first process to the last word; every rank is gone when it returns.
+        """Run this pod's ranks to their end and return the termination message. No rank's process is left.
 
         Raises:
             ConfigError: an address cannot be bound, or the pod has fewer GPUs than ranks.
         """
         oom_kills = _count_oom_kills()
-        helpers: list[asyncio.Task[Any]] = []
+        background: list[asyncio.Task[Any]] = []
         try:
             await self._server.start()
             await self._start_ranks()
             if self.pod.node_rank == 0 and len(self.config.gang.agents) > 1:
-                helpers.append(asyncio.create_task(self._watch_peers()))
+                background.append(asyncio.create_task(self._watch_peers()))
             outcome = await _first(self._watch_ranks(oom_kills), self._watch_progress(), self._watch_stop())
         finally:
             await self._end_ranks()
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             await self._server.close()
-        return self._last_word(outcome)
+        return self._termination_message(outcome)
 
     def stop(self, mode: StopMode, deadline_s: float, why: str) -> None:
-        """Save and exit, within `deadline_s`. A second call can only hasten the end, or make it a cancel."""
-        in_vain = self._nothing_to_save()
-        at = self._clock() + (0 if in_vain else deadline_s)
+        """Make all ranks save and exit within `deadline_s`.
+
+        A second call can only shorten the time, or turn the stop into a cancel.
+        """
+        nothing = self._nothing_to_save()
+        at = self._clock() + (0 if nothing else deadline_s)
         if self._stop is not None:
             mode = max(mode, self._stop.mode, key=STOP_MODES.index)
             at = min(at, self._stop.at)
-            in_vain = self._stop.in_vain
-        self._stop = Stop(mode=mode, why=why, at=at, in_vain=in_vain)
+            nothing = self._stop.nothing_to_save
+        self._stop = Stop(mode=mode, why=why, at=at, nothing_to_save=nothing)
         self.state.stopping = why
         for process in self._processes:
             process.send(StopCommand(mode=mode))
 
     def interrupt(self, why: str) -> None:
-        """SIGTERM or Ctrl-C: the first one saves within the grace period, the next one ends at once."""
+        """Handle SIGTERM or Ctrl-C: the first one saves within the grace period, the next one ends at once."""
         grace = self.config.grace_period_s
-        margin = min(3.0, 0.1 * grace)  # the last word must be out before SIGKILL comes
+        margin = min(3.0, 0.1 * grace)  # the termination message must be written before SIGKILL
         again = self._stop is not None
         self._console.line(
             f"{why}: " + ("ending now" if again else f"saving first, within {grace:g} s; once more ends at once")
         )
         self.stop("interrupt", 0 if again else grace - margin, why)
 
-    # --- what goes on while ranks run ---
+    # --- watches, one coroutine each, while ranks run ---
 
     async def _watch_ranks(self, oom_kills: int) -> RunOutcome:
-        """Until all ranks ended well, or one did not."""
+        """Wait until all ranks have ended, or one has failed."""
         waiting = {asyncio.create_task(process.ended.wait()): process for process in self._processes}
         try:
             while len(self._ended) < len(self._processes):
@@ -146,7 +153,7 @@ class Agent:
                 task.cancel()
 
     async def _watch_progress(self) -> RunOutcome:
-        """Until a rank is silent for too long."""
+        """Wait until a rank makes no progress for longer than its phase allows."""
         deadlines = self.config.deadlines
         shortest = min(
             deadlines.load_s, deadlines.first_step_s, deadlines.step_s, deadlines.save_s, deadlines.validation_s
@@ -157,14 +164,14 @@ class Agent:
             running = {process.rank: process.returncode is None for process in self._processes}
             hang = find_hang(self.state.heartbeats(running), deadlines, self._clock())
             if hang is not None:
-                return await self._hang(hang)
+                return await self._report_hang(hang)
 
     async def _watch_stop(self) -> RunOutcome:
-        """Until the time of a stop is over."""
+        """Wait until the time for a requested stop is over."""
         while self._stop is None or self._clock() < self._stop.at:  # noqa: ASYNC110  (the time may be moved forward)
             await asyncio.sleep(0.05)
         cause = Cause.CANCELLED if self._stop.mode == "cancel" else Cause.INTERRUPTED
-        left = "nothing new to save" if self._stop.in_vain else "the time for a last save was over"
+        left = "nothing new to save" if self._stop.nothing_to_save else "no time was left for a last save"
         return RunOutcome(cause, None, self.state.step, f"{self._stop.why}: {left} (phase {self.state.phase})")
 
     async def _watch_peers(self) -> None:
@@ -172,11 +179,15 @@ class Agent:
             self.state.peers = await ask_peers(self.config.gang.agents, self.pod.node_rank)
             await asyncio.sleep(PEER_POLL_S)
 
-    async def _hang(self, hang: Hang) -> RunOutcome:
+    async def _report_hang(self, hang: Hang) -> RunOutcome:
+        """Log all stacks; a hang because another pod is gone is reported as PeerLost."""
         stacks = await collect_stacks([process for process in self._processes if process.returncode is None])
         for rank, text in stacks.items():
             self._console.line(f"stacks of rank {rank}:\n{text or '(none)'}")
-        detail = f"rank {hang.rank} made no progress in phase {hang.phase} for {hang.silent_s:.0f} s ({hang.allowed_s:.0f} allowed)"
+        detail = (
+            f"rank {hang.rank} made no progress in phase {hang.phase} for {hang.silent_s:.0f} s "
+            f"({hang.allowed_s:.0f} allowed)"
+        )
         lost = await self._lost_peers()
         if lost:
             return RunOutcome(
@@ -232,7 +243,7 @@ class Agent:
     def _nothing_to_save(self) -> bool:
         return not self.state.has_stepped and self.state.phase == "Loading"
 
-    # --- what the world sees ---
+    # --- HTTP server and termination message ---
 
     def _new_server(self) -> AgentServer:
         listen, state = self.config.listen, self.state
@@ -251,7 +262,7 @@ class Agent:
     def _save(self, command: SaveCommand) -> bool:
         return bool(self._processes) and self._processes[0].send(command)
 
-    def _last_word(self, outcome: RunOutcome) -> TerminationMessage:
+    def _termination_message(self, outcome: RunOutcome) -> TerminationMessage:
         self.state.cause = outcome.cause
         unread = False if outcome.cause in ORDERLY_ENDS else None
         last_step = self.state.step if self.state.step is not None else outcome.step
@@ -265,7 +276,7 @@ class Agent:
 
 
 async def _first(*watches: Coroutine[Any, Any, RunOutcome]) -> RunOutcome:
-    """The outcome of the watch that ends first; the others are cancelled."""
+    """The outcome of the watch that ends first. Cancels the others."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         done, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")

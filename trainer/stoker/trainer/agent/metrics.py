@@ -1,4 +1,4 @@
-"""`/metrics`: the run's facts as Prometheus reads them, taken from the state at each scrape."""
+"""Prometheus metrics of the run, computed from `RunState` at each scrape of `/metrics`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Diagnose why the run of this pod ended, from how its ranks ended. Pure.
 
-When one rank fails, the others fail after it, because it no longer answers them. So the root cause among all ends decides
-(`stoker.pod.causes.ROOT_CAUSE_ORDER`), not the end that was seen first.
+When one rank fails, the others fail after it, because it no longer answers them. So the root cause among all ends
+decides (`stoker.pod.causes.ROOT_CAUSE_ORDER`), not the end that was seen first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RunOutcome:
 def diagnose(ends: Sequence[RankEnd], *, oom_kills: int, nodes: int) -> RunOutcome:
     """The root cause among the ranks that have ended, given in the order in which they ended.
 
-    `oom_kills`: processes of this pod's control group that the kernel has killed for lack of memory since the pod's start.
+    `oom_kills`: processes of this pod's control group that the kernel has killed for lack of memory since the pod's
+    start.
     """
     outcome = min(
         (diagnose_rank(end, oom_kills=oom_kills) for end in ends), key=lambda outcome: root_cause_rank(outcome.cause)

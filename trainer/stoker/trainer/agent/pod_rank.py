@@ -41,7 +41,9 @@ class PodRank:
 
 
 def find_pod_rank(config: TrainerConfig, environment: Mapping[str, str]) -> PodRank:
-    """This pod's numbers, from the environment. A run of one pod needs no variable: `master_port` is then 0, for any free port.
+    """Read this pod's numbers from the environment.
+
+    A run of one pod needs no variable; its `master_port` is then 0, for any free port.
 
     Raises:
         ConfigError: a variable is missing or does not fit `gang`.
@@ -66,7 +68,9 @@ def find_pod_rank(config: TrainerConfig, environment: Mapping[str, str]) -> PodR
 
 
 def open_rendezvous(config: TrainerConfig, pod: PodRank) -> socket.socket | None:
-    """On node 0 the socket where all ranks of the gang meet. It is bound to `listen.host`, because torch's own would listen on every address.
+    """The rendezvous socket of the gang, on node 0; None on other nodes.
+
+    It is bound to `listen.host`, because torch's own socket would listen on every address.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -116,7 +120,7 @@ def rank_environment(
 
 
 def _gpu(config: TrainerConfig, pod: PodRank, local_rank: int, environment: Mapping[str, str]) -> str | None:
-    """`CUDA_VISIBLE_DEVICES` of one rank: one GPU for each; None leaves it alone (a machine without GPUs)."""
+    """`CUDA_VISIBLE_DEVICES` of one rank, one GPU for each; None leaves it unset (a machine without GPUs)."""
     if config.device == "cpu":
         return ""
     visible = environment.get("CUDA_VISIBLE_DEVICES")

@@ -21,18 +21,21 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.pod_rank import find_pod_rank
-from stoker.trainer.errors import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import check_supported
 
 
 def main(
     arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
 ) -> int:
-    """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
+    """The exit code of the run (docs/exit-codes.md).
+
+    `rank_module` are the interpreter's arguments that start a rank.
+    """
     parser = CommandParser(
         prog="python -m stoker.trainer",
-        description="Train a model: start this pod's ranks, answer for them, and leave a last word.",
+        description="Train a model: start this pod's ranks, serve their status, and write a termination message.",
         epilog="example: python -m stoker.trainer --config /etc/stoker/config.json",
     )
     parser.add_argument("--config", required=True, type=Path, help="the run's configuration, JSON")
@@ -40,11 +43,11 @@ def main(
     try:
         config = load(TrainerConfig, path)
         check_supported(config)
-        word = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
+        message = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
     except Exception as error:  # noqa: BLE001  (the termination message must be written whatever happened)
-        word = _failure(error)
-    _leave(word, path)
-    return EXIT_CODES[word.cause]
+        message = _failure(error)
+    _write(message, path)
+    return EXIT_CODES[message.cause]
 
 
 async def run_pod(
@@ -62,14 +65,14 @@ async def run_pod(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, agent.interrupt, number.name)
-    word: TerminationMessage | None = None
+    message: TerminationMessage | None = None
     try:
-        word = await agent.run()
+        message = await agent.run()
     finally:
-        console.close(word)
-    if config.retention == "own" and word.saves:
-        console.line(f"newest checkpoint: {Path(config.checkpoint.root, word.saves[-1].folder)}")
-    return word
+        console.close(message)
+    if config.retention == "own" and message.saves:
+        console.line(f"newest checkpoint: {Path(config.checkpoint.root, message.saves[-1].folder)}")
+    return message
 
 
 def _failure(error: Exception) -> TerminationMessage:
@@ -83,7 +86,7 @@ def _failure(error: Exception) -> TerminationMessage:
     return TerminationMessage(cause=cause, detail=detail)
 
 
-def _leave(word: TerminationMessage, config: Path) -> None:
-    """Write the last word where the configuration says, even if the rest of it is wrong."""
+def _write(message: TerminationMessage, config: Path) -> None:
+    """Write the termination message to the configured path, also when the rest of the configuration is invalid."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        word.write(json.loads(config.read_text())["termination_log"])
+        message.write(json.loads(config.read_text())["termination_log"])

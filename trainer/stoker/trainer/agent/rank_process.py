@@ -1,4 +1,4 @@
-"""One rank as the agent's child: started on a leash, heard through its channel, its output passed on with its name in front."""
+"""One rank as the agent's child process: start, events from its channel, its log lines, signals, end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.pod.causes import Cause
-from stoker.trainer.agent import die_with_parent as leash
+from stoker.trainer.agent import die_with_parent
 from stoker.trainer.errors import ChannelError
 from stoker.trainer.protocol.channel import AgentChannel, Command, EndEvent, Event, channel_pair
 
@@ -24,7 +24,7 @@ OnLine = Callable[[int, str], None]
 
 
 class RankProcess:
-    """A running rank. `ended` is set once the process is gone and everything that it said was handed on."""
+    """A running rank. `ended` is set once the process is gone and all its events and log lines were delivered."""
 
     def __init__(self, rank: int, stacks: Path, on_event: OnEvent, on_line: OnLine) -> None:
         self.rank = rank
@@ -38,25 +38,28 @@ class RankProcess:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
-        """Start `command --channel-fd N --stacks FILE`. Must run in the main thread: the leash is tied to the thread that forks."""
+        """Start `command --channel-fd N --stacks FILE`.
+
+        Call it in the main thread: the kernel kills the rank when the *thread* that forked it ends.
+        """
         self.stacks.parent.mkdir(parents=True, exist_ok=True)
         self.stacks.unlink(missing_ok=True)
-        channel, theirs = channel_pair()
-        leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
-        with theirs:
+        channel, rank_end = channel_pair()
+        bound = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
+        with rank_end:
             self._process = await asyncio.create_subprocess_exec(
-                *leashed,
-                *("--channel-fd", str(theirs.fileno()), "--stacks", str(self.stacks)),
+                *bound,
+                *("--channel-fd", str(rank_end.fileno()), "--stacks", str(self.stacks)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=environment,
-                pass_fds=(theirs.fileno(), *pass_fds),
-                start_new_session=True,  # Ctrl-C is for the agent, which decides
+                pass_fds=(rank_end.fileno(), *pass_fds),
+                start_new_session=True,  # Ctrl-C reaches the agent alone
                 limit=MAX_LINE_BYTES,
             )
         self._channel = channel
-        asyncio.get_running_loop().add_reader(channel.fileno(), self._listen)
+        asyncio.get_running_loop().add_reader(channel.fileno(), self._receive_events)
         self._watch = asyncio.create_task(self._watch_end(self._process))
 
     @property
@@ -71,18 +74,18 @@ class RankProcess:
         return self._channel is not None and not self._channel.closed and self._channel.send(command)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send to the rank alone; nothing happens when it is gone."""
+        """Send a signal to the rank's process alone. No-op when it is gone."""
         if self._process is not None and self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End the rank and whatever it started."""
+        """Kill the rank and all processes that it started."""
         if self._process is not None and self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _listen(self) -> None:
+    def _receive_events(self) -> None:
         assert self._channel is not None
         try:
             for event in self._channel.receive():
@@ -95,19 +98,19 @@ class RankProcess:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     async def _watch_end(self, process: asyncio.subprocess.Process) -> None:
-        output = asyncio.create_task(self._pass_on(process.stdout))
+        output = asyncio.create_task(self._forward_lines(process.stdout))
         self.returncode = await process.wait()
         done, _ = await asyncio.wait({output}, timeout=1.0)  # a grandchild may keep the pipe open
         if not done:
             output.cancel()
         assert self._channel is not None
         if not self._channel.closed:
-            self._listen()
+            self._receive_events()
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._channel.close()
         self.ended.set()
 
-    async def _pass_on(self, stream: asyncio.StreamReader | None) -> None:
+    async def _forward_lines(self, stream: asyncio.StreamReader | None) -> None:
         assert stream is not None
         while line := await _read_line(stream):
             text = line.decode(errors="replace").rstrip()
@@ -116,7 +119,7 @@ class RankProcess:
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    """The next line, or a part of one that is too long."""
+    """The next line; a note in place of one that is too long."""
     try:
         return await stream.readline()
     except ValueError:  # readline has dropped the over-long line

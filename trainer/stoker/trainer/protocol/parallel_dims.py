@@ -68,7 +68,10 @@ class ParallelDims:
         ]
 
     def micro_batches_per_rank(self, training: TrainingConfig) -> int:
-        """How many micro-batches of one step each rank trains; `check_supported` has made sure that they share out evenly."""
+        """How many micro-batches of one step each rank trains;
+
+        `check_supported` has made sure that they share out evenly.
+        """
         return training.global_batch_size // training.micro_batch_size // self.data_parallel
 
 

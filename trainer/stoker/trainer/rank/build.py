@@ -1,4 +1,4 @@
-"""Puts a rank's parts together: from a decoder and its batches to a loop that is ready to train."""
+"""Builds the loop of one rank from its context and its inputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def make_zero(
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
-    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head. `fill` gives values to those of an empty decoder."""
+    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head.
+
+    `fill` writes the initial values of an empty decoder.
+    """
     blocks = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
     assert decoder.embedding is not None
     assert decoder.final_norm is not None
@@ -80,7 +83,7 @@ def make_zero(
 def open_loop(
     config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
 ) -> Iterator[Loop]:
-    """A loop that goes on from `resume` or begins anew. Waits for saves in flight and closes the log at the end.
+    """A loop that continues from `resume` or starts anew. At the end it waits for saves in flight and closes the log.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -140,7 +143,7 @@ def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbo
 
 
 def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """Rank 0 writes."""
+    """The metrics log; only rank 0 writes it."""
     return MetricLog(config.logging.jsonl if context.communicator.rank == 0 else None, config.logging.every_steps)
 
 
@@ -150,7 +153,7 @@ def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inpu
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
     if missing:
         raise CheckpointError(
-            f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: no trainer of ours wrote it"
+            f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
     load_state(zero, list(inputs.decoder.named_parts()), reader, STATE_KINDS, _loading(context))

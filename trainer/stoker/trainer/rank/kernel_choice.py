@@ -16,9 +16,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, AttentionName]:
     """The kernels that the configuration chooses.
 
-    The reference kernels repeat a run bitwise only in their deterministic form. The fused ones do so by themselves when torch is told to be
-    deterministic (`set_threads`); their own deterministic form, whose results do not depend on a row's batch, is for comparing trainer and
-    engine.
+    The reference kernels repeat a run bitwise only in their deterministic form. The fused ones do so by themselves when
+    torch is told to be deterministic (`set_threads`); their own deterministic form, whose results do not depend on a
+    row's batch, is for comparing trainer and engine.
 
     Raises:
         ConfigError: the kernels or the attention are not built for this device.

@@ -1,4 +1,4 @@
-"""The training loop: step, log, validate, save, stop when asked."""
+"""The training loop: step, log, validate, save, stop on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.trainer.rank.zero import Zero
 
 
 class Batches(Protocol):
-    """The loader as the loop sees it; `step` counts from 0 (finished steps so far)."""
+    """The part of the data loader that the loop uses; `step` counts from 0 (finished steps so far)."""
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
@@ -34,7 +34,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: what a resume needs besides tensors."""
+    """Progress of a run: what a resume needs besides tensors."""
 
     step: int = 0
     """Finished optimizer steps."""
@@ -66,7 +66,7 @@ class Loop:
         progress: Progress,
         total_steps: int,
     ) -> None:
-        """`meta`: what every checkpoint of this run says about it (layout, configuration, lineage, ...)."""
+        """`meta`: facts about the run for every checkpoint (layout, configuration, lineage, ...)."""
         training = config.training
         self.progress = progress
         self.total_steps = total_steps
@@ -87,7 +87,7 @@ class Loop:
         self._clock = StepClock(self._tokens_per_step)
 
     def train(self) -> Cause:
-        """Run to the end, or until a rank is told to stop.
+        """Run to the last step, or until a stop.
 
         Raises:
             NonFinite: loss or gradient is not finite.
@@ -121,8 +121,8 @@ class Loop:
         return result
 
     def _signals(self) -> StepSignals:
-        """This rank's. Only rank 0 wants timed saves, so its own view of a save in flight decides for all."""
-        signals = self._inbox.signals()
+        """This rank's signals. Only rank 0 sends timed saves, so its own save in flight decides for all ranks."""
+        signals = self._inbox.read()
         return replace(signals, timed_save=signals.timed_save and not self._saver.busy)
 
     def _report(self, result: StepResult, rate: float, step_s: float) -> None:
@@ -184,11 +184,11 @@ class Loop:
             reason=reason,
             requests=self._inbox.take_requests(),
             tensors=state_tensors(self._parts),
-            meta={**self._meta, **self._facts()},
+            meta={**self._meta, **self._save_meta()},
         )
 
-    def _facts(self) -> dict[str, Any]:
-        """What a checkpoint says about this moment of the run."""
+    def _save_meta(self) -> dict[str, Any]:
+        """Facts about this moment of the run, for the manifest."""
         progress, optimization = self.progress, self._config.optimization
         return {
             "step": progress.step,
@@ -208,9 +208,9 @@ class Loop:
     def _finish(self) -> None:
         self._channel.phase("Finishing")
         problem = self._saver.wait()
-        self._inbox.signals()
+        self._inbox.read()
         for request in self._inbox.take_requests():
-            self._channel.send(RequestEvent(id=request, state="Failed", detail="the run has ended"))
+            self._channel.send(RequestEvent(id=request, state="Failed", detail="the run ended before the next save"))
         if problem is not None:
             raise problem
 
@@ -220,7 +220,10 @@ class Loop:
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:
-    """Why to save after step `step`, or None. Same answer on every rank, because signals are those of all ranks."""
+    """The reason to save after step `step`, or None.
+
+    The same on every rank, because `signals` are merged over all ranks.
+    """
     if signals.stop is not None:
         return "interrupt" if signals.save_on_stop else None
     if step == total_steps:

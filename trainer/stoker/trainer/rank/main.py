@@ -1,4 +1,7 @@
-"""`python -m stoker.trainer.rank.main`: one rank's process, from its command line to its exit code. Its agent starts it (`protocol/channel.py`)."""
+"""`python -m stoker.trainer.rank.main`: one rank's process, from its command line to its exit code.
+
+Its agent starts it (`protocol/channel.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, ORDERLY_ENDS, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import load
-from stoker.trainer.errors import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.channel import EndEvent, RankChannel, StopCommand
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.communicator import make_communicator
@@ -61,7 +64,10 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
 
 
 def run(options: argparse.Namespace, environment: Mapping[str, str], channel: RankChannel) -> EndEvent:
-    """Train, and report how that ended. No error leaves it: the agent gets the cause, the log what the cause does not explain."""
+    """Train, and report how that ended.
+
+    No error leaves it: the agent gets the cause, the log what the cause does not explain.
+    """
     step: int | None = None
     try:
         with open_rank(options, environment, channel) as loop:
@@ -124,7 +130,10 @@ def make_rank_context(
 
 @contextlib.contextmanager
 def hold_root(config: TrainerConfig, info: RankInfo, root: CheckpointRoot) -> Iterator[None]:
-    """On rank 0, lock the checkpoints of a run without an operator, and remove what a killed save left. No-op on other ranks."""
+    """On rank 0, lock the checkpoints of a run without an operator, and remove what a killed save left.
+
+    No-op on other ranks.
+    """
     if info.rank != 0:
         yield
     elif config.retention == "external":
@@ -166,7 +175,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def leave(code: int) -> NoReturn:
     """End the process: in order after an orderly end, at once after an error.
 
-    Communicators and the threads of a save may wait for ranks that wait for this one, so after an error nothing is taken down.
+    Communicators and the threads of a save may wait for ranks that wait for this one, so after an error nothing is
+    taken down.
     """
     if code in [EXIT_CODES[cause] for cause in ORDERLY_ENDS]:
         sys.exit(code)

@@ -106,7 +106,10 @@ def append_line(stream: FileIO, line: bytes) -> None:
 
 
 def remove_torn_line(stream: FileIO) -> None:
-    """Remove the part of a line that a killed process left at the end of a regular file. Other text there gets a line end."""
+    """Remove the part of a line that a killed process left at the end of a regular file.
+
+    Other text there gets a line end.
+    """
     status = os.fstat(stream.fileno())
     if not stat.S_ISREG(status.st_mode):
         return

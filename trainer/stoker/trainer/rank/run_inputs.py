@@ -1,4 +1,4 @@
-"""Collects what a run is made of: model, starting weights, tokenizer, corpus."""
+"""The inputs of a run: model, initial weights, tokenizer, corpus."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    """What a run is made of."""
+    """Everything that a run reads before its first step. Does not depend on the number of ranks."""
 
     decoder: Decoder
     """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
     batches: Batches
     files: Mapping[str, bytes]
-    """`config.json`, tokenizer files and so on, for every checkpoint."""
+    """`config.json` and the tokenizer's files, for every checkpoint."""
     total_steps: int
     fingerprint: str
-    """Of the corpus."""
+    """Fingerprint of the corpus."""
     initial_weights: InitialWeights | None = None
-    """Fills an empty decoder."""
+    """Fills an empty decoder; None when it has its weights."""
 
 
 def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> RunInputs:
-    """Everything that does not depend on the number of ranks. A run that resumes does not load starting weights.
+    """Open the corpus and make an empty decoder. A run that resumes does not load initial weights.
 
     Raises:
         ConfigError: `model` is not a model's configuration.
@@ -76,21 +76,23 @@ def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: boo
 
 
 def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
-    """Make sure that all ranks train the same run: each pod reads its own mounts (collective).
+    """Check that all ranks train the same run, because each pod reads its own mounts (collective).
 
     Raises:
-        DataError: on every rank, when some rank reads another corpus than rank 0 or would make another number of steps.
+        DataError: on every rank, when a rank has another corpus or another number of steps than rank 0.
     """
     facts = [f"corpus {inputs.fingerprint}", f"{inputs.total_steps} steps"]
     by_rank = group.gather(facts)
     odd = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
-    told = group.broadcast([f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else [])
-    if told:
-        raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(told)}")
+    differences = group.broadcast(
+        [f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else []
+    )
+    if differences:
+        raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(differences)}")
 
 
 def open_source(config: TrainerConfig) -> WeightsSource | None:
-    """The weights of `model_from`, looked at but not loaded."""
+    """Open the weights of `model_from` without loading them."""
     if config.model_from is None:
         return None
     wanted = config.model_from
@@ -106,14 +108,18 @@ def open_source(config: TrainerConfig) -> WeightsSource | None:
 def make_initial_weights(
     decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report
 ) -> InitialWeights:
-    """Starting weights from the source, or random ones; neither: a checkpoint gives them."""
+    """Initial weights from the source, or random ones from the seed; with neither, a checkpoint will overwrite them."""
     if source is None:
         return InitialWeights(decoder, seed, percents(report, "InitialisingWeights"))
     return InitialWeights(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
-    """The configuration's `model` section. Raises ConfigError that names the field."""
+    """Parse the `model` section.
+
+    Raises:
+        ConfigError: a field is unknown, missing or invalid; the message names it.
+    """
     try:
         scaling = fields.get("rope_scaling")
         eos = tuple(fields.get("eos_token_ids", ()))
@@ -125,14 +131,18 @@ def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def check_length(config: TrainerConfig, model: ModelConfig) -> None:
-    """Raises ConfigError where the model has no positions for the tokens of a sequence."""
+    """Check that the model has a position for every token of a sequence.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
         raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
 
 
 def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
-    """Optimizer steps of the whole run."""
+    """The number of optimizer steps of the whole run."""
     if training.total_steps is not None:
         return training.total_steps
     if training.total_tokens is not None:
@@ -142,19 +152,19 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
 
 
 def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`config.json` and the tokenizer's files as they lie in every checkpoint."""
+    """The files that every checkpoint carries for the engine: `config.json` and the tokenizer's files."""
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
     return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
 
 
 def percents(report: Report, what: str) -> Callable[[int, int], None]:
-    """A progress callback that reports every tenth of the way once."""
-    said = -1
+    """A progress callback that reports each tenth once."""
+    reported = -1
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
-        if (tenth := 10 * done // max(1, total)) > said:
-            said = tenth
+        nonlocal reported
+        if (tenth := 10 * done // max(1, total)) > reported:
+            reported = tenth
             report(f"{what} {10 * tenth} %")
 
     return progress

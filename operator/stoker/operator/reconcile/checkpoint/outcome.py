@@ -48,7 +48,7 @@ class CheckpointFields(CheckpointChanges, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOutcome(Outcome):
-    """What one pass over a Checkpoint decided."""
+    """The decision of one pass over a Checkpoint."""
 
     phase: CheckpointPhase | None = None
     """None: stays as it is."""

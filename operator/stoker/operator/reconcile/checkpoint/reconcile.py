@@ -30,7 +30,7 @@ MAX_PROBLEMS = 8
 
 
 def reconcile_checkpoint(seen: Observed, settings: Settings, now: datetime) -> Plan:
-    """What should change next; a converged checkpoint gives an empty plan."""
+    """Plan the next changes; a converged checkpoint gives an empty plan."""
     view = checkpoint_view(seen, settings, now)
     return derive_status(view, _decide(view))
 

@@ -10,7 +10,7 @@ from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 
 MAX_USERS = 64
-"""As many as the status names."""
+"""Limit of `status.inUseBy`."""
 
 
 def derive_status(view: CheckpointView, outcome: CheckpointOutcome) -> Plan:

@@ -16,7 +16,7 @@ from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,7 @@ class CheckpointView:
 
 def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
     """The observation, sorted."""
-    checkpoint = read(Checkpoint, seen.resource)
-    intent = accept("Checkpoint", seen.resource["spec"], checkpoint.status.accepted_spec)
-    if intent.refused and not intent.never_accepted:
-        checkpoint = read(Checkpoint, {**seen.resource, "spec": intent.spec})
+    checkpoint, intent = read_in_force(Checkpoint, seen.resource)
     job = _job(seen, checkpoint)
     pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, JOB_UID) == job.metadata.uid]
     trainers = [pod for pod in pods if label(pod, ROLE) == PodRole.TRAINER]
@@ -121,7 +118,7 @@ def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
     uid = wanted.uid or checkpoint.metadata.labels.get(JOB_UID)
     for found in seen.of_kind("TrainingJob"):
         if found["metadata"]["name"] == wanted.name and uid in (None, found["metadata"]["uid"]):
-            return read(TrainingJob, found)
+            return read_in_force(TrainingJob, found)[0]
     return None
 
 
@@ -180,7 +177,8 @@ def _job_uses(found: Object, name: str) -> bool:
 
 def _deployment_uses(found: Object, name: str) -> bool:
     status = found.get("status") or {}
-    named = {((found["spec"].get("model") or {}).get("checkpointRef") or {}).get("name")}
+    specs = (found["spec"], status.get("acceptedSpec") or {})
+    named = {((spec.get("model") or {}).get("checkpointRef") or {}).get("name") for spec in specs}
     named.add((status.get("currentCheckpoint") or {}).get("name"))
     serving = {status.get("currentRevision"), (status.get("rollout") or {}).get("toRevision")}
     for revision in status.get("revisions") or ():

@@ -67,6 +67,6 @@ def _describe(view: PoolView, pod: Object) -> tuple[str, str]:
     exit_ = exit_of(pod)
     detail = exit_.detail.removeprefix(f"{exit_.cause}: ")
     known = view.known(pod)
-    if exit_.word is None and known is not None and known.message:
+    if exit_.message is None and known is not None and known.message:
         detail = f"{detail}; last reported: {known.message}".removeprefix("; ")
     return exit_.cause.value, shortened(f"{pod['metadata']['name']}: {exit_.cause}: {detail}".rstrip(": "))

@@ -12,7 +12,7 @@ from stoker.operator.api.metadata import read
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
-from stoker.operator.domain.pods import ended, is_ready
+from stoker.operator.domain.pods import ended, is_ready, label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, accept
 
@@ -93,12 +93,12 @@ def is_owned(pod: Object, uid: str) -> bool:
 
 def role_of(pod: Object) -> str:
     """`engine` or `router`."""
-    return str(pod["metadata"].get("labels", {}).get(ROLE, ""))
+    return label(pod, ROLE)
 
 
 def revision_of(pod: Object) -> str:
     """Name of the revision that the pod was made of; empty when it has no such label."""
-    return str(pod["metadata"].get("labels", {}).get(REVISION, ""))
+    return label(pod, REVISION)
 
 
 def draining(pod: Object) -> bool:

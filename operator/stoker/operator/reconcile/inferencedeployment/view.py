@@ -18,6 +18,7 @@ from stoker.operator.api.pool import Pool
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import DEPLOYMENT_UID
 from stoker.operator.domain.plan import Object, Observed
+from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.enginepool.view import role_of
 from stoker.operator.reconcile.intent import Intent, accept
@@ -65,7 +66,7 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
     intent = accept("InferenceDeployment", seen.resource["spec"], status.accepted_spec)
     deployment = read(InferenceDeployment, {**seen.resource, "spec": intent.spec})
     uid = deployment.metadata.uid
-    mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(DEPLOYMENT_UID) == uid]
+    mine = [pod for pod in seen.of_kind("Pod") if label(pod, DEPLOYMENT_UID) == uid]
     pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]
     return DeploymentView(
         deployment=deployment,

@@ -63,7 +63,7 @@ class AttemptChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome(Outcome):
-    """What one pass over a TrainingJob decided."""
+    """The decision of one pass over a TrainingJob."""
 
     phase: TrainingPhase | None = None
     """None: stays as it is."""

@@ -17,7 +17,7 @@ from stoker.operator.reconcile.trainingjob.view import TrainingView, training_vi
 
 
 def reconcile_trainingjob(seen: Observed, settings: Settings, now: datetime) -> Plan:
-    """What should change next; a converged job gives an empty plan."""
+    """Plan the next changes; a converged job gives an empty plan."""
     view = training_view(seen, settings, now)
     return derive_status(view, _decide(view))
 

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
-from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
@@ -20,7 +19,7 @@ from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
 """Fields that always come from the present spec, also while the rest of an edit is refused."""
@@ -89,10 +88,7 @@ class TrainingView:
 
 def training_view(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
     """The observation, sorted."""
-    job = read(TrainingJob, seen.resource)
-    intent = accept("TrainingJob", seen.resource["spec"], job.status.accepted_spec, controls=CONTROLS)
-    if intent.refused and not intent.never_accepted:
-        job = read(TrainingJob, {**seen.resource, "spec": intent.spec})
+    job, intent = read_in_force(TrainingJob, seen.resource, controls=CONTROLS)
     mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
     trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
@@ -124,7 +120,7 @@ def saved_step(found: Checkpoint) -> SavedStep:
 
 def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
     mine = [
-        read(Checkpoint, found)
+        read_in_force(Checkpoint, found)[0]
         for found in seen.of_kind("Checkpoint")
         if found["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid
     ]

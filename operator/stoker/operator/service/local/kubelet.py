@@ -35,7 +35,7 @@ class Kubelet:
             self._bind(claim)
         for pod in self.node.objects.of_kind("Pod"):
             if not _has_ended(pod):
-                self._take_up(pod)
+                self._begin_life(pod)
         self._remove_leftovers()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -72,13 +72,13 @@ class Kubelet:
         if uid in self._lives:
             self._lives[uid].poke()
         elif record.type == "ADDED":
-            self._take_up(record.object)
+            self._begin_life(record.object)
 
-    def _take_up(self, pod: Object) -> None:
+    def _begin_life(self, pod: Object) -> None:
         if self._stopping:
             return
         uid = pod["metadata"]["uid"]
-        life = PodLife(pod, self.node, self._poke_all)
+        life = PodLife(pod, self.node, self._wake_all)
         lost = (pod.get("status") or {}).get("phase") == "Running"
         if lost:
             life.mark_lost()
@@ -96,7 +96,7 @@ class Kubelet:
             self._lives.pop(life.ref.uid, None)
             self._tasks.pop(life.ref.uid, None)
 
-    def _poke_all(self) -> None:
+    def _wake_all(self) -> None:
         """Wake every pod: one may wait for the GPUs that came back."""
         for life in self._lives.values():
             life.poke()

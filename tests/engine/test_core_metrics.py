@@ -10,6 +10,40 @@ from tests.engine.test_server_program import program
 LABELS = 'engine="0",model_name="tiny"'
 
 
+DASHBOARD = (
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:generation_tokens_total",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prompt_tokens_total",
+    "vllm:request_decode_time_seconds_sum",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_success_total",
+    "vllm:time_per_output_token_seconds_bucket",
+    "vllm:time_to_first_token_seconds_bucket",
+)
+"""Series that the panels of vLLM's dashboards ask for, of its newest version and of older ones."""
+
+
+def test_every_panel_of_the_dashboard_finds_its_series(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            await s.post("/v1/completions", prompt="say:abc")
+            text = (await s.http.get("/metrics")).text
+            series = {line.partition("{")[0] for line in text.splitlines() if 'model_name="tiny"' in line}
+            assert set(DASHBOARD) - series == set()
+
+    run(scenario)
+
+
 def sorted_labels(text: str) -> str:
     return text.replace('model_name="tiny",engine="0"', LABELS)
 

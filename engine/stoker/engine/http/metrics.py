@@ -63,6 +63,9 @@ class FrontMetrics:
 
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
         self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_S)
+        self._inter_token_older = histogram(
+            "time_per_output_token_seconds", "The older name of inter_token_latency_seconds.", TOKEN_S
+        )
         self._per_token = histogram(
             "request_time_per_output_token_seconds", "Decode time per token after the first, by request.", TOKEN_S
         )
@@ -102,6 +105,7 @@ class FrontMetrics:
         """Observe `count` tokens that arrived together, `seconds` after those before them."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
+            self._inter_token_older.observe(seconds / count)
 
     def finished(self, facts: RequestFacts | None) -> None:
         """Observe a choice that ended; `facts` are None if the core sent none."""

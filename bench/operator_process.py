@@ -1,7 +1,7 @@
 """The operator alone in a process, for `reconcilers.py`: the real loop, and a cluster that is a Unix socket away.
 
-Nothing but the operator is imported. Objects arrive as JSON texts, one per change, as from an API server. Commands come on standard
-input, one JSON line each; answers go to standard output.
+Nothing but the operator is imported. Objects arrive as JSON texts, one per change, as from an API server. Commands come
+on standard input, one JSON line each; answers go to standard output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class RemoteCluster:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def list(self, kind: str, **_: Any) -> seam.Listing:
-        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one comes."""
+        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one
+        comes.
+        """
         items: list[Object] = []
         version = None
         while version is None or len(items) % PAGE == 0:

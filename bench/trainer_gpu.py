@@ -5,14 +5,17 @@
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
 
     python bench/trainer_gpu.py T1 --gpus 4
-    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4     # one after the other, one start
-    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels by kind against their floors, exposed communication, host gaps
+    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
+    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
-Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU);
-silent (nothing is sent, so the numbers are wrong: the step without its communication).
-STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
-A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile after its figures. A run that fails or passes
-`--limit-s` is ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
+Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or
+an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing
+is sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
+packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the
+product's own classes: Decoder, Zero, TrainStep and their communicators. A step's time runs from one answer (loss and
+norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile
+after its figures. A run that fails or passes `--limit-s` is ended and named, and the ranks are started again for the
+runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ LLAMA_1B = {
     "tie_embeddings": True,
 }
 PEAK_FLOPS, PEAK_BYTES, PEAK_LINK = 780e12, 4.4e12, 350e9
-"""Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink gives one GPU in one direction (assumed)."""
+"""Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink
+gives one GPU in one direction (assumed).
+"""
 KINDS = (
     ("attention", r"fmha|flash|cudnn|attention|attend"),
     ("nccl", r"nccl"),
@@ -150,7 +155,9 @@ def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[M
 
 
 class Silent:
-    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were free."""
+    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were
+    free.
+    """
 
     eager = True
 
@@ -264,7 +271,7 @@ def measure(
     }
     if name in options.profile:
         yield {"run": name, "gpus": communicator.size, "profile": profile(run, options)}
-    run.zero.wait_parameters()  # torch keeps what a collective reads until somebody waits for it
+    run.zero.wait_parameters()  # torch keeps what a collective reads until a caller waits for it
     run.zero.close()
 
 
@@ -398,7 +405,10 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 def spawn(
     script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once. Where nothing is found for `limit_s` all ranks are ended and say where they are."""
+    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once.
+
+    Where nothing is found for `limit_s` all ranks are ended and say where they are.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -466,7 +476,8 @@ def show(facts: dict[str, Any]) -> None:
         show_profile(facts)
         return
     print(
-        f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, peak {facts['peak_gib']} GiB "
+        f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, "
+        f"peak {facts['peak_gib']} GiB "
         f"(reserved {facts['reserved_gib']}), init {facts['init_s']} s, attention {facts['attention']}, "
         f"steps {facts['step_ms']}, loss {facts['losses'][0][0]:.4f} -> {facts['losses'][-1][0]:.4f}",
         flush=True,
@@ -476,7 +487,8 @@ def show(facts: dict[str, Any]) -> None:
 def show_profile(facts: dict[str, Any]) -> None:
     found = facts["profile"]
     print(
-        f"{facts['run']} on {facts['gpus']}, a step of {found['step_ms']} ms: idle {found['idle_ms']}, only communication {found['only_communication_ms']}, {found['kernels']} kernels"
+        f"{facts['run']} on {facts['gpus']}, a step of {found['step_ms']} ms: idle {found['idle_ms']}, "
+        f"only communication {found['only_communication_ms']}, {found['kernels']} kernels"
     )
     for kind, entry in found["kinds"].items():
         print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")

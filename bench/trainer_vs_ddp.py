@@ -1,15 +1,16 @@
 """Tokens per second of the trainer against a plain PyTorch DDP loop: same model, same batches, same two cores.
 
-Both run in two spawned Gloo ranks with one thread each. DDP: `DistributedDataParallel` with `no_sync` while it accumulates, fused AdamW over
-all parameters on each rank, `clip_grad_norm_`, and autocast for bf16 (fp32 parameters), which is how its users keep fp32 masters. Ours: the
-step of `stoker.trainer` with ZeRO-1. The two take turns, so that a change of the machine's speed meets both,
-and the best step of each counts (other work on the machine only makes steps longer); the ratios of
-medians and of CPU time of rank 0 are given too.
+Both run in two spawned Gloo ranks with one thread each. DDP: `DistributedDataParallel` with `no_sync` while it
+accumulates, fused AdamW over all parameters on each rank, `clip_grad_norm_`, and autocast for bf16 (fp32 parameters),
+which is how its users keep fp32 masters. Ours: the step of `stoker.trainer` with ZeRO-1. The two take turns, so that a
+change of the machine's speed meets both, and the best step of each counts (other work on the machine only makes steps
+longer); the ratios of medians and of CPU time of rank 0 are given too.
 
     python bench/trainer_vs_ddp.py                      # bf16 and fp32, about 3 minutes
     python bench/trainer_vs_ddp.py --precision bf16 --model smollm2
 
-The last line is JSON. Measured with torch 2.11, two cores (AVX-512 BF16, one thread per rank) of an otherwise idle machine, tokens/s:
+The last line is JSON. Measured with torch 2.11, two cores (AVX-512 BF16, one thread per rank) of an otherwise idle
+machine, tokens/s:
 
     model                                   precision   stoker      DDP   ratio
     small (15.7 M), 8 x 512 tokens          bf16        5692.8   2631.7   2.16
@@ -229,7 +230,8 @@ def main() -> None:
         found.append(measure(options, precision))
         line = found[-1]
         print(
-            f"{options.model} {precision}: stoker {line['stoker_tokens_per_s']} tokens/s, DDP {line['ddp_tokens_per_s']} tokens/s, "
+            f"{options.model} {precision}: stoker {line['stoker_tokens_per_s']} tokens/s, "
+            f"DDP {line['ddp_tokens_per_s']} tokens/s, "
             f"ratio {line['ratio']} (goal >= 1.0)"
         )
     print(json.dumps({"bench": "trainer_vs_ddp", "torch": torch.__version__, "results": found}))

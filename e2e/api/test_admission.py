@@ -1,4 +1,6 @@
-"""The API server refuses the manifests that the embedded cluster refuses, for the same reasons at the same fields: one table for both."""
+"""The API server refuses the manifests that the embedded cluster refuses, for the same reasons at the same fields: one
+table for both.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ class Story(Waits):
         self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
 
     def end(self) -> None:
-        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time (`namespaces_gone`).
+        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time
+        (`namespaces_gone`).
 
         Raises:
             AssertionError: something does not go.
@@ -112,7 +113,7 @@ class Story(Waits):
     # What is there
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         selector = ",".join(f"stoker.dev/{name.replace('_', '-')}={value}" for name, value in labels.items())
         listed = self.api.get(f"/{self._path(kind)}?labelSelector={selector.replace('=', '%3D').replace(',', '%2C')}")
         assert listed is not None, kind

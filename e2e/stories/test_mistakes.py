@@ -1,4 +1,6 @@
-"""Story 8: bad manifests, images, checkpoints, claims and secrets: each ends in a refusal or a condition that names the field or the object, and goes without a trace."""
+"""Story 8: bad manifests, images, checkpoints, claims and secrets: each ends in a refusal or a condition that names the
+field or the object, and goes without a trace.
+"""
 
 from __future__ import annotations
 

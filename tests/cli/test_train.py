@@ -29,12 +29,18 @@ def job(**spec: Any) -> dict[str, Any]:
         "workers": {
             "replicas": 2,
             "ranksPerPod": 1,
-            "volumes": [{"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus"}}, {"name": "more", "configMap": {"name": "more"}}],
+            "volumes": [
+                {"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus"}},
+                {"name": "more", "configMap": {"name": "more"}},
+            ],
             "volumeMounts": [{"name": "corpus", "mountPath": "/data"}, {"name": "more", "mountPath": "/more"}],
             "env": [{"name": "DATA", "value": "/data"}],
         },
         "training": {"totalSteps": 4, "globalBatchSize": 4, "sequenceLength": 32},
-        "data": {"sources": [{"name": "a", "path": "/data/*.txt"}, {"name": "b", "path": "/more/b.txt"}], "tokenizer": {"kind": "train"}},
+        "data": {
+            "sources": [{"name": "a", "path": "/data/*.txt"}, {"name": "b", "path": "/more/b.txt"}],
+            "tokenizer": {"kind": "train"},
+        },
         "checkpoint": {"storage": {"claimName": "checkpoints"}, "intervalSteps": 2, "maxToKeep": 3},
         **spec,
     }  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.build import build_engine, end_tokens, tokenizer_folder
 from stoker.engine.config import CacheConfig, EngineConfig
+from stoker.engine.core.build import build_engine, end_tokens, tokenizer_folder
 from stoker.engine.plan import BLOCK_SIZES, count_blocks, plan_engine
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights

@@ -208,8 +208,9 @@ def test_parameters_reach_the_core_and_unknown_fields_are_accepted(tmp_path: Pat
     async def scenario() -> None:
         async with serving(tmp_path) as s:
             body: dict[str, Any] = {
-                "prompt": "say:a", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3,
-                "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"65": -100},
+                "prompt": "say:a", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+                "seed": 3, "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
+                "logit_bias": {"65": -100},
                 "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [9], "priority": 4, "user": "me",
                 "input_length_override": 3, "n": None, "best_of": 1, "suffix": None,
             }  # fmt: skip

@@ -156,7 +156,8 @@ def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_pat
             error = (await s.post("/v1/completions", prompt="x" * 190, max_tokens=20)).json()["error"]
             assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
             assert error["message"].startswith(
-                "This model's maximum context length is 200 tokens. However, you requested 211 tokens (191 in the prompt, 20"
+                "This model's maximum context length is 200 tokens. "
+                "However, you requested 211 tokens (191 in the prompt, 20"
             )
             messages = [{"role": "user", "content": "x" * 300}]
             error = (await s.post("/v1/chat/completions", messages=messages)).json()["error"]
@@ -267,7 +268,8 @@ def test_one_request_that_fails_leaves_the_others_alone(tmp_path: Path, stream: 
 def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            async with s.http.stream("POST", "/v1/completions", json={"prompt": "slow say:" + "x" * 50, "stream": True, "max_tokens": 60}) as answer:  # fmt: skip
+            body = {"prompt": "slow say:" + "x" * 50, "stream": True, "max_tokens": 60}
+            async with s.http.stream("POST", "/v1/completions", json=body) as answer:
                 lines = answer.aiter_text()
                 begun = await anext(lines)
                 s.front.core.lose("the core process was killed by signal 9")

@@ -17,9 +17,9 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
-from stoker.operator.cluster.local.pod_life import Node
-from stoker.operator.cluster.local.process import Command, Exit, Process
+from stoker.operator.cluster.local.node import Node
+from stoker.operator.cluster.local.objects import Admit, ObjectStorage, ObjectStore
+from stoker.operator.cluster.local.process import Command, Process, ProcessExit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref
 from stoker.operator.domain.settings import Settings
@@ -81,7 +81,7 @@ class FakeProcess:
         self.pid = number
         self.stubborn = False
         self.signals: list[str] = []
-        self._end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
 
     @property
     def alive(self) -> bool:
@@ -98,9 +98,9 @@ class FakeProcess:
 
     def end(self, code: int, signal: int | None = None) -> None:
         if not self._end.done():
-            self._end.set_result(Exit(code, signal))
+            self._end.set_result(ProcessExit(code, signal))
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         return await self._end
 
 
@@ -161,12 +161,12 @@ def embedded(
     gpus: tuple[str, ...] = (),
     admit: Admit | None = None,
     pods: FakePods | None = None,
-    keeper: Keeper | None = None,
+    keeper: ObjectStorage | None = None,
 ) -> Embedded:
     """Call within a running event loop. `pods` answers polls and calls; with a `keeper`, objects survive."""
     clock = FakeClock()
     numbers = itertools.count(1)
-    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, keeper=keeper)
+    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, storage=keeper)
     addresses = Addresses("loopback", lambda _: True)
     ready: dict[tuple[str, int], bool] = {}
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from stoker.operator.api.schema import NotStructural, status_schema, structural_schema
-from stoker.operator.api.value import Value, list_map, measured, told_elsewhere
+from stoker.operator.api.value import Value, described_elsewhere, list_map, measured
 
 
 class Inner(Value):
@@ -36,10 +36,10 @@ class Sample(Value):
 
 class Told(Value):
     first: Inner
-    again: Annotated[Inner | None, Field(json_schema_extra=told_elsewhere())] = None
+    again: Annotated[Inner | None, Field(json_schema_extra=described_elsewhere())] = None
     """As `first`."""
     listed: Annotated[
-        tuple[Inner, ...], Field(max_length=2, json_schema_extra={**list_map("size"), **told_elsewhere()})
+        tuple[Inner, ...], Field(max_length=2, json_schema_extra={**list_map("size"), **described_elsewhere()})
     ] = ()
 
 

@@ -47,7 +47,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
-    (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile"}),
+    (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile", "allowedOrigins"}),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
+from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
 from stoker.pod.exit_code import Cause
 from tests.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
 
@@ -149,3 +150,8 @@ def test_other_shares_than_0_and_100_are_refused_by_name_and_every_pod_stays() -
     assert "share 30" in message
     assert {pod["metadata"]["uid"] for pod in serving.engines()} == before
     assert (serving.pool_status["phase"], len(serving.pool_status["revisions"])) == ("Serving", 1)
+
+    serving.cluster.reconcilers = {"InferenceDeployment": reconcile_inferencedeployment}
+    plan = serving.cluster.plan(CHAT)
+    assert "share 70" in (plan.status or {})["pools"][0]["message"]
+    assert [body["kind"] for body in plan.apply] == ["EnginePool"], "the deployment takes the edit back"

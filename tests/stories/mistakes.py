@@ -27,7 +27,7 @@ def surroundings() -> list[Manifest]:
 
 
 def break_model(models: Path) -> Path:
-    """A Hugging Face folder whose config.json names an unknown architecture. Returns the file."""
+    """A Hugging Face folder whose config.json names an architecture that does not exist. Returns the file."""
     (models / "broken").mkdir(parents=True)
     config = models / "broken" / "config.json"
     config.write_text(json.dumps({"architectures": ["OtherForCausalLM"], **MODEL}))

@@ -36,8 +36,8 @@ class StoryCluster(Waits):
         """Start a supervisor, for the first time or again on what the last one left."""
         self.client.folders.make()
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
-        end, self._leash = os.pipe()  # the other end closes with the test's process, however it ends
-        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--leash", str(end)]
+        end, self._parent_pipe = os.pipe()  # the other end closes with the test's process, however it ends
+        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--parent-pipe", str(end)]
         with self.client.folders.supervisor_log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -77,7 +77,7 @@ class StoryCluster(Waits):
     def _wait(self, timeout_s: float) -> int:
         assert self.process is not None
         code = self.process.wait(timeout_s)
-        os.close(self._leash)
+        os.close(self._parent_pipe)
         return code
 
     def remains(self) -> list[str]:

@@ -78,7 +78,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson }}
 {{- end }}
 
-{{/* What the operator may do in each namespace that it looks after. */}}
+{{/* Rights of the operator in each namespace whose resources it reconciles. */}}
 {{- define "stoker.workloadRules" -}}
 - apiGroups: [stoker.dev]
   resources: [trainingjobs, checkpoints, inferencedeployments, enginepools]
@@ -98,7 +98,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods, services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]  # to say that a claim is missing
+- apiGroups: [""]  # to name a missing claim
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
 {{- if .Values.watch.secrets }}

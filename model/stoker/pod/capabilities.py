@@ -169,8 +169,10 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         root: what the paths in the messages start with, for instance `spec`.
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
-    if program == "TrainingJob" and (pods := _pods(config)) > 1:
+    if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
         rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
+    if program in _WITH_KERNELS:
+        rows |= _attention_row(program, config)
     return [
         f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()
@@ -201,8 +203,27 @@ def _value(value: Any) -> str:
     return f" {shown(value)}" if isinstance(value, bool | int | str) else ""
 
 
-def _pods(config: Any) -> int:
-    return next((int(value) for _, value in values_at(config, "workers.replicas")), 1)
+_WITH_KERNELS = {
+    "TrainingJob": ("runtime", "training.deterministic"),
+    "InferenceDeployment": ("engine", "engine.deterministic"),
+}
+"""Kind -> section with kernels and attention, and the field for determinism."""
+
+
+def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
+    """The row of attention for chosen kernels; none for `auto`, which the device decides."""
+    section, field = _WITH_KERNELS[kind]
+    kernels, deterministic = _value_at(config, f"{section}.kernels", "auto"), _value_at(config, field, "Off")
+    key = kernels, deterministic not in (False, "Off")
+    if key not in ATTENTION:
+        return {}
+    choices = ATTENTION[key] if kind == "TrainingJob" else (PAGED_ATTENTION[key],)
+    condition = f" with {section}.kernels {kernels}" + (f" and {field} {shown(deterministic)}" if key[1] else "")
+    return {f"{section}.attention": (only("auto", *choices), condition)}
+
+
+def _value_at(config: Any, path: str, default: Any) -> Any:
+    return next((value for _, value in values_at(config, path)), default)
 
 
 def _member(node: Any, name: str) -> Any:

@@ -7,12 +7,13 @@ times that the core reports. Every choice of `n` is one sequence, every request 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.engine.core.messages import ModelFacts, RequestFacts, Stats
+from stoker.engine.core.messages import STEP_TOKENS, ModelFacts, RequestFacts, Stats
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -48,7 +49,7 @@ LABELS = ("model_name", "engine")
 
 
 class FrontMetrics:
-    """What one front observes of its requests."""
+    """Histograms and counters of one front's requests."""
 
     def __init__(
         self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
@@ -62,6 +63,9 @@ class FrontMetrics:
 
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
         self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_S)
+        self._inter_token_older = histogram(
+            "time_per_output_token_seconds", "The older name of inter_token_latency_seconds.", TOKEN_S
+        )
         self._per_token = histogram(
             "request_time_per_output_token_seconds", "Decode time per token after the first, by request.", TOKEN_S
         )
@@ -74,6 +78,9 @@ class FrontMetrics:
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens by request.", TOKENS)
         self._generation_tokens = histogram("request_generation_tokens", "Output tokens by request.", TOKENS)
+        self._max_generation_tokens = histogram(
+            "request_max_num_generation_tokens", "Output tokens of a request's longest choice.", TOKENS
+        )
         self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
         self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
         self._http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=registry)
@@ -81,10 +88,13 @@ class FrontMetrics:
             "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
             buckets=REQUEST_S, registry=registry,
         )  # fmt: skip
+        self._request_bytes = Summary("http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry)
+        ProcessCollector(registry=registry)
         registry.register(_CoreCollector(self._labels, stats, facts))
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
-        """A request was sent to the core."""
+        """Observe a request that goes to the core."""
         self._n.observe(params.n)
         self._max_tokens.observe(max_tokens)
 
@@ -92,12 +102,13 @@ class FrontMetrics:
         self._first_token.observe(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        """`count` tokens came together, `seconds` after those before them."""
+        """Observe `count` tokens that arrived together, `seconds` after those before them."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
+            self._inter_token_older.observe(seconds / count)
 
     def finished(self, facts: RequestFacts | None) -> None:
-        """A choice ended; `facts` are missing if the core was not asked to the end."""
+        """Observe a choice that ended; `facts` are None if the core sent none."""
         if facts is None:
             return
         end = facts.finished_s
@@ -115,14 +126,22 @@ class FrontMetrics:
         if facts.output_tokens > 1:
             self._per_token.observe((facts.last_token_s - facts.first_token_s) / (facts.output_tokens - 1))
 
-    def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """One HTTP answer, with its status class as vLLM's instrumentation writes it."""
+    def finished_request(self, output_tokens: int) -> None:
+        """Every choice of a request has ended; the longest has `output_tokens`."""
+        self._max_generation_tokens.observe(output_tokens)
+
+    def answered(
+        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        """Count one HTTP answer, with its status class as vLLM's instrumentation writes it."""
         self._http.labels(handler, method, f"{status // 100}xx").inc()
         self._http_time.labels(handler, method).observe(seconds)
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)
 
 
 class _CoreCollector(Collector):
-    """The core's numbers of this moment."""
+    """Reads the core's newest numbers at each scrape."""
 
     def __init__(
         self, labels: tuple[str, str], stats: Callable[[], Stats | None], facts: Callable[[], ModelFacts | None]
@@ -145,6 +164,7 @@ class _CoreCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        yield _step_tokens(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
         yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
 
@@ -159,7 +179,12 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
         ("stoker:kv_blocks_free", "Blocks without content worth keeping.", stats.free_blocks),
         ("stoker:kv_blocks_cached", "Free blocks kept for the prefix cache.", stats.cached_blocks),
         ("stoker:kv_blocks_owned", "Blocks of running sequences.", stats.owned_blocks),
-        ("stoker:kv_blocks_total", "All blocks; free + cached + owned.", stats.total_blocks),
+        ("stoker:kv_blocks_total", "All blocks.", stats.total_blocks),
+        (
+            "stoker:kv_blocks_unaccounted",
+            "All blocks less free, cached and owned ones; 0 unless blocks were lost.",
+            stats.total_blocks - stats.free_blocks - stats.cached_blocks - stats.owned_blocks,
+        ),
     ]
 
 
@@ -172,7 +197,18 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries),
         ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
         ("stoker:steps", "Steps.", stats.steps),
+        ("stoker:kv_block_audits", "Times that all blocks were counted.", stats.block_audits),
+        ("stoker:kv_blocks_leaked", "Blocks that an audit found lost and gave back.", stats.leaked_blocks),
     ]
+
+
+def _step_tokens(labels: tuple[str, str], stats: Stats) -> HistogramMetricFamily:
+    """Steps by their number of tokens, with cumulative buckets."""
+    bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
+    buckets = list(zip(bounds, accumulate(stats.step_tokens), strict=True))
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)
+    family.add_metric(labels, buckets, stats.step_tokens_sum)
+    return family
 
 
 def _by(name: str, text: str, label: str, labels: tuple[str, str], values: Mapping[str, int]) -> CounterMetricFamily:

@@ -90,7 +90,7 @@ class EngineStatus(Value):
     revision: Annotated[str, Field(max_length=63)] | None = None
     url: Annotated[str, Field(max_length=512)] | None = None
     phase: Annotated[str, Field(max_length=32)] | None = None
-    """Phase of the engine, for instance Loading, Serving or Draining."""
+    """Phase of the engine: Pending, Loading, Warming, Serving, Draining, Drained, Failing; Failed after its end."""
     ready: bool = False
     draining: bool = False
     message: Text | None = None

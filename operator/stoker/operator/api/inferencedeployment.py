@@ -34,7 +34,7 @@ from stoker.operator.api.value import (
 DeploymentPhase = Literal[
     "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
 ]
-RolloutPhase = Literal["Idle", "Progressing", "Paused", "Completed"]
+RolloutPhase = Literal["Progressing", "Paused", "Completed"]
 ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
 
 
@@ -151,7 +151,7 @@ class RevisionStatus(Value):
 class RolloutStatus(Value):
     """Progress from one revision to the next."""
 
-    phase: RolloutPhase = "Idle"
+    phase: RolloutPhase = "Progressing"
     from_revision: Annotated[str, Field(max_length=63)] | None = None
     to_revision: Annotated[str, Field(max_length=63)] | None = None
     step: Int32 | None = None

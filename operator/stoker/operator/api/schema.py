@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from stoker.operator.api.value import TOLD_ELSEWHERE, Value
+from stoker.operator.api.value import DESCRIBED_ELSEWHERE, Value
 
 Schema = dict[str, Any]
 
@@ -62,7 +62,7 @@ class _Rewriter:
         if found.get("type") == "integer" and found.get("maximum") == _INT64_MAX:
             del found["maximum"]
         _fit_default(found)
-        return _with_keys_alone(found) if found.pop(TOLD_ELSEWHERE, False) else found
+        return _with_keys_alone(found) if found.pop(DESCRIBED_ELSEWHERE, False) else found
 
     def _resolved(self, node: Schema, owner: str, path: str) -> tuple[Schema, str]:
         """Put the target in the place of a reference or union; keys beside it win."""

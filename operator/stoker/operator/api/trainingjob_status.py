@@ -22,8 +22,8 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
+    described_elsewhere,
     list_map,
-    told_elsewhere,
 )
 
 TrainingPhase = Literal[
@@ -102,7 +102,7 @@ class Attempt(Value):
     last_step: Int64 | None = None
     announced_step: Int64 | None = None
     """Highest step whose Checkpoint object was made."""
-    resumed_from: Annotated[SavedStep | None, Field(json_schema_extra=told_elsewhere())] = None
+    resumed_from: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
     """Save that it continues, as `newestVerifiedCheckpoint`."""
     failure: Failure | None = None
 
@@ -148,7 +148,7 @@ class TrainingJobStatus(EditableStatus):
     attempt: Attempt | None = None
     """The current or last attempt."""
     attempts: Annotated[
-        tuple[Attempt, ...], Field(max_length=10, json_schema_extra={**list_map("number"), **told_elsewhere()})
+        tuple[Attempt, ...], Field(max_length=10, json_schema_extra={**list_map("number"), **described_elsewhere()})
     ] = ()
     """Earlier ones, newest first, as `attempt`."""
     restarts: Int32 = 0
@@ -162,22 +162,22 @@ class TrainingJobStatus(EditableStatus):
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None
     pods: PodCounts | None = None
-    latest_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=told_elsewhere())] = None
+    latest_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
     """Newest save, verified or not, as `newestVerifiedCheckpoint`."""
     newest_verified_checkpoint: SavedStep | None = None
-    best_verified_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=told_elsewhere())] = None
+    best_verified_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
     """Lowest validation loss, as `newestVerifiedCheckpoint`."""
     checkpoints: Int32 = 0
     """Number of Checkpoint objects."""
-    last_failure: Annotated[Failure | None, Field(json_schema_extra=told_elsewhere())] = None
+    last_failure: Annotated[Failure | None, Field(json_schema_extra=described_elsewhere())] = None
     """The newest failure, as `attempt.failure`."""
-    resumption: Annotated[Resumption | None, Field(json_schema_extra=told_elsewhere())] = None
+    resumption: Annotated[Resumption | None, Field(json_schema_extra=described_elsewhere())] = None
     """Internal: search for the save to resume."""
     requests: Annotated[
-        tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra={**list_map("id"), **told_elsewhere()})
+        tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra={**list_map("id"), **described_elsewhere()})
     ] = ()
     """Internal: saves and drains that are not confirmed."""
-    pinned: Annotated[Pinned | None, Field(json_schema_extra=told_elsewhere())] = None
+    pinned: Annotated[Pinned | None, Field(json_schema_extra=described_elsewhere())] = None
     """Internal: pods and configuration that every restart reuses."""
 
     @property

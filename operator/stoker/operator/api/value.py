@@ -199,12 +199,12 @@ def _escaped(field: str) -> str:
     return f"__{field}__" if field in {"import", "namespace", "package"} else field
 
 
-def told_elsewhere() -> dict[str, Any]:
+def described_elsewhere() -> dict[str, Any]:
     """Return `json_schema_extra` of a status field whose members another field explains."""
-    return {TOLD_ELSEWHERE: True}
+    return {DESCRIBED_ELSEWHERE: True}
 
 
-TOLD_ELSEWHERE = "x-told-elsewhere"
+DESCRIBED_ELSEWHERE = "x-described-elsewhere"
 
 
 def list_map(*keys: str) -> dict[str, Any]:

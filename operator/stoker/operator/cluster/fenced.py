@@ -10,11 +10,11 @@ from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 
 class NotLeading(ClusterError):
-    """This replica does not hold the Lease (any more)."""
+    """This replica does not hold the Lease."""
 
 
 class FencedCluster:
-    """Asks `may_write` right before each write and each control call."""
+    """A cluster that calls `may_write` right before each write and each control call."""
 
     def __init__(self, cluster: Cluster, may_write: Callable[[], bool]) -> None:
         self.cluster = cluster

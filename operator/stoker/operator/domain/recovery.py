@@ -1,4 +1,4 @@
-"""Actions after a failure: its root cause, the action of `stoker.pod.causes`, the budget that progress refills."""
+"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TASK_TRIES = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """End of an attempt: the root cause among the exits of its pods."""
+    """How an attempt ended: the most telling exit of its pods."""
 
     cause: Cause
     detail: str
@@ -38,7 +38,7 @@ class Ending:
 
 
 def first_failure(pods: Iterable[Object]) -> Ending | None:
-    """The root cause among the pods that have failed so far; None while none has.
+    """The most telling failure among the pods that have failed so far; None while there is none.
 
     One confirmed failure is enough: the others of the gang can never finish without it.
     """

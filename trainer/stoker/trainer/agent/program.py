@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from rich.console import Console as RichConsole
 
 from stoker.pod.causes import EXIT_CODES, Cause, cause_of_error, is_explained
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
@@ -33,7 +33,7 @@ def main(
 
     `rank_module` are the interpreter's arguments that start a rank.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m stoker.trainer",
         description="Train a model: start this pod's ranks, serve their status, and write a termination message.",
         epilog="example: python -m stoker.trainer --config /etc/stoker/config.json",

@@ -1,7 +1,8 @@
 """The sizes of the rank grid `[pipeline, replicate, shard, context, tensor]`: validated once, then passed down.
 
-Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes the size of
-an axis. `stoker.pod.capabilities` lists the sizes that are built.
+`stoker.pod.capabilities` states what is built; `stoker.model.kernels.ops` refuses what a machine cannot run (kernels,
+attention). Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes
+the size of an axis.
 """
 
 from __future__ import annotations

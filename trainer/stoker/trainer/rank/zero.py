@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
@@ -97,7 +98,7 @@ class Zero:
         for index, parameter in enumerate(state.bucket.parameters):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
             if placed:
-                parameter.gradient_place = partial(state.place, index)  # type: ignore[attr-defined]  # read by the kernels' backward
+                set_grad_destination(parameter, partial(state.place, index))
 
     def close(self) -> None:
         """Remove the hooks from the parameters.

@@ -93,7 +93,7 @@ def _out_of_snapshots(view: PoolView, pod: Object) -> bool:
 
 def _sends_nothing_new(view: PoolView, router: Object, pod_uid: str) -> bool:
     report = view.report(router)
-    if report is None:
+    if report is None or "backends" not in report:
         return False
     known = [backend for backend in report.get("backends") or () if backend.get("pod_uid") == pod_uid]
     return all(backend.get("draining") for backend in known)

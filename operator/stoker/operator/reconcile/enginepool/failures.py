@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Event, Object
-from stoker.operator.domain.pods import ended, exit_of, is_ready, label
+from stoker.operator.domain.pods import ended, exit_of, is_ready
 from stoker.operator.domain.recovery import retry_delay_s
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import Failures
-from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving
+from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving, revision_of
 
 
 def count_failures(view: PoolView) -> tuple[Failures, tuple[Event, ...]]:
@@ -44,7 +44,7 @@ def _failures_in_a_row(view: PoolView) -> int:
 def _all_ready(view: PoolView) -> bool:
     """Whether every wanted replica is ready. While a rollout is paused every revision counts."""
     target, paused = view.target.name, view.pool.spec.paused
-    ready = sum(is_ready(pod) and (paused or label(pod, "revision") == target) for pod in view.serving)
+    ready = sum(is_ready(pod) and (paused or revision_of(pod) == target) for pod in view.serving)
     return ready >= view.pool.spec.replicas
 
 

@@ -1,4 +1,4 @@
-"""What one pass over an EnginePool has decided, before it becomes a status."""
+"""The typed result of one pass over an EnginePool, before it becomes a status."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from stoker.operator.api.enginepool import PoolPhase
 from stoker.operator.domain.conditions import Health
-from stoker.operator.domain.pods import ended, is_ready, label, waiting_reason
+from stoker.operator.domain.pods import ended, is_ready, waiting_reason
 from stoker.operator.domain.waiting import missing_volume, mounting
 from stoker.operator.reconcile.enginepool.outcome import Failures
-from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView, draining
+from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView, draining, revision_of
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """Phase, health and the line that says why the pool does not serve in full."""
+    """Health, phase, and the line with the reason why the pool does not serve in full."""
 
     health: Health
     phase: PoolPhase
@@ -25,8 +25,8 @@ def pool_state(view: PoolView, failures: Failures) -> PoolState:
     """The state of the pool as observed, after `failures`."""
     wanted = view.pool.spec.replicas
     ready = sum(is_ready(pod) for pod in view.serving)
-    updated = sum(is_ready(pod) and label(pod, "revision") == view.target.name for pod in view.serving)
-    others = [pod for pod in view.pods if not ended(pod) and label(pod, "revision") != view.target.name]
+    updated = sum(is_ready(pod) and revision_of(pod) == view.target.name for pod in view.serving)
+    others = [pod for pod in view.pods if not ended(pod) and revision_of(pod) != view.target.name]
     if updated == wanted and not others and len(view.serving) == wanted:
         return _complete_state(view)
     why = _reason_not_ready(view)

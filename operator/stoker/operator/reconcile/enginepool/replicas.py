@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Plan
-from stoker.operator.domain.pods import ended, is_ready, label
+from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.reconcile.enginepool.drain import (
     advance_drains,
     cordon_pods,
@@ -16,7 +16,7 @@ from stoker.operator.reconcile.enginepool.drain import (
 )
 from stoker.operator.reconcile.enginepool.failures import replacement_delay_s
 from stoker.operator.reconcile.enginepool.step import Counts, next_step, resolve
-from stoker.operator.reconcile.enginepool.view import PoolView, leaving, pods_with_free_index
+from stoker.operator.reconcile.enginepool.view import PoolView, leaving, pods_with_free_index, revision_of
 from stoker.operator.render.engine import disruption_budget, engine_pod, engine_service, revision_config_map
 from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.network_policy import engine_policies
@@ -71,8 +71,8 @@ def plan_replicas(view: PoolView) -> Plan:
 def _sort_serving(view: PoolView) -> ServingPods:
     """New and old pods. While a rollout is paused every revision counts as new."""
     target, paused = view.target.name, view.pool.spec.paused
-    new = [pod for pod in view.serving if paused or label(pod, "revision") == target]
-    old = [pod for pod in view.serving if not paused and label(pod, "revision") != target]
+    new = [pod for pod in view.serving if paused or revision_of(pod) == target]
+    old = [pod for pod in view.serving if not paused and revision_of(pod) != target]
 
     def split(pods: Sequence[Object], *, ready: bool) -> tuple[Object, ...]:
         return tuple(pod for pod in pods if is_ready(pod) is ready)

@@ -7,10 +7,10 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EngineStatus, RevisionReplicas
 from stoker.operator.domain.plan import Object, Plan
-from stoker.operator.domain.pods import ended, is_ready, label
+from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import PoolFields, PoolOutcome
-from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving
+from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving, revision_of
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.render.engine import engine_url, selector_of
@@ -41,7 +41,7 @@ def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
         phase=outcome.phase,
         replicas=sum(not ended(pod) and not leaving(pod) for pod in view.pods),
         ready_replicas=len(ready),
-        updated_replicas=sum(label(pod, "revision") == view.target.name for pod in ready),
+        updated_replicas=sum(revision_of(pod) == view.target.name for pod in ready),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_of(view.pool).items())),
         revisions=_revision_counts(view),
         engines=tuple(_engine_status(view, pod) for pod in _listed_pods(view)),
@@ -63,10 +63,10 @@ def _listed_pods(view: PoolView) -> list[Object]:
 
 def _revision_counts(view: PoolView) -> tuple[RevisionReplicas, ...]:
     names = {revision.name for revision in view.pool.spec.revisions}
-    names |= {label(pod, "revision") for pod in view.pods if label(pod, "revision")}
+    names |= {revision_of(pod) for pod in view.pods if revision_of(pod)}
     counts = []
     for name in sorted(names):
-        mine = [pod for pod in view.pods if label(pod, "revision") == name and not ended(pod)]
+        mine = [pod for pod in view.pods if revision_of(pod) == name and not ended(pod)]
         desired = view.pool.spec.replicas if name == view.target.name else 0
         ready = sum(is_ready(pod) for pod in mine)
         counts.append(RevisionReplicas(name=name, desired=desired, replicas=len(mine), ready=ready))
@@ -79,17 +79,17 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
     body = view.report(pod)
     if body is None:
         body = _remembered_report(known)
-    asked = known.drain_requested_at if known else None
+    requested_at = known.drain_requested_at if known else None
     return EngineStatus(
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
-        revision=label(pod, "revision") or None,
+        revision=revision_of(pod) or None,
         url=engine_url(pod, view.settings.engine_port),
         phase=_engine_phase(pod, str(body.get("phase") or "Pending")),
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
         message=shortened(str(body.get("message") or "")) or None,
-        drain_requested_at=(asked or view.time) if draining(pod) else None,
+        drain_requested_at=(requested_at or view.time) if draining(pod) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What an EnginePool's reconcile observes, sorted once: its pods, their reports, the routers in front of them."""
+"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stoker.operator.api.enginepool import EnginePool, EnginePoolStatus, EngineStatus, Revision
-from stoker.operator.api.metadata import read
+from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
 from stoker.operator.domain.pods import ended, is_ready, label
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 DRAINING = f"{PREFIX}/draining"
 """Label on an engine pod that gets no new request. The pod is deleted when its last request has finished."""
@@ -69,12 +68,10 @@ class PoolView:
 
 def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     """Sort what is observed."""
-    status = EnginePoolStatus.model_validate(seen.resource.get("status") or {})
-    intent = accept("EnginePool", seen.resource["spec"], status.accepted_spec, controls=("replicas",))
-    pool = read(EnginePool, {**seen.resource, "spec": intent.spec})
+    pool, intent = read_in_force(EnginePool, seen.resource, controls=("replicas",))
     uid = pool.metadata.uid
-    pods = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "engine" and _is_owned(pod, uid)]
-    routers = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "router" and is_ready(pod)]
+    pods = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "engine" and is_owned(pod, uid)]
+    routers = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "router" and is_ready(pod)]
     return PoolView(
         pool=pool,
         intent=intent,
@@ -86,7 +83,23 @@ def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     )
 
 
+def is_owned(pod: Object, uid: str) -> bool:
+    """Whether the pod belongs to the object with this uid."""
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def role_of(pod: Object) -> str:
+    """`engine` or `router`."""
+    return label(pod, ROLE)
+
+
+def revision_of(pod: Object) -> str:
+    """Name of the revision that the pod was made of; empty when it has no such label."""
+    return label(pod, REVISION)
+
+
 def draining(pod: Object) -> bool:
+    """Whether the pod gets no new request and is deleted when its last one has finished."""
     return DRAINING in pod["metadata"].get("labels", {})
 
 
@@ -108,10 +121,6 @@ def pods_with_free_index(
             made.append(pod)
         index += 1
     return tuple(made)
-
-
-def _is_owned(pod: Object, uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def _without_replicas(spec: Mapping[str, Any]) -> dict[str, Any]:

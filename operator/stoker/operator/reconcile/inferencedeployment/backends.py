@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.domain.plan import ControlCall, Object
-from stoker.operator.domain.pods import ended, is_ready, label, ref_of
-from stoker.operator.reconcile.enginepool.view import draining
+from stoker.operator.domain.pods import ended, is_ready, ref_of
+from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.names import digest_of
@@ -45,18 +45,14 @@ def _is_listed(pod: Object) -> bool:
 
 
 def _backend(view: DeploymentView, pod: Object) -> dict[str, Any]:
-    roles = (pool.spec.revisions[0].template.role for pool in view.pools if _is_owned(pod, pool.metadata.uid))
+    roles = (pool.spec.revisions[0].template.role for pool in view.pools if is_owned(pod, pool.metadata.uid))
     return {
         "url": engine_url(pod, view.settings.engine_port),
         "pod_uid": pod["metadata"]["uid"],
         "role": next(roles, "colocated"),
-        "revision": label(pod, "revision"),
+        "revision": revision_of(pod),
         "draining": draining(pod),
     }
-
-
-def _is_owned(pod: Object, uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def _version_of(view: DeploymentView, pod: Object) -> int:

@@ -16,7 +16,7 @@ from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 @dataclass(frozen=True)
 class DeploymentState:
-    """Phase, health and the line that says why the deployment does not serve in full."""
+    """Health, phase, and the line with the reason why the deployment does not serve in full."""
 
     health: Health
     phase: DeploymentPhase
@@ -80,7 +80,7 @@ def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:
 
 
 def _reason_without_router(view: DeploymentView) -> str:
-    """What the first router waits for, else how one ended."""
+    """The line with the first router's reason to wait, else with how one ended."""
     held = [known.line for pod in view.routers if not ended(pod) and (known := waiting(pod)) is not None]
     failed = [exit_of(pod) for pod in view.routers if ended(pod)]
     why = [*held, *(f"{exit_.cause}: {exit_.detail}".rstrip(": ") for exit_ in failed)]

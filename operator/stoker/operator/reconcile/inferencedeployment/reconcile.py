@@ -68,4 +68,5 @@ def _own_conditions(choice: ModelChoice | NoModel, ready_routers: int) -> tuple[
     else:
         name = choice.checkpoint.name if choice.checkpoint else choice.source.path
         resolved = Condition("ModelResolved", True, "Resolved", name)
-    return resolved, Condition("RouterReady", ready_routers > 0, "RoutersReady", f"{ready_routers} routers are ready")
+    reason = "RoutersReady" if ready_routers else "NoRouterReady"
+    return resolved, Condition("RouterReady", ready_routers > 0, reason, f"ready routers: {ready_routers}")

@@ -12,7 +12,9 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import RevisionStatus, RolloutStatus
+from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
+from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
@@ -56,17 +58,10 @@ class PoolChanges:
 def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> RolloutStep:
     """The next step towards the revision of the user's intent and the chosen checkpoint."""
     status = view.deployment.status
-    revisions = status.revisions
-    old = status.rollout or RolloutStatus()
-    target = old.to_revision or status.current_revision
-    events: tuple[Event, ...] = ()
-    if isinstance(choice, ModelChoice):
-        wanted = _revision_of(view, choice)
-        if wanted.name != target and not (view.deployment.spec.rollout.paused and target is not None):
-            target = wanted.name
-            events = (Event("Normal", "RevisionChosen", _describe(wanted)),)
-        if view.revision(wanted.name) is None:
-            revisions = (wanted, *revisions)[:MAX_REVISIONS]
+    wanted = _revision_of(view, choice) if isinstance(choice, ModelChoice) else None
+    revisions = _with_wanted(view, wanted)
+    last_target = _last_target(view)
+    target = _next_target(view, wanted, last_target)
     if target is None:
         return RolloutStep(revisions, None, None, None)
     updated, obsolete = _all_updated(view, target), _obsolete_pools(view)
@@ -77,12 +72,12 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         revisions=_kept_revisions(view, revisions, current, target),
         current=current,
         target=target,
-        status=_rollout_status(view, old, current, target, done=done),
+        status=_rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done),
         create=pools.create,
         apply=pools.apply,
         scale=pools.scale,
         delete=obsolete if updated else (),
-        events=events,
+        events=_chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else (),
     )
 
 
@@ -98,6 +93,26 @@ def until_deadline_s(view: DeploymentView, rollout: RolloutStep) -> float | None
         return None
     left_s = _deadline_left_s(view, rollout.status)
     return left_s if left_s is not None and left_s > 0 else None
+
+
+def _last_target(view: DeploymentView) -> str | None:
+    """The revision that the last pass moved to, or kept."""
+    rollout = view.deployment.status.rollout
+    return (rollout.to_revision if rollout else None) or view.deployment.status.current_revision
+
+
+def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
+    """The wanted revision. While the rollout is paused or no model is found, the last target stays."""
+    paused = view.deployment.spec.rollout.paused and last is not None
+    return last if wanted is None or paused else wanted.name
+
+
+def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:
+    """The known revisions, newest first, with the wanted one."""
+    known = view.deployment.status.revisions
+    if wanted is None or view.revision(wanted.name) is not None:
+        return known
+    return (wanted, *known)[:MAX_REVISIONS]
 
 
 def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
@@ -173,9 +188,9 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
     name = pool_object_name(view.deployment, pool)
     labels = {**deployment_labels(view.deployment), "pool": pool.name}
     metadata = metadata_of(view.seen.resource, name, "engine", labels)
-    del metadata["labels"]["stoker.dev/role"]
+    del metadata["labels"][ROLE]
     return {
-        "apiVersion": "stoker.dev/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "EnginePool",
         "metadata": metadata,
         "spec": {
@@ -279,6 +294,10 @@ def _rollout_status(
         started_at=old.started_at,
         progressed_at=view.time if old.step != updated or old.phase == "Completed" else old.progressed_at,
     )
+
+
+def _chosen_event(revision: RevisionStatus) -> tuple[Event, ...]:
+    return (Event("Normal", "RevisionChosen", _describe(revision)),)
 
 
 def _describe(revision: RevisionStatus) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from stoker.operator.api.inferencedeployment import RouterStatus
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Ref
-from stoker.operator.domain.pods import ended, ended_at, exit_of, is_ready, label, ref_of
+from stoker.operator.domain.pods import ended, ended_at, exit_of, is_ready, ref_of
 from stoker.operator.domain.recovery import left_s, retry_delay_s
 from stoker.operator.reconcile.enginepool.step import Counts, next_step
-from stoker.operator.reconcile.enginepool.view import pods_with_free_index
+from stoker.operator.reconcile.enginepool.view import pods_with_free_index, revision_of
 from stoker.operator.reconcile.inferencedeployment.backends import BackendSnapshot
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.keys import keys_config_map
@@ -105,8 +105,8 @@ def _pod_changes(view: DeploymentView, pinned: RouterRendering) -> tuple[tuple[O
     """
     revision = pinned.revision
     alive = [pod for pod in view.routers if not ended(pod) and not pod["metadata"].get("deletionTimestamp")]
-    new = [pod for pod in alive if label(pod, "revision") == revision]
-    old = [pod for pod in alive if label(pod, "revision") != revision]
+    new = [pod for pod in alive if revision_of(pod) == revision]
+    old = [pod for pod in alive if revision_of(pod) != revision]
     counts = Counts(
         sum(is_ready(pod) for pod in new),
         sum(not is_ready(pod) for pod in new),
@@ -133,7 +133,7 @@ def _recent_failures(view: DeploymentView, revision: str) -> list[Object]:
     found = [
         (at, pod["metadata"]["name"], pod)
         for pod in view.routers
-        if ended(pod) and label(pod, "revision") == revision and not exit_of(pod).disrupted
+        if ended(pod) and revision_of(pod) == revision and not exit_of(pod).disrupted
         if (at := ended_at(pod)) is not None and at > lately
     ]
     return [pod for _, _, pod in sorted(found, key=lambda item: item[:2], reverse=True)[:MAX_FAILED]]

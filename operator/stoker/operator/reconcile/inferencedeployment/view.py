@@ -1,4 +1,4 @@
-"""What an InferenceDeployment's reconcile observes, sorted once: pools, engines, routers, reports, Checkpoints."""
+"""The observation of an InferenceDeployment, sorted once: pools, engines, routers, reports, Checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
-    InferenceDeploymentStatus,
     RevisionStatus,
     RouterStatus,
 )
@@ -20,7 +19,8 @@ from stoker.operator.domain.labels import DEPLOYMENT_UID
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.intent import Intent, accept
+from stoker.operator.reconcile.enginepool.view import role_of
+from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
 
 LONGEST_NAME = 30
@@ -61,11 +61,9 @@ class DeploymentView:
 
 def deployment_view(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
     """Sort what is observed."""
-    status = InferenceDeploymentStatus.model_validate(seen.resource.get("status") or {})
-    intent = accept("InferenceDeployment", seen.resource["spec"], status.accepted_spec)
-    deployment = read(InferenceDeployment, {**seen.resource, "spec": intent.spec})
+    deployment, intent = read_in_force(InferenceDeployment, seen.resource)
     uid = deployment.metadata.uid
-    mine = [pod for pod in seen.of_kind("Pod") if label(pod, "deployment-uid") == uid]
+    mine = [pod for pod in seen.of_kind("Pod") if label(pod, DEPLOYMENT_UID) == uid]
     pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]
     return DeploymentView(
         deployment=deployment,
@@ -74,8 +72,8 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
         settings=settings,
         now=now,
         pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
-        engines=tuple(pod for pod in mine if label(pod, "role") == "engine"),
-        routers=tuple(pod for pod in mine if label(pod, "role") == "router"),
+        engines=tuple(pod for pod in mine if role_of(pod) == "engine"),
+        routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),
     )
 

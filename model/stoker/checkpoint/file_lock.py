@@ -1,7 +1,8 @@
-"""A file that somebody reads: shared locks on it, which the kernel takes back when a reader ends, however it ends.
+"""Locks on a file that is read: shared ones for readers, an exclusive one for its removal.
 
-`flock`, so that it holds between the processes of a machine, and between machines where the file system carries it there (NFS does).
-Where there are no locks at all, reading and claiming go on without one.
+The kernel takes a lock back when its process ends, however it ends. `flock` holds between the processes of a machine,
+and between machines where the file system carries it there (NFS does). On a file system without locks, reading and
+removing go on without one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from stoker.checkpoint.errors import CheckpointInUse
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Hold:
-    """One lock, until it is closed or forgotten."""
+class ReadLock:
+    """One lock, shared or exclusive, until it is closed or collected."""
 
     def __init__(self, handle: int) -> None:
         self._handle: int | None = handle
 
     def close(self) -> None:
-        """Harmless twice."""
+        """Give the lock back. Harmless twice."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
@@ -42,49 +43,49 @@ class Hold:
         self.close()
 
 
-def hold(path: Path) -> Hold | None:
-    """While it is held, `claim` refuses the file. None: it cannot be opened, or it went while somebody claimed it."""
+def shared(path: Path) -> ReadLock | None:
+    """Lock a file for reading: `exclusive` refuses it meanwhile. None: it cannot be opened, or was removed just now."""
     try:
         handle = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError:
         return None
-    held = Hold(handle)
+    lock = ReadLock(handle)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(handle, fcntl.LOCK_SH)
     if _is_there(path, handle):
-        return held
-    held.close()
+        return lock
+    lock.close()
     return None
 
 
-def claim(path: Path) -> Hold:
-    """The only hold of a file.
+def exclusive(path: Path) -> ReadLock:
+    """Take the only lock of a file.
 
     Raises:
-        CheckpointInUse: somebody reads it.
+        CheckpointInUse: a reader has locked it.
     """
-    handle = _open_to_claim(path)
-    held = Hold(handle)
+    handle = _open_exclusive(path)
+    lock = ReadLock(handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        held.close()
+        lock.close()
         raise CheckpointInUse(f"{path.parent} is being read") from error
-    except OSError:  # a file system without locks: nobody can hold it
+    except OSError:  # a file system without locks has no readers' locks either
         pass
-    return held
+    return lock
 
 
 def _is_there(path: Path, handle: int) -> bool:
-    """The name still belongs to the open file."""
+    """Whether the name still belongs to the open file."""
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
     except OSError:
         return False
 
 
-def _open_to_claim(path: Path) -> int:
-    """NFS gives an exclusive lock only to who may write; elsewhere a file that is read-only can be claimed, too."""
+def _open_exclusive(path: Path) -> int:
+    """Open for writing where that is allowed, because NFS needs it for an exclusive lock; else for reading."""
     try:
         return os.open(path, os.O_RDWR | _FLAGS)
     except PermissionError:

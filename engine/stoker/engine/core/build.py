@@ -1,4 +1,4 @@
-"""From a configuration to an engine that can step, and what its front needs to know of the model."""
+"""Build an engine from its configuration, and find what fronts need to know of the model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.build_step import Opening, StepInput, TableEntry
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
 from stoker.engine.execution.load import Progress, load_runner
 from stoker.engine.execution.ranks import Ranks
-from stoker.engine.plan import Plan, plan_engine
+from stoker.engine.execution.step import Opening, StepInput, TableEntry
+from stoker.engine.plan import EnginePlan, plan_engine
 from stoker.engine.sampling import SamplingParams
 from stoker.model.weights.source import WeightsSource, open_weights
 
 
-def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, Plan]:
+def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, EnginePlan]:
     """Load the model and make everything ready.
 
     Raises:
@@ -35,19 +36,22 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
     )
-    limits = Limits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
+    limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
     return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
 
 
-def make_executor(plan: Plan, progress: Progress = lambda _: None) -> Executor:
+def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:
     if plan.tensor > 1:
         return Ranks(plan, progress)
-    runner = load_runner(plan, None, progress)
+    runner = load_runner(plan, None, progress, warm_up_beside_weights(plan))
     return OnDevice(runner) if plan.device == "cuda" else InProcess(runner)
 
 
 def warm_up(executor: Executor) -> None:
-    """One token through everything, so that the first request finds libraries and buffers ready. Leaves no trace but in a free block."""
+    """Warm up with one token, so that the first request finds libraries loaded and buffers made.
+
+    It writes only into a free block and an empty seat.
+    """
     greedy = SamplingParams(temperature=0, seed=0)
     step = StepInput(
         number=-1,
@@ -65,8 +69,8 @@ def warm_up(executor: Executor) -> None:
     executor.submit(step).result()
 
 
-def tokenizer_folder(plan: Plan, work_dir: Path) -> Path:
-    """Where a front finds the tokenizer's files: the model's folder, or for a single file a folder made from it."""
+def tokenizer_folder(plan: EnginePlan, work_dir: Path) -> Path:
+    """Folder of the tokenizer's files: the model's own, or one made from a GGUF file."""
     path = Path(plan.model_path)
     if path.is_dir():
         return path
@@ -78,7 +82,7 @@ def tokenizer_folder(plan: Plan, work_dir: Path) -> Path:
 
 
 def end_tokens(source: WeightsSource) -> tuple[int, ...]:
-    """Tokens that end an answer: those of config.json and of generation_config.json."""
+    """Tokens that end an answer, from config.json and generation_config.json."""
     listed = json.loads(source.tokenizer_files.get("generation_config.json", b"{}")).get("eos_token_id")
     more = listed if isinstance(listed, list) else [listed]
     ids = (*source.config.eos_token_ids, *(token for token in more if isinstance(token, int)))

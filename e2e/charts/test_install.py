@@ -69,7 +69,7 @@ def test_pods_of_the_chart_pass_the_restricted_profile(installed: Releases, kind
         ("create", "checkpoints.stoker.dev", "", "", True),
         ("create", "pods", "", "", True),
         ("create", "pods/exec", "", "", False),
-        ("list", "secrets", "", "", True),
+        ("list", "secrets", "", "", False),
         ("get", "secrets", "default", "", False),
         ("get", "secrets", NAMESPACE, "stoker-control-key", True),
         ("get", "secrets", NAMESPACE, "another", False),

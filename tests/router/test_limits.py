@@ -110,16 +110,16 @@ def test_pipelined_requests_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_bodies_in_flight_are_bounded_and_the_router_recovers(tmp_path: Path) -> None:
-    """40 connections stop at 7 of 8 MiB: 280 MiB, if all were kept."""
-    limits = {"max_body_bytes_in_flight": 32 * MIB}
+    """40 connections stop at 3.5 of 4 MiB: 140 MiB, if all were kept."""
+    limits = {"max_body_bytes_in_flight": 12 * MIB}
 
     async def scenario() -> None:
-        async with router(tmp_path, max_body_bytes=8 * MIB, listen={"limits": limits}) as r:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (8 * MIB)
+        async with router(tmp_path, max_body_bytes=4 * MIB, listen={"limits": limits}) as r:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (4 * MIB)
             streams = [await r.connect() for _ in range(40)]
             for _, writer in streams:
                 writer.write(head)
-            for _ in range(7 * 16):
+            for _ in range(7 * 8):
                 for _, writer in streams:
                     if not writer.is_closing():
                         writer.write(b"x" * 65536)
@@ -128,10 +128,10 @@ def test_bodies_in_flight_are_bounded_and_the_router_recovers(tmp_path: Path) ->
             refused = [answer for answer in answers if answer]
             assert len(refused) >= 30
             assert all(answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer for answer in refused)
-            assert r.growth_mib < 160
+            assert r.growth_mib < 90
             for _, writer in streams:
                 writer.transport.abort()
-            await _answers(r, b"x" * (8 * MIB), 200)  # all of the budget is back
+            await _answers(r, b"x" * (4 * MIB), 200)  # all of the budget is back
 
     run(scenario)
 
@@ -144,7 +144,7 @@ async def _first(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _answers(r: Router, body: bytes, status: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (await r.http.post("/v1/completions", content=body)).status_code != status:
             await asyncio.sleep(0.05)
 
@@ -165,7 +165,7 @@ def test_a_request_without_a_backend_is_refused_before_its_body_is_read(tmp_path
 
 
 def test_slow_clients_are_ended_while_others_are_served(tmp_path: Path) -> None:
-    limits = {"head_timeout_s": 1, "body_timeout_s": 1}
+    limits = {"head_timeout_s": 2, "body_timeout_s": 2}
 
     async def scenario() -> None:
         async with router(tmp_path, listen={"limits": limits}) as r:

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
@@ -126,12 +125,8 @@ def ref_of(item: Object) -> Ref:
 
 
 def label(item: Object, name: str) -> str:
-    """The value of one of our labels (`labels.ROLE`); empty when it is absent.
-
-    A name without a prefix stands for one below `stoker.dev/`.
-    """
-    full = name if "/" in name else f"{PREFIX}/{name}"
-    return str(item["metadata"].get("labels", {}).get(full, ""))
+    """The value of one of our labels (`labels.ROLE`); empty when it is absent."""
+    return str(item["metadata"].get("labels", {}).get(name, ""))
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,12 +5,13 @@
     python bench/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
     python bench/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
 
-P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
-temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
-per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256 tokens in and 256 out
-arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and the time to its first one.
-One warm-up of the same kind comes before each.
-Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
+P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
+lengths), temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out:
+milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256
+tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and
+the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is `engine_gpu_start.py`. Each
+row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s`
+leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class ByteCodec:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> str:
         if any(message["role"] == "martian" for message in messages):
             raise ValueError("the template knows no role martian")
-        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        tools = "".join(f"<tool>{tool['function']['name']}" for tool in settings.get("tools") or ())
+        text = tools + "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return text + "<assistant>" if settings["add_generation_prompt"] else text
 
     def _shown(self, token: int, skip: bool) -> bytes:

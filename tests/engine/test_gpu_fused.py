@@ -22,8 +22,9 @@ from stoker.engine.sampling import SamplingParams
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import KernelsName, Ops
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.pod.capabilities import KernelsName
 from tests.engine.test_engine import drive, tokens_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

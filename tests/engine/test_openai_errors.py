@@ -156,8 +156,8 @@ def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_pat
             error = (await s.post("/v1/completions", prompt="x" * 190, max_tokens=20)).json()["error"]
             assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
             assert error["message"].startswith(
-                "This model's maximum context length is 200 tokens. However, you requested 211 tokens"
-                " (191 in the prompt, 20"
+                "This model's maximum context length is 200 tokens. "
+                "However, you requested 211 tokens (191 in the prompt, 20"
             )
             messages = [{"role": "user", "content": "x" * 300}]
             error = (await s.post("/v1/chat/completions", messages=messages)).json()["error"]

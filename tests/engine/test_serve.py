@@ -9,7 +9,7 @@ import pytest
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
-from stoker.engine.serve import _Progress, main
+from stoker.engine.serve import _parser, _Progress, engine_config, main
 from stoker.pod.config_file import parse
 
 
@@ -38,6 +38,19 @@ def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert refused(capsys, tmp_path).endswith(
         "neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)"
     )
+
+
+def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert "names of the Hugging Face hub are not supported" in message
+    assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir DIR" in message
+
+
+def test_an_option_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--no-such-option"])
+    assert ended.value.code == 64
+    assert "stoker serve: error: " in capsys.readouterr().err
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +88,25 @@ def test_a_log_is_not_filled_with_percents(capsys: pytest.CaptureFixture[str]) -
         "Serving m on http://[::1]:8000/v1",
         "Talk to it:  stoker chat http://[::1]:8000",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "origins"),
+    [
+        pytest.param([], (), id="none"),
+        pytest.param(["--allowed-origins", "*"], ("*",), id="any"),
+        pytest.param(["--allowed-origins", "https://a", "--allowed-origins", "https://b"], ("https://a", "https://b"),
+                     id="repeated"),
+        pytest.param(["--allowed-origins", '["https://a", "https://b"]'], ("https://a", "https://b"), id="as in vLLM"),
+    ],
+)  # fmt: skip
+def test_allowed_origins_reach_the_configuration(flags: list[str], origins: tuple[str, ...]) -> None:
+    arguments = _parser().parse_args([*flags, "model"])
+    assert parse(EngineConfig, engine_config(arguments), "x").api.allowed_origins == origins
+
+
+def test_a_list_of_origins_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("[1]", "[", "[*]"):
+        with pytest.raises(SystemExit):
+            _parser().parse_args(["--allowed-origins", wrong, "model"])
+        assert "--allowed-origins" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
-from stoker.model.kernels.ops import KernelsName
+from stoker.pod.capabilities import KernelsName
 from tests.engine.audits import assert_sound
 from tests.model import interpreted
 

@@ -36,7 +36,8 @@ def test_prefill_chunks_and_decode_in_one_step_equal_the_packed_pass(
     server = make_server(decoder)
     tables = [server.table(len(sequence)) for sequence in SEQUENCES]
     seen: list[list[torch.Tensor]] = [[] for _ in SEQUENCES]
-    # prefill alone; prefill chunk, decode, whole prompt; decode of far lengths (two groups); decode in order (the whole pass)
+    # prefill alone; prefill chunk, decode, whole prompt; decode of far lengths (two groups);
+    # decode in order (the whole pass)
     for step in [
         [(0, 0, 50)],
         [(1, 0, 20), (0, 50, 51), (2, 0, 4), (3, 0, 20)],

@@ -47,6 +47,28 @@ def test_status_is_json_and_metrics_are_prometheus_text() -> None:
     assert "steps_total 3.0" in answer.text
 
 
+def test_private_fields_of_the_status_are_for_holders_of_a_token(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_bytes(public_key(KEY))
+    page = {"phase": "Serving", "backends": [{"url": "http://10.0.0.7:8000"}]}
+
+    def routes(verifier: ControlVerifier | None) -> list[BaseRoute]:
+        return probe_routes(
+            alive=bool, ready=bool, status=lambda: page, registry=CollectorRegistry(),
+            private=frozenset(("backends",)), verifier=verifier,
+        )  # fmt: skip
+
+    def token(method: str = "GET", path: str = "/status", token_id: str = "t") -> dict[str, str]:
+        text = sign(KEY, pod_uid="pod-1", method=method, path=path, body=b"", now=1000, token_id=token_id)
+        return {"authorization": f"Bearer {text}"}
+
+    guarded_status = routes(ControlVerifier(tmp_path, "pod-1", lambda: 1000.0))
+    assert call(guarded_status, "GET", "/status").json() == {"phase": "Serving"}
+    assert call(guarded_status, "GET", "/status", headers=token()).json() == page
+    for wrong in (token(), token(method="POST", token_id="2"), token(path="/drain", token_id="3")):
+        assert call(guarded_status, "GET", "/status", headers=wrong).status_code == 401
+    assert call(routes(None), "GET", "/status", headers=token(token_id="4")).json() == {"phase": "Serving"}
+
+
 async def drain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if "id" not in message:
         raise ValueError("id is missing")
@@ -125,3 +147,31 @@ def test_other_methods_are_refused(guarded: list[BaseRoute]) -> None:
 def test_on_the_private_socket_no_token_is_needed() -> None:
     answer = call(control_routes(ROUTES, None), "POST", "/drain", content=b'{"id": "a"}')
     assert (answer.status_code, answer.json()) == (202, {"accepted": "a"})
+
+
+def test_the_bodies_of_all_control_calls_are_bounded_together(guarded: list[BaseRoute]) -> None:
+    async def scenario() -> tuple[int, str]:
+        app = Starlette(routes=list(guarded))
+        stop = asyncio.Event()
+
+        async def half_a_body() -> Any:
+            first = {"type": "http.request", "body": bytes(MAX_BODY_BYTES), "more_body": True}
+            yield first
+            await stop.wait()
+            yield {"type": "http.disconnect"}
+
+        async def hang(messages: Any) -> None:
+            scope = {"type": "http", "method": "POST", "path": "/drain", "headers": [], "query_string": b""}
+            await app(scope, messages.__anext__, lambda _: asyncio.sleep(0))
+
+        hanging = [asyncio.create_task(hang(half_a_body())) for _ in range(4)]
+        await asyncio.sleep(0)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as client:
+            answer = await client.post("/drain", content=b"{}")
+            stop.set()
+            await asyncio.gather(*hanging)
+            again = await client.post("/drain", content=b"{}")
+        assert again.status_code == 401
+        return answer.status_code, answer.headers["retry-after"]
+
+    assert asyncio.run(scenario()) == (503, "1")

@@ -72,6 +72,7 @@ class FakeEngine:
         self.pod_uid = pod_uid
         self.behaviour = behaviour
         self.ready = True
+        self.phase = "Serving"
         self.served = 0
         self.running = 0
         self.disconnects = 0
@@ -138,7 +139,7 @@ class FakeEngine:
 
     async def _answer(self, exchange: Exchange, reader: asyncio.StreamReader) -> None:
         if exchange.path == "/status":
-            return await exchange.json({"pod_uid": self.pod_uid})
+            return await exchange.json({"pod_uid": self.pod_uid, "phase": self.phase})
         if exchange.path == "/readyz":
             return await exchange.json({}, 200 if self.ready else 503)
         self.running += 1

@@ -17,6 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from stoker.operator.cluster.interface import PodUnreachable
+from stoker.operator.cluster.pod_http import PodHttp
+from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
 from stoker.router.__main__ import main
@@ -86,6 +89,18 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
             "/backends", content=content, headers={"Authorization": f"Bearer {token}"} if signed else {}
         )
 
+    async def check_status(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        """Addresses and pods of engines are for the operator."""
+        public = (await client.get("/status")).json()
+        assert {"pod_uid", "phase", "ready_backends", "snapshot_version"} <= public.keys()
+        assert "backends" not in public
+        pods = PodHttp(private, SystemClock(), lambda: str(time.monotonic_ns()))
+        whole = await pods.poll(str(client.base_url).rstrip("/"), "router-0")
+        assert [backend["url"] for backend in whole["backends"]] == [engine.url]
+        with pytest.raises(PodUnreachable, match="401"):
+            await pods.poll(str(client.base_url).rstrip("/"), "router-1")
+        await pods.close()
+
     async def scenario() -> None:
         a, b = await FakeEngine("a").start(), await FakeEngine("b", stream(20, 0.05)).start()
         (tmp_path / "backends.json").write_text(json.dumps(snapshot(3, a.entry())))
@@ -94,6 +109,7 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
             assert (await client.get("/v1/models")).json()["pod"] == "a"
             assert (await put(client, snapshot(4, b.entry()), signed=False)).status_code == 401
             assert (await put(client, snapshot(2))).json() == {"accepted": False, "version": 3}
+            await check_status(client, a)
             assert (await put(client, snapshot(4, b.entry()))).json() == {"accepted": True, "version": 4}
             await wait_for_backends(client, 1)
             running = asyncio.ensure_future(client.post("/v1/completions", content=b"{}"))
@@ -130,7 +146,9 @@ def test_a_killed_router_starts_again_from_the_newest_file(tmp_path: Path) -> No
             await process.wait()
         async with program(config) as (_, client):
             await wait_for_backends(client, 1)
-            status = (await client.get("/status")).json()
+            transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+                status = (await control.get("/status")).json()
             assert (status["snapshot_version"], status["backends"][0]["pod_uid"]) == (2, "b")
             assert (await client.get("/v1/models")).json()["pod"] == "b"
         for engine in (a, b):

@@ -183,7 +183,7 @@ def test_without_a_backend_the_answer_is_503_with_retry_after() -> None:
             answer = await client.post("/v1/completions", content=b"{}")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json()["error"] == {
-                "message": "No engine can take the request now: no backend is ready",
+                "message": "No engine can serve the request now: no engine is ready. Try again later.",
                 "type": "server_error",
                 "param": None,
                 "code": "no_backend",
@@ -297,7 +297,8 @@ def test_status_lists_the_backends() -> None:
         async with routed(engine) as (_, client):
             status = (await client.get("/status")).json()
             assert status["backends"] == [
-                {"url": engine.url, "pod_uid": "a", "healthy": True, "pending": 0, "draining": False, "revision": "", "problem": ""}
+                {"url": engine.url, "pod_uid": "a", "healthy": True, "pending": 0, "draining": False, "revision": "",
+                 "problem": ""}
             ]  # fmt: skip
             expected = {"program": "router", "pod_uid": "router-0", "snapshot_version": 1, "ready_backends": 1}
             assert expected.items() <= status.items()

@@ -23,13 +23,23 @@ GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
         pytest.param({"backends": []}, "version is missing", id="no version"),
         pytest.param({"version": -1, "backends": []}, "version: .* greater than or equal to 0", id="negative version"),
         pytest.param({"version": 1, "backends": [{**GOOD, "pod_uid": ""}]}, "backends.0.pod_uid", id="no pod uid"),
-        pytest.param({"version": 1, "backends": [{**GOOD, "url": "https://a"}]}, "http://HOST:PORT is needed", id="https"),
-        pytest.param({"version": 1, "backends": [{**GOOD, "url": "http://a/x"}]}, "http://HOST:PORT is needed", id="path"),
-        pytest.param({"version": 1, "backends": [{**GOOD, "role": "decode"}]}, "not supported yet: role decode", id="role"),
-        pytest.param({"version": 1, "backends": [GOOD, {**GOOD, "pod_uid": "b"}]}, "listed twice", id="same address twice"),
-        pytest.param({"version": 1, "backends": [{**GOOD, "weight": 2}]}, "unknown key backends.0.weight", id="unknown key"),
+        pytest.param(
+            {"version": 1, "backends": [{**GOOD, "url": "https://a"}]}, "http://HOST:PORT is needed", id="https"
+        ),
+        pytest.param(
+            {"version": 1, "backends": [{**GOOD, "url": "http://a/x"}]}, "http://HOST:PORT is needed", id="path"
+        ),
+        pytest.param(
+            {"version": 1, "backends": [{**GOOD, "role": "decode"}]}, "not supported yet: role decode", id="role"
+        ),
+        pytest.param(
+            {"version": 1, "backends": [GOOD, {**GOOD, "pod_uid": "b"}]}, "listed twice", id="same address twice"
+        ),
+        pytest.param(
+            {"version": 1, "backends": [{**GOOD, "weight": 2}]}, "unknown key backends.0.weight", id="unknown key"
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_snapshot_is_refused_with_the_field(body: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_snapshot(body)

@@ -69,6 +69,8 @@ class EngineApiConfig(Config):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     fronts: int = Field(default=1, ge=1)
     """Processes that serve HTTP and tokenise."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
 
 
 class EngineParallelismConfig(Config):

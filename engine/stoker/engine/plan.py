@@ -13,6 +13,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource
+from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 
 CPU_CACHE_LIMIT_BYTES = 4 * 2**30
@@ -82,11 +83,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
 
 
 def refuse_unbuilt(config: EngineConfig) -> None:
-    for axis in ("pipeline", "data", "expert"):
-        if getattr(config.parallelism, axis) != 1:
-            raise ConfigError(f"not supported yet: parallelism.{axis} {getattr(config.parallelism, axis)}; allowed: 1")
-    if config.api.fronts != 1:
-        raise ConfigError(f"not supported yet: api.fronts {config.api.fronts}; allowed: 1")
+    if refused := refusals("engine", config):
+        raise ConfigError("\n".join(refused))
     if config.deterministic and config.threads not in (None, 1):
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
 

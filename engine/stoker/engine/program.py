@@ -31,8 +31,8 @@ from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
-from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
@@ -184,11 +184,11 @@ class Engine:
         keys = listen.control_keys
         verifier = ControlVerifier(keys, self.environment.pod_uid, time.time) if keys is not None else None
         guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
-        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port))]
+        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port), listen.limits)]
         if listen.control_socket is not None:
             Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
             app = self._app(control_routes([self.drain_route], None))
-            servers.append(Server(app, bind_unix(listen.control_socket)))
+            servers.append(Server(app, bind_unix(listen.control_socket), listen.limits))
         return servers
 
     def _app(self, control: list[Any]) -> OpenAiServer:
@@ -197,6 +197,8 @@ class Engine:
             [*self.probes, *control],
             api_keys=self.keys,
             max_body_bytes=self.config.api.max_body_bytes,
+            max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
+            allowed_origins=self.config.api.allowed_origins,
             pod_uid=self.environment.pod_uid,
             version=version("stoker"),
         )
@@ -275,7 +277,7 @@ class Engine:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
             return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
-        cause = CAUSES.get(code, Cause.INTERNAL)
+        cause = cause_of_exit_code(code) or Cause.INTERNAL
         if cause is Cause.COMPLETED and self.front.draining:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import logging
 import os
 import re
@@ -21,12 +22,15 @@ from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
 """Errors of addresses and files that the command line named."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""Form of a model's name on the Hugging Face hub: `ORGANISATION/MODEL`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +61,11 @@ def check_model(path: Path) -> None:
     Raises:
         ConfigError: names the path and what is needed.
     """
+    if not path.exists() and HUB_NAME.fullmatch(str(path)):
+        raise ConfigError(
+            f"{path} is not on this machine, and names of the Hugging Face hub are not supported: "
+            f"download it (hf download {path} --local-dir DIR) and give the folder"
+        )
     if not path.exists():
         raise ConfigError(f"{path} does not exist; a folder or a GGUF file is needed")
     if path.is_file():
@@ -98,7 +107,7 @@ def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
                     "max_requests": arguments.max_requests,
                 }
             ),
-            "api": _given({"api_key_file": arguments.api_key_file}),
+            "api": _given({"api_key_file": arguments.api_key_file, "allowed_origins": arguments.allowed_origins}),
             "parallelism": _given({"tensor": arguments.tensor}),
         }
     )
@@ -107,6 +116,20 @@ def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given; the configuration's own defaults hold for the rest."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _origins(text: str) -> list[str]:
+    """One origin, or a JSON list of them.
+
+    Raises:
+        ValueError: a list that is not JSON, or holds anything but texts.
+    """
+    if not text.startswith("["):
+        return [text]
+    origins = json.loads(text)
+    if not all(isinstance(origin, str) for origin in origins):
+        raise ValueError("origins must be texts")
+    return list(origins)
 
 
 def _name(path: str) -> str:
@@ -143,7 +166,7 @@ class _Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -166,6 +189,14 @@ def _parser() -> argparse.ArgumentParser:
         help="compute log-probabilities that equal the trainer's bit for bit",
     )
     add("--api-key-file", metavar="FILE", help="file with one key per line; without it requests need no key")
+    add(
+        "--allowed-origins",
+        action="extend",
+        type=_origins,
+        metavar="ORIGIN",
+        help="origin whose web pages may call the API (CORS), such as https://example.org; * is any; may be repeated, "
+        "or be a JSON list as in vLLM: '[\"*\"]' (default: none)",
+    )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")
     add("--max-requests", type=int, metavar="N", help="sequences in one step")

@@ -1,4 +1,7 @@
-"""`python -m stoker.router --config FILE`: the HTTP front of an InferenceDeployment."""
+"""Run one router of an InferenceDeployment: forward OpenAI requests to its engines.
+
+python -m stoker.router --config router.json
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -20,17 +24,19 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
-from stoker.router.snapshot import Snapshot, load_snapshot
+from stoker.router.snapshot import BackendSnapshot, load_snapshot
 
 log = logging.getLogger("stoker.router")
 QUIET_S = 0.5
-"""After SIGTERM, the time without a request after which nobody sends us any more."""
+"""After SIGTERM, the time without a request after which no client is expected to send one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM; the exit code is one of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.router", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="RouterConfig as JSON")
+    """Run until SIGTERM, and return an exit code of docs/exit-codes.md."""
+    parser = CommandParser(
+        prog="python -m stoker.router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="configuration as JSON (stoker.router.config)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: RouterConfig | None = None
@@ -50,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
-async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None:
+async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain within the grace period."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,10 +78,10 @@ async def run(config: RouterConfig, snapshot: Snapshot, *, pod_uid: str) -> None
 
 
 def _servers(config: RouterConfig, router: Router) -> list[Server]:
-    servers = [Server(router.app, bind_tcp(config.listen.host, config.listen.port))]
+    servers = [Server(router.app, bind_tcp(config.listen.host, config.listen.port), config.listen.limits)]
     if config.listen.control_socket is not None:
         Path(config.listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
-        servers.append(Server(router.control_app, bind_unix(config.listen.control_socket)))
+        servers.append(Server(router.control_app, bind_unix(config.listen.control_socket), config.listen.limits))
     return servers
 
 

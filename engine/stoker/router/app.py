@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.router.backend import Times
@@ -20,11 +22,13 @@ from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
 from stoker.router.policy import policy_named
-from stoker.router.proxy import Limits, Proxy, Receive, Scope, Send
-from stoker.router.snapshot import Snapshot, parse_snapshot
+from stoker.router.proxy import Proxy, ProxyLimits
+from stoker.router.snapshot import BackendSnapshot, parse_snapshot
 
-FORWARDED = ("/tokenize", "/detokenize", "/version")
-"""What clients may reach of an engine beside `/v1/`; its control routes and metrics are not among them."""
+FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
+"""Paths of an engine that clients may use beside `/v1/`. Its control routes and metrics are not among them."""
+ADDRESSES = frozenset(("backends",))
+"""Fields of `/status` that name the engines' addresses and pods: for the operator's token and the Unix socket."""
 
 
 class Router:
@@ -51,24 +55,25 @@ class Router:
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)
-        limits = Limits(config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes)
+        limits = ProxyLimits(
+            config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
+            config.listen.limits.max_body_bytes_in_flight,
+        )  # fmt: skip
         self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
-        own = [
-            *probe_routes(alive=lambda: True, ready=self._ready, status=self.status, registry=registry),
-            Route("/health", self._health),
-        ]
+        probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
+        health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)
         guarded = control_routes([control], verifier) if verifier is not None else []
-        self.app = _App([*own, *guarded], self.proxy)
-        self.control_app = _App([*own, *control_routes([control], None)], self.proxy)
-        """For the Unix socket, whose mode is the guard."""
+        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), health, *guarded], self.proxy)
+        self.control_app = _App([*probes(), health, *control_routes([control], None)], self.proxy)
+        """The application of the Unix socket, which its file mode guards."""
 
-    def start(self, snapshot: Snapshot) -> None:
-        """Begin with the mounted snapshot."""
+    def start(self, snapshot: BackendSnapshot) -> None:
+        """Begin to probe the backends of the mounted snapshot."""
         self.backends.apply(snapshot)
 
     async def drain(self, quiet_s: float, deadline_s: float) -> None:
-        """Stop being ready, but serve until no request has run for `quiet_s`, at most `deadline_s`."""
+        """Turn unready, and serve until no request has run for `quiet_s`, at most for `deadline_s`."""
         self.stopping = True
         deadline = time.monotonic() + deadline_s
         quiet_since = time.monotonic()
@@ -81,7 +86,7 @@ class Router:
         await self.backends.stop()
 
     def status(self) -> Mapping[str, Any]:
-        """The `/status` page."""
+        """Return the content of `/status`."""
         return {
             "program": "router",
             "pod_uid": self.pod_uid,
@@ -94,11 +99,11 @@ class Router:
         }
 
     def _ready(self) -> bool:
-        """Ready without backends too: it then holds or refuses requests, and says so in words."""
+        """Return whether clients may connect. A router without backends is ready: it holds or refuses requests."""
         return self.backends.version >= 0 and not self.stopping
 
     async def _health(self, _: Request) -> Response:
-        """For clients: can a request be answered now?"""
+        """Answer `/health`: 200 if a request can be answered now."""
         ready = self._ready() and bool(self.backends.ready)
         return JSONResponse({"ready_backends": len(self.backends.ready)}, status_code=200 if ready else 503)
 
@@ -108,7 +113,7 @@ class Router:
 
 
 class _App:
-    """The router's own routes, and the proxy for what clients may reach of an engine."""
+    """The router's own routes, and the proxy for the paths of an engine."""
 
     def __init__(self, own: list[BaseRoute], proxy: Proxy) -> None:
         self.own = Starlette(routes=own)

@@ -1,4 +1,4 @@
-"""One backend as this router sees it: health, load and the idle connections to it."""
+"""One backend of this router: its health, its load and the idle connections to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from stoker.router.snapshot import BackendEntry
 
 MAX_IDLE_CONNECTIONS = 64
 MAX_IDLE_S = 30.0
-"""Below the keep-alive time of the engine's server, so that it is we who close an idle connection."""
+"""Shorter than the engine keeps an idle connection open, so that the router closes it first."""
+DRAINING_PHASES = ("Draining", "Drained")
+"""An engine in these phases is not ready either, but answers what it has."""
 MAX_SILENT_PROBES = 3
-"""A busy engine may answer a probe late; one that refuses it is ejected at once."""
+"""Probes without an answer before a backend counts as unhealthy. One that is refused counts at once."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Limits in seconds."""
+    """Time limits of the exchanges with a backend, in seconds."""
 
     connect_s: float
     silence_s: float
@@ -27,7 +29,7 @@ class Times:
 
 
 class Backend:
-    """A backend of the current snapshot, or one that was in it and finishes its requests."""
+    """One engine replica of the current snapshot, or of an earlier one while it finishes its requests."""
 
     def __init__(self, entry: BackendEntry, times: Times, clock: Callable[[], float]) -> None:
         self.entry = entry
@@ -35,8 +37,11 @@ class Backend:
         self.clock = clock
         self.pending = 0
         self.healthy = False
+        self.stalled = False
+        """The last probe found it not ready although it is not draining: what it has not begun to answer may move."""
         self.problem = "not probed yet"
         self.retired = False
+        self._unanswered: set[Connection] = set()
         self._idle: list[Connection] = []
         self._probe: Connection | None = None
         self._silent_probes = 0
@@ -44,7 +49,7 @@ class Backend:
 
     @property
     def ready(self) -> bool:
-        """May get a new request."""
+        """Whether it may get a new request."""
         return self.healthy and not self.entry.draining and not self.retired
 
     @contextmanager
@@ -56,8 +61,24 @@ class Backend:
         finally:
             self.pending -= 1
 
+    @contextmanager
+    def unanswered(self, connection: Connection) -> Iterator[None]:
+        """Note that the request on `connection` waits for the first byte of its answer."""
+        self._unanswered.add(connection)
+        try:
+            yield
+        finally:
+            self._unanswered.discard(connection)
+
+    def abandon_unanswered(self) -> int:
+        """Cut the connections of requests without a first byte, which are then tried elsewhere; return their number."""
+        number = len(self._unanswered)
+        for connection in self._unanswered:
+            connection.close()
+        return number
+
     async def connect(self, *, fresh: bool = False) -> Connection:
-        """A connection whose other end is known to be this pod.
+        """Return a connection whose other end has been checked to be this pod.
 
         Raises:
             Unreachable, WrongPod, Silent: it cannot be used now.
@@ -80,7 +101,7 @@ class Backend:
         raise BackendError(f"{self.entry.url} closes every connection after one answer")
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection after an exchange if another one fits on it."""
+        """Keep a connection after an exchange if it can carry another one."""
         connection.finish()
         if connection.reusable and not self.retired and len(self._idle) < MAX_IDLE_CONNECTIONS:
             connection.idle_since = self.clock()
@@ -89,15 +110,16 @@ class Backend:
             connection.close()
 
     def suspect(self, problem: str) -> None:
-        """A request found it broken: nothing new until a probe says otherwise."""
+        """Mark it unhealthy after a failed request, until a probe succeeds."""
         self.healthy = False
         self.problem = problem
         self.probe_now.set()
 
     async def probe(self) -> None:
         """Ask `/readyz` once, on a connection of its own, and note the answer."""
+        draining = False
         try:
-            healthy, problem = await self._ask()
+            healthy, draining, problem = await self._ask()
             self._silent_probes = 0
         except Silent as silence:
             self._silent_probes += 1
@@ -105,8 +127,10 @@ class Backend:
         except BackendError as error:
             healthy, problem = False, str(error)
         self.healthy, self.problem = healthy, problem
+        self.stalled = not healthy and not draining and not self.entry.draining
 
-    async def _ask(self) -> tuple[bool, str]:
+    async def _ask(self) -> tuple[bool, bool, str]:
+        """Ask for its readiness; return (ready, draining, problem)."""
         connection, self._probe = self._probe, None
         if connection is not None and not connection.reusable:
             connection.close()
@@ -115,14 +139,17 @@ class Backend:
             connection = await self.connect(fresh=True)
         try:
             head, _ = await connection.small_exchange(Outgoing("GET", b"/readyz", ()), self.times.probe_s)
+            ready = head.status == 200
+            phase = "" if ready or not connection.reusable else await connection.phase(self.times.probe_s)
         except BaseException:
             connection.close()
             raise
         self._probe = connection
-        return head.status == 200, "" if head.status == 200 else f"/readyz answers {head.status}"
+        draining = phase in DRAINING_PHASES
+        return ready, draining, "" if ready else f"/readyz answers {head.status}{phase and f', phase {phase}'}"
 
     def retire(self) -> None:
-        """It left the snapshot: no new request, running ones finish, idle connections close."""
+        """Remove it after it left the snapshot: running requests finish, idle connections close."""
         self.retired = True
         for connection in self._idle:
             connection.close()

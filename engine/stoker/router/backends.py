@@ -1,4 +1,4 @@
-"""The set of backends: follows the snapshots, probes each backend, chooses one for a request and lets requests wait for one."""
+"""The set of backends: follows snapshots, probes each backend, chooses one for a request or waits for one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from stoker.router.backend import Backend, Times
 from stoker.router.policy import Policy
-from stoker.router.snapshot import Snapshot
+from stoker.router.snapshot import BackendSnapshot
 
 log = logging.getLogger("stoker.router")
 
 
 class Backends:
-    """Lives in one event loop; `start` and `stop` bracket its probes."""
+    """All backends of the newest snapshot. Used in one event loop; `apply` starts probes and `stop` ends them."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Backends:
         self.version = -1
         self._backends: dict[tuple[str, str], Backend] = {}
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._snapshot: Snapshot | None = None
+        self._snapshot: BackendSnapshot | None = None
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -45,8 +45,8 @@ class Backends:
     def ready(self) -> list[Backend]:
         return [backend for backend in self._backends.values() if backend.ready]
 
-    def apply(self, snapshot: Snapshot) -> bool:
-        """Follow a snapshot if it is newer than the one in use (or is the very same); say whether it now holds."""
+    def apply(self, snapshot: BackendSnapshot) -> bool:
+        """Replace the snapshot in use by a newer one; return whether `snapshot` is now the one in use."""
         if snapshot.version <= self.version:
             return snapshot == self._snapshot
         wanted = {entry.key: entry for entry in snapshot.backends}
@@ -77,6 +77,8 @@ class Backends:
                 log.info("backend %s: %s", backend.entry.url, backend.problem or "ready")
             if backend.ready and not was_ready:
                 self._announce()
+            if backend.stalled and self.ready and (moved := backend.abandon_unanswered()):
+                log.warning("backend %s: %s; %d requests move", backend.entry.url, backend.problem, moved)
             try:
                 async with asyncio.timeout(self.probe_interval_s):
                     await backend.probe_now.wait()
@@ -90,7 +92,7 @@ class Backends:
         self._changed = asyncio.Event()
 
     def choose(self, exclude: set[tuple[str, str]]) -> Backend | None:
-        """A ready backend outside `exclude`, or None."""
+        """Choose a ready backend outside `exclude`, or None."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude]
         if not candidates:
             return None
@@ -98,7 +100,7 @@ class Backends:
         return self.policy(candidates, self._turn)
 
     async def wait_for_one(self, exclude: set[tuple[str, str]], timeout_s: float) -> Backend | None:
-        """As `choose`, after waiting at most `timeout_s` for one to become ready."""
+        """Choose a backend as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
         while (backend := self.choose(exclude)) is None:
             left_s = deadline - self.clock()
@@ -112,7 +114,7 @@ class Backends:
         return backend
 
     def status(self) -> list[Mapping[str, Any]]:
-        """The `backends` part of `/status`."""
+        """Return the `backends` field of `/status`."""
         return [
             {
                 "url": backend.entry.url,

@@ -18,7 +18,7 @@ class RouterConfig(Config):
     listen: ListenConfig = ListenConfig()
     termination_log: str | None = None
     backends_file: str
-    """The snapshot at start: a file of a mounted ConfigMap; `PUT /backends` brings newer ones."""
+    """File with the first snapshot, from a mounted ConfigMap. `PUT /backends` replaces it by newer ones."""
     policy: Literal["leastPending", "roundRobin", "cacheAware"] = "leastPending"
     connect_timeout_s: float = Field(default=2.0, gt=0)
     request_timeout_s: float = Field(default=600.0, gt=0)
@@ -27,7 +27,7 @@ class RouterConfig(Config):
     max_attempts: int = Field(default=3, ge=1)
     """Backends tried for a request that has not started to answer."""
     hold_s: float = Field(default=0.0, ge=0)
-    """How long a request waits while no backend is ready, before it is refused with 503."""
+    """How long a request waits for a backend to become ready before it is refused with 503."""
     max_held_requests: int = Field(default=256, ge=0)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     grace_period_s: float = Field(default=30, gt=0)

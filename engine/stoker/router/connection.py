@@ -44,7 +44,7 @@ class Broken(BackendError):
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A request with its whole body, so that it can be sent again."""
+    """A request with its whole body, which can be sent more than once."""
 
     method: str
     target: bytes
@@ -64,7 +64,7 @@ class Head:
 
 
 class Connection:
-    """An open connection; `reusable` says whether it can carry another exchange."""
+    """An open connection. It can carry another exchange while it is `reusable`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader = reader
@@ -73,11 +73,11 @@ class Connection:
         self._wire = h11.Connection(h11.CLIENT)
         self.idle_since = 0.0
         self.fresh = True
-        """No exchange but the identity check has used it."""
+        """Used by the identity check only."""
 
     @classmethod
     async def open(cls, address: tuple[str, int], timeout_s: float) -> Connection:
-        """Connect.
+        """Open a connection.
 
         Raises:
             Unreachable: refused, no route, or not within `timeout_s`.
@@ -87,26 +87,37 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
-            raise Unreachable(f"{host}:{port}: {error or 'connecting took too long'}") from error
+            raise Unreachable(f"{host}:{port}: {error or 'no connection within the time limit'}") from error
         return cls(reader, writer, f"{host}:{port}")
 
     async def check_identity(self, pod_uid: str, timeout_s: float) -> None:
-        """Ask who answers here.
+        """Check that the other end is the pod `pod_uid`.
 
         Raises:
-            WrongPod: not `pod_uid`.
+            WrongPod: another pod answers.
             Unreachable, Silent: no usable answer.
         """
-        head, body = await self.small_exchange(Outgoing("GET", b"/status", ()), timeout_s)
-        try:
-            found = json.loads(body).get("pod_uid") if head.status == 200 else None
-        except (ValueError, AttributeError):
-            found = None
+        found = await self._status_field("pod_uid", timeout_s)
         if found != pod_uid:
             raise WrongPod(f"{self._host.decode()}: pod {pod_uid} was expected, {found} answers")
 
+    async def phase(self, timeout_s: float) -> str:
+        """The `phase` of the backend's `/status`; empty if it names none.
+
+        Raises:
+            Unreachable, Silent: no usable answer.
+        """
+        return str(await self._status_field("phase", timeout_s) or "")
+
+    async def _status_field(self, name: str, timeout_s: float) -> object:
+        head, body = await self.small_exchange(Outgoing("GET", b"/status", ()), timeout_s)
+        try:
+            return json.loads(body).get(name) if head.status == 200 else None
+        except (ValueError, AttributeError):
+            return None
+
     async def small_exchange(self, request: Outgoing, timeout_s: float) -> tuple[Head, bytes]:
-        """A whole exchange whose answer fits in memory (at most 1 MiB); afterwards the connection is free again."""
+        """Send a request and read its whole answer (at most 1 MiB); the connection is free afterwards."""
         try:
             async with asyncio.timeout(timeout_s):
                 head = await self.exchange(request, timeout_s)
@@ -117,7 +128,7 @@ class Connection:
         return head, body
 
     async def rest(self, timeout_s: float) -> bytes:
-        """What is left of a small body.
+        """Read the rest of a small body.
 
         Raises:
             Broken: it ended early or is larger than 1 MiB.
@@ -144,8 +155,8 @@ class Connection:
             if request.body:
                 parts.append(self._wire.send(h11.Data(data=request.body)))
             parts.append(self._wire.send(h11.EndOfMessage()))
-            self._writer.write(b"".join(part for part in parts if part))
-            await self._writer.drain()
+            # Not drained: the answer may come before the whole body was read, and must not be lost behind it.
+            self._writer.writelines([part for part in parts if part])
             while True:
                 event = await self._event(timeout_s)
                 if isinstance(event, h11.Response):
@@ -156,7 +167,7 @@ class Connection:
             raise Unreachable(f"the connection broke before an answer: {error}") from error
 
     async def chunks(self, timeout_s: float) -> AsyncIterator[bytes]:
-        """The body as it arrives.
+        """Yield the body as it arrives.
 
         Raises:
             Broken: the connection ended before the body did.
@@ -188,16 +199,17 @@ class Connection:
 
     @property
     def reusable(self) -> bool:
-        """After `finish`: the peer has not closed it and both sides are ready for another exchange."""
-        return self._wire.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
+        """Whether another exchange can begin: the last one is finished and the peer has not closed."""
+        sent = self._writer.transport.get_write_buffer_size() == 0
+        return sent and self._wire.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
 
     def finish(self) -> None:
-        """The exchange is over; leave the connection ready for another one, or closed."""
+        """End an exchange; leave the connection ready for another one, or closed."""
         if self._wire.our_state is h11.DONE and self._wire.their_state is h11.DONE:
             self._wire.start_next_cycle()
         else:
             self.close()
 
     def close(self) -> None:
-        """Drop it at once; the backend sees a disconnect."""
+        """Close it at once; the backend sees a disconnect."""
         self._writer.transport.abort()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,13 +18,16 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, backends: Backends) -> None:
         self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
-        self.retries = Counter("stoker_router_retries", "Tries on another backend.", registry=registry)
+        self.retries = Counter("stoker_router_retries", "Requests sent again to another backend.", registry=registry)
         self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
         self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
         self.first_byte = Histogram(
             "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
+        self.request_bytes = Summary("http_request_size_bytes", "Bodies of forwarded requests.", registry=registry)
+        self.response_bytes = Summary("http_response_size_bytes", "Bodies of relayed answers.", registry=registry)
+        ProcessCollector(registry=registry)
         self.held = 0
         """Requests that wait for a backend."""
         registry.register(_Gauges(self, backends))

@@ -1,4 +1,4 @@
-"""Which backend gets the next request: pure choices among those that may."""
+"""Policies that choose the backend of the next request: pure functions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 
 class Loaded(Protocol):
-    """What a policy sees of a backend."""
+    """The part of a backend that policies use."""
 
     @property
     def pending(self) -> int:
-        """Requests of this router that it has not finished."""
+        """Unfinished requests of this router."""
         ...
 
 
@@ -20,18 +20,18 @@ Policy = Callable[[Sequence[B], int], B]
 
 
 def round_robin(ready: Sequence[B], turn: int) -> B:
-    """The next in turn; `turn` counts the requests so far."""
+    """Choose in turn; `turn` counts the requests so far."""
     return ready[turn % len(ready)]
 
 
 def least_pending(ready: Sequence[B], turn: int) -> B:
-    """The least loaded; among equals the next in turn, so that an idle pool is used evenly."""
+    """Choose one with the fewest pending requests; among equals in turn, so that an idle pool is used evenly."""
     least = min(backend.pending for backend in ready)
     return round_robin([backend for backend in ready if backend.pending == least], turn)
 
 
 def policy_named(name: str) -> Policy[B]:
-    """The policy of a configuration.
+    """Return the policy with this name.
 
     Raises:
         ValueError: it is not built.

@@ -1,7 +1,7 @@
 """The data path: choose a backend, send the request, stream the answer.
 
-A request may be sent again until the first byte of an answer's body has come; after that a break is reported to the client
-in the stream itself. The answer's head is held until then, because an event stream sends its head long before its first token.
+A request may be sent again until the first byte of an answer's body arrives. A later break is reported to the client in
+the stream itself. The answer's head is held until then: an event stream sends its head long before its first token.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from stoker.pod.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    read_body,
+    request_id,
+)
+from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
 from stoker.router.connection import (
@@ -27,20 +38,15 @@ from stoker.router.connection import (
 )
 from stoker.router.metrics import RouterMetrics
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 BUSY = (429, 503)
-"""Answers after which another backend may still say yes."""
+"""Status codes after which another backend is tried."""
 HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-     b"transfer-encoding", b"upgrade", b"expect")
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
 STREAM_CUT = {
     "error": {
-        "message": "The engine that was answering is gone; the answer is not complete.",
+        "message": "The connection to the engine broke; the answer is not complete. Send the request again.",
         "type": "server_error",
         "param": None,
         "code": "backend_lost",
@@ -48,18 +54,22 @@ STREAM_CUT = {
 }
 
 
+RETRY_AFTER_S = 1
+
+
 @dataclass(frozen=True)
-class Limits:
-    """What the proxy allows itself."""
+class ProxyLimits:
+    """Limits on what the proxy does for one request, and holds for all."""
 
     max_attempts: int
     hold_s: float
     max_held_requests: int
     max_body_bytes: int
+    max_body_bytes_in_flight: int
 
 
 class Refused(Exception):
-    """The router answers itself, in OpenAI's shape."""
+    """A request that the router answers itself, in OpenAI's shape."""
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -68,13 +78,9 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
-class ClientLeft(Exception):
-    """The client closed its connection before it had sent the whole request."""
-
-
 @dataclass
 class Answer:
-    """The begun answer of a backend: its head and the first part of its body are here."""
+    """An answer of a backend that has begun: its head and the first part of its body have arrived."""
 
     backend: Backend
     connection: Connection
@@ -90,7 +96,7 @@ class Proxy:
     def __init__(
         self,
         backends: Backends,
-        limits: Limits,
+        limits: ProxyLimits,
         metrics: RouterMetrics,
         *,
         new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
@@ -101,8 +107,9 @@ class Proxy:
         self.metrics = metrics
         self.new_id = new_id
         self.clock = clock
+        self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
         self.running = 0
-        """Requests between their first byte and their end."""
+        """Requests that have not ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.running += 1
@@ -112,18 +119,23 @@ class Proxy:
             self.running -= 1
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward, but stop at once when the client leaves."""
-        request_id = _header(scope, b"x-request-id") or self.new_id().encode()
-        try:
-            body = await read_body(receive, self.limits.max_body_bytes)
-        except Refused as refused:
-            await self._refuse(refused, request_id, send)
-            return
-        except ClientLeft:
-            self.metrics.left.inc()
-            return
-        request = outgoing(scope, body, request_id)
-        work = asyncio.create_task(self._forward(request, request_id, send))
+        """Read the request, then forward it."""
+        own_id = request_id(scope, self.new_id)
+        with self.bodies.share() as share:
+            try:
+                self._check_backends()
+                request = outgoing(scope, await self._read_body(receive, share), own_id)
+            except Refused as refused:
+                await self._refuse(refused, own_id, send)
+            except ClientLeft:
+                self.metrics.left.inc()
+            else:
+                self.metrics.request_bytes.observe(len(request.body))
+                work = asyncio.create_task(self._forward(request, share, own_id, send))
+                del request  # its body is freed when the answer begins
+                await self._until_client_leaves(work, receive)
+
+    async def _until_client_leaves(self, work: asyncio.Task[None], receive: Receive) -> None:
         gone = asyncio.create_task(client_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,13 +148,39 @@ class Proxy:
         if not work.cancelled():
             work.result()  # a failure of ours is uvicorn's to log
 
-    async def _forward(self, request: Outgoing, request_id: bytes, send: Send) -> None:
+    def _check_backends(self) -> None:
+        """Refuse a request that no backend can take before its body is read.
+
+        Raises:
+            Refused: no backend is ready, and the request may not wait for one.
+        """
+        full = self.metrics.held >= self.limits.max_held_requests
+        if not self.backends.ready and (self.limits.hold_s <= 0 or full):
+            raise no_backend("no engine is ready")
+
+    async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
+        """The request's body.
+
+        Raises:
+            Refused: it is too large, or the bodies of all requests are.
+            ClientLeft: the client closed its connection.
+        """
+        try:
+            return await read_body(receive, self.limits.max_body_bytes, share)
+        except BodyTooLarge as error:
+            raise Refused(413, "request_too_large", str(error)) from error
+        except BodyBudgetSpent as error:
+            raise Refused(503, "too_many_body_bytes", f"Try again later: {error}.", RETRY_AFTER_S) from error
+
+    async def _forward(self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send) -> None:
         arrived = self.clock()
         try:
             answer = await self._begin(request)
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
+        del request  # it is not sent again
+        share.release()
         self.metrics.first_byte.observe(self.clock() - arrived)
         self.metrics.requests.labels(answer.head.status).inc()
         try:
@@ -154,14 +192,14 @@ class Proxy:
         answer.backend.give_back(answer.connection)
 
     async def _begin(self, request: Outgoing) -> Answer:
-        """The first answer that is worth relaying.
+        """Send the request to backends in turn until one answers; return that answer.
 
         Raises:
             Refused: no backend took the request.
         """
         busy: set[tuple[str, str]] = set()
         held_until = self.clock() + self.limits.hold_s
-        problem = "no backend is ready"
+        problem = "no engine is ready"
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
@@ -171,7 +209,9 @@ class Proxy:
             try:
                 answer = await self._ask(backend, request)
             except Silent as silence:
-                raise Refused(504, "timeout", f"The engine did not answer: {silence}") from silence
+                raise Refused(
+                    504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
+                ) from silence
             except BackendError as error:
                 problem = str(error)
                 backend.suspect(problem)
@@ -181,7 +221,7 @@ class Proxy:
                 return answer
             answer.connection.close()
             busy.add(backend.entry.key)
-        raise Refused(503, "no_backend", f"No engine can take the request now: {problem}", retry_after_s=1)
+        raise no_backend(problem)
 
     async def _hold(self, busy: set[tuple[str, str]], hold_s: float) -> Backend | None:
         """Wait for a backend, if this router may hold one more request."""
@@ -205,7 +245,7 @@ class Proxy:
             try:
                 return await self._exchange(backend, connection, request)
             except Unreachable:
-                if not stale:
+                if not stale or backend.stalled:
                     raise
             connection = await self._connect(backend, fresh=True)  # the kept one was closed meanwhile: no fault
             return await self._exchange(backend, connection, request)
@@ -219,29 +259,33 @@ class Proxy:
     async def _exchange(self, backend: Backend, connection: Connection, request: Outgoing) -> Answer:
         silence_s = backend.times.silence_s
         try:
-            head = await connection.exchange(request, silence_s)
-            rest = connection.chunks(silence_s)
-            first = await anext(rest, None)
+            with backend.unanswered(connection):
+                head = await connection.exchange(request, silence_s)
+                rest = connection.chunks(silence_s)
+                first = await anext(rest, None)
         except BaseException:
             connection.close()
             raise
         return Answer(backend, connection, head, first, rest)
 
     async def _relay(self, answer: Answer, request_id: bytes, send: Send) -> None:
-        """Pass the answer on as it arrives."""
+        """Send the answer to the client as it arrives."""
         head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
         await send(_start(head.status, answer_headers(head.headers, request_id)))
         body = whole_events(_joined(answer)) if events else _joined(answer)
+        size = 0
         try:
             async for chunk in body:
+                size += len(chunk)
                 await send(_body(chunk, more=True))
         except BackendError as error:
             self.metrics.cut.inc()
             answer.backend.suspect(str(error))
             if not events:
-                raise  # a cut connection is all that says it once a body of known length has begun
+                raise  # a body of known length has begun: only a cut connection can show that it is not complete
             await send(_body(f"data: {json.dumps(STREAM_CUT)}\n\ndata: [DONE]\n\n".encode(), more=True))
             answer.connection.close()
+        self.metrics.response_bytes.observe(size)
         await send(_body(b"", more=False))
 
     async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
@@ -257,36 +301,14 @@ class Proxy:
         await send(_body(body, more=False))
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body.
-
-    Raises:
-        Refused: it is larger than `max_bytes`.
-        ClientLeft: the client went away.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise Refused(413, "request_too_large", f"The request's body is larger than {max_bytes} bytes.")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def client_gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def no_backend(problem: str) -> Refused:
+    return Refused(
+        503, "no_backend", f"No engine can serve the request now: {problem}. Try again later.", RETRY_AFTER_S
+    )
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
-    """The request as the backend gets it: credentials and unknown headers pass, hop-by-hop ones stay here."""
+    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not."""
     dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
     headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
@@ -299,13 +321,14 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
-    """The backend's headers as the client gets them, with the request's id once."""
-    kept = [(key, value) for key, value in headers if key not in HOP_BY_HOP and key != b"x-request-id"]
+    """Build the headers for the client from the backend's, with the request's id once."""
+    dropped = HOP_BY_HOP | {b"x-request-id", b"date"}  # the server writes a date of its own
+    kept = [(key, value) for key, value in headers if key not in dropped]
     return [*kept, (b"x-request-id", request_id)]
 
 
 async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Server-sent events without delay, but never a part of one: what a dying backend left unfinished must not reach a parser."""
+    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
     tail = b""
     async for chunk in chunks:
         tail += chunk
@@ -317,7 +340,7 @@ async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _end_of_events(data: bytes) -> int:
-    """Length of the whole events at the start of `data`."""
+    """Return the length of the whole events at the start of `data`."""
     return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
 
 
@@ -327,10 +350,6 @@ async def _joined(answer: Answer) -> AsyncIterator[bytes]:
     yield answer.first
     async for chunk in answer.rest:
         yield chunk
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:

@@ -1,4 +1,7 @@
-"""The versioned list of backends that the operator writes: `{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`."""
+"""The versioned list of backends that the operator writes.
+
+`{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from stoker.pod.config_file import Config, load, parse
 
 
 class BackendEntry(Config):
-    """One engine replica as the operator knows it."""
+    """One engine replica."""
 
     url: str
-    """`http://HOST:PORT`, nothing more."""
+    """`http://HOST:PORT`, without a path."""
     pod_uid: str = Field(min_length=1)
-    """Who must answer there; an address that another pod took over is never used."""
+    """The pod that must answer there; an address that another pod took over is not used."""
     role: Literal["colocated", "prefill", "decode"] = "colocated"
     revision: str = ""
     draining: bool = False
-    """Finishes what it has and gets nothing new."""
+    """Whether it finishes its requests and gets no new one."""
 
     @field_validator("url")
     @classmethod
@@ -46,37 +49,37 @@ class BackendEntry(Config):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same backend in two snapshots."""
+        """The identity of a backend across snapshots."""
         return self.url, self.pod_uid
 
 
-class Snapshot(Config):
+class BackendSnapshot(Config):
     """All backends at one version; only a higher version replaces it."""
 
     version: int = Field(ge=0)
     backends: tuple[BackendEntry, ...] = Field(max_length=4096)
 
     @model_validator(mode="after")
-    def _unique(self) -> Snapshot:
+    def _unique(self) -> BackendSnapshot:
         urls = [entry.url for entry in self.backends]
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"backends: listed twice: {', '.join(twice)}")
         return self
 
 
-def parse_snapshot(mapping: Mapping[str, Any]) -> Snapshot:
-    """A snapshot from a request's body.
+def parse_snapshot(mapping: Mapping[str, Any]) -> BackendSnapshot:
+    """Parse the body of `PUT /backends`.
 
     Raises:
         ConfigError: names each wrong field.
     """
-    return parse(Snapshot, mapping, "snapshot")
+    return parse(BackendSnapshot, mapping, "snapshot")
 
 
-def load_snapshot(path: Path | str) -> Snapshot:
-    """The mounted snapshot.
+def load_snapshot(path: Path | str) -> BackendSnapshot:
+    """Read the mounted snapshot.
 
     Raises:
         ConfigError: missing, not JSON, or not a snapshot.
     """
-    return load(Snapshot, path)
+    return load(BackendSnapshot, path)

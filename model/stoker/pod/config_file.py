@@ -27,7 +27,7 @@ C = TypeVar("C", bound=Config)
 
 
 def parse(cls: type[C], mapping: Mapping[str, Any], where: str = "config") -> C:
-    """Typed configuration from plain data.
+    """Check plain data and return it as a typed configuration.
 
     Raises:
         ConfigError: with one line `where.path: problem (got value)` for each wrong field.

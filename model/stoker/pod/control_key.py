@@ -1,6 +1,6 @@
-"""Control tokens: short-lived EdDSA JWTs with which the operator proves that a save, drain or backends call is its own.
+"""Control tokens: short-lived EdDSA JWTs that authorise one save, drain, backends or status call of the operator.
 
-A token names one pod, one method, one path and one body, and is used once.
+A token names one pod, one method, one path and one body, and is accepted once.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ ALGORITHM = "EdDSA"
 
 
 class ControlDenied(Exception):
-    """The token does not allow this call; the message says what is wrong with it."""
+    """The token does not allow this call; the message names what is wrong with it."""
 
 
 def new_private_key() -> bytes:
-    """A fresh Ed25519 private key as PKCS#8 PEM."""
+    """Generate an Ed25519 private key, as PKCS#8 PEM."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def public_key(private_pem: bytes) -> bytes:
-    """The public half as SubjectPublicKeyInfo PEM, for the ConfigMap that pods mount."""
+    """Return the public half of a key as SubjectPublicKeyInfo PEM, for the ConfigMap that pods mount."""
     key = serialization.load_pem_private_key(private_pem, password=None)
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign(private_pem: bytes, *, pod_uid: str, method: str, path: str, body: bytes, now: float, token_id: str) -> str:
-    """A token for one call. `now` is Unix time in seconds; `token_id` must never repeat."""
+    """Sign a token for one call. `now` is Unix time in seconds; `token_id` must never repeat."""
     claims = {
         "aud": pod_uid,
         "method": method,
@@ -52,7 +52,7 @@ def sign(private_pem: bytes, *, pod_uid: str, method: str, path: str, body: byte
 
 
 class ControlVerifier:
-    """Checks tokens against every public key in a folder; keys are read at each check, so a rotation needs no restart."""
+    """Checks tokens against every public key in a folder. Keys are read at each check: a rotation needs no restart."""
 
     def __init__(self, keys_folder: Path | str, pod_uid: str, clock: Callable[[], float]) -> None:
         self.keys_folder = Path(keys_folder)
@@ -101,7 +101,7 @@ class ControlVerifier:
         raise ControlDenied("no known key signed the token")
 
     def _public_keys(self) -> list[bytes]:
-        """Keys as they lie there now; a file that a rotation removes meanwhile does not count."""
+        """Read the keys in the folder, without those that a rotation removes at this moment."""
         keys = []
         for key_file in sorted(self.keys_folder.glob("*.pem")):
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """The routes that every program serves: probes, status and metrics for all, control routes for holders of a key.
 
-Each program gives its own answers as callables; this module knows no program.
+Each program passes its own answers as callables; this module imports no program.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.asgi import BodyTooLarge, ClientLeft, read_body
+from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent
 from stoker.pod.control_key import ControlDenied, ControlVerifier
 
 Status = Callable[[], Mapping[str, Any]]
@@ -24,6 +26,8 @@ ControlHandler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 MAX_BODY_BYTES = 4 * 2**20
 """Longest body of a control call; a snapshot of thousands of backends fits."""
+MAX_BODY_BYTES_IN_FLIGHT = 4 * MAX_BODY_BYTES
+"""All bodies of control calls at one time: the token, which covers the body, can be checked only behind it."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,14 @@ class ControlRoute:
     handler: ControlHandler
 
 
-def probe_routes(*, alive: Question, ready: Question, status: Status, registry: CollectorRegistry) -> list[BaseRoute]:
-    """`/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text)."""
+def probe_routes(
+    *, alive: Question, ready: Question, status: Status, registry: CollectorRegistry,
+    private: frozenset[str] = frozenset(), verifier: ControlVerifier | None = None,
+) -> list[BaseRoute]:  # fmt: skip
+    """Build the routes `/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text).
+
+    Fields of the status named in `private` are shown only to a caller with a control token that `verifier` accepts.
+    """
 
     def answer(question: Question) -> Response:
         good = question()
@@ -51,8 +61,13 @@ def probe_routes(*, alive: Question, ready: Question, status: Status, registry: 
     async def readyz(_: Request) -> Response:
         return answer(ready)
 
-    async def status_page(_: Request) -> Response:
-        return JSONResponse(dict(status()))
+    async def status_page(request: Request) -> Response:
+        page = dict(status())
+        try:
+            trusted = not private or _may_read_all(request, verifier)
+        except ControlDenied as denied:
+            return JSONResponse({"error": str(denied)}, status_code=401)
+        return JSONResponse(page if trusted else {key: page[key] for key in page if key not in private})
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -60,16 +75,40 @@ def probe_routes(*, alive: Question, ready: Question, status: Status, registry: 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/status", status_page), Route("/metrics", metrics)]
 
 
+def _may_read_all(request: Request, verifier: ControlVerifier | None) -> bool:
+    """Return whether the caller may see the private fields. A wrong token is refused, not treated as no token.
+
+    Raises:
+        ControlDenied: the token is not valid for this call.
+    """
+    if verifier is None or "authorization" not in request.headers:
+        return False
+    verifier.verify(_bearer(request), request.method, request.url.path, b"")
+    return True
+
+
 def control_routes(routes: Sequence[ControlRoute], verifier: ControlVerifier | None) -> list[BaseRoute]:
-    """Guarded routes. `verifier=None` is for the Unix socket only, whose mode is the guard."""
-    return [Route(route.path, _guarded(route, verifier), methods=[route.method]) for route in routes]
+    """Build the guarded routes. `verifier=None` is for the Unix socket only, which its file mode guards."""
+    budget = BodyBudget(MAX_BODY_BYTES_IN_FLIGHT)
+    return [Route(route.path, _guarded(route, verifier, budget), methods=[route.method]) for route in routes]
 
 
-def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(
+    route: ControlRoute, verifier: ControlVerifier | None, budget: BodyBudget
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        body = await _body(request)
-        if body is None:
-            return JSONResponse({"error": f"a body of at most {MAX_BODY_BYTES} bytes is allowed"}, status_code=413)
+        with budget.share() as share:
+            try:
+                body = await read_body(request.receive, MAX_BODY_BYTES, share)
+            except BodyTooLarge:
+                return JSONResponse({"error": f"a body of at most {MAX_BODY_BYTES} bytes is allowed"}, status_code=413)
+            except BodyBudgetSpent as spent:
+                return JSONResponse({"error": str(spent)}, status_code=503, headers={"Retry-After": "1"})
+            except ClientLeft:
+                return Response(status_code=400)  # which nothing receives
+            return await answer(request, body)
+
+    async def answer(request: Request, body: bytes) -> Response:
         if verifier is not None:
             try:
                 verifier.verify(_bearer(request), request.method, request.url.path, body)
@@ -84,16 +123,6 @@ def _guarded(route: ControlRoute, verifier: ControlVerifier | None) -> Callable[
             return JSONResponse({"error": str(error)}, status_code=400)
 
     return endpoint
-
-
-async def _body(request: Request) -> bytes | None:
-    """The whole body, or None when it is too long; nobody has proved yet who is sending."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
 
 
 def _bearer(request: Request) -> str:

@@ -1,26 +1,34 @@
 """An HTTP server that a program starts and stops inside its own event loop: uvicorn on sockets that are already bound.
 
-Signals stay with the program. `Server` is one door (a TCP port or a Unix socket); a program has one or two.
+The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-KEEP_ALIVE_S = 75
-"""Longer than any client of ours keeps an idle connection, so that the server is not the one that closes it."""
+from stoker.pod.http_limits import HttpLimits
+from stoker.pod.http_protocol import BoundedHttpProtocol, RateLimitedWarning
+
+log = logging.getLogger("stoker.http")
+DEADLINE_TICKS = 3
+"""Ticks of uvicorn's main loop (0.1 s each) between two checks of the connections' deadlines."""
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, not listening yet. Port 0 takes a free one.
+    """Bind a TCP socket, which does not listen yet. Port 0 takes a free one.
 
     Raises:
         OSError: the address is taken or not ours.
@@ -38,34 +46,48 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path | str) -> socket.socket:
-    """A bound Unix socket that only its owner may use (mode 0600); a leftover of an earlier run is replaced."""
+    """Bind a Unix socket that only its owner may use (mode 0600). The socket of an earlier run is replaced."""
     Path(path).unlink(missing_ok=True)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
         bound.bind(str(path))
+    except OSError:
+        bound.close()
+        raise
     finally:
         os.umask(mask)
     return bound
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+    """uvicorn without its signal handlers, and with deadlines for connections."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % DEADLINE_TICKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedHttpProtocol):
+                    connection.check_deadlines(now)
+        return await super().on_tick(counter)
+
 
 class Server:
     """One ASGI application on one bound socket."""
 
-    def __init__(self, app: Any, bound: socket.socket, *, max_concurrency: int | None = None) -> None:
+    def __init__(self, app: Any, bound: socket.socket, limits: HttpLimits = HttpLimits()) -> None:  # noqa: B008
         self.bound = bound
+        limits = _within_open_files(limits)
+        warn = RateLimitedWarning(log, time.monotonic)
+        protocol: Any = functools.partial(BoundedHttpProtocol, limits=limits, warn=warn)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=max_concurrency, backlog=2048,
+                app, http=protocol, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+                timeout_keep_alive=limits.keep_alive_s, backlog=2048,
             )
         )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
@@ -76,7 +98,7 @@ class Server:
         return int(self.bound.getsockname()[1])
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
+        """Start to serve, and return when connections are accepted."""
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self.bound]), name="http server")
         while not self._uvicorn.started:
             if self._task.done():
@@ -85,7 +107,7 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def stop(self, timeout_s: float) -> None:
-        """Accept nothing new, let running answers end within `timeout_s` (rounded down, at least 1), then cut them."""
+        """Accept no connection, wait `timeout_s` (whole seconds, at least 1) for running answers, then cut them."""
         if self._task is None:
             self.bound.close()
             return
@@ -93,3 +115,10 @@ class Server:
         self._uvicorn.should_exit = True
         await asyncio.wait({self._task})
         self._task.result()
+
+
+def _within_open_files(limits: HttpLimits) -> HttpLimits:
+    """The limits with no more connections than half of the files that this process may open."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = limits.max_connections if open_files == resource.RLIM_INFINITY else max(open_files // 2, 1)
+    return limits.model_copy(update={"max_connections": min(limits.max_connections, most)})

@@ -48,8 +48,8 @@ from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.core.step_pace import QuietLimits, StepPace
 from stoker.engine.errors import BlockAuditFailed, ExecutorLost, ProtocolError, RequestRefused
 from stoker.engine.plan import EnginePlan
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.engine")
 
@@ -64,8 +64,17 @@ AUDIT_SHARE = 0.005
 """Largest share of the loop's time for audits; a large cache is audited less often."""
 HELLO_MS = 3000
 """Longest wait of a failed core for a first front, to send it the cause."""
-PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
-"""Causes whose message is enough. The program that started the core prints it, so no stack is logged."""
+LOADING_CAUSES = (
+    CauseRule(RuntimeError, Cause.OUT_OF_MEMORY, mentions("can't allocate memory")),  # torch, on the CPU
+    CauseRule(ConfigError, Cause.CONFIG_INVALID),
+    CauseRule(CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
+    CauseRule(ExecutorLost, Cause.RANK_FAILED),
+    CauseRule(torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(MemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(ValueError, Cause.MODEL_ERROR),
+    CauseRule(OSError, Cause.MODEL_ERROR),
+)
+"""Causes of a model that could not be loaded; any other error is Internal."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost
 parent."""
@@ -195,7 +204,7 @@ class Core:
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
-            self._fail(loading_cause(error), error)
+            self._fail(cause_of_error(error, LOADING_CAUSES, Cause.INTERNAL), error)
             return
         engine.before_step = self._before_step
         self.engine, self._captures = engine, True
@@ -217,7 +226,7 @@ class Core:
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
         """End every request with an error and the loop with `cause`."""
-        defect = cause not in PLAIN_CAUSES
+        defect = not is_explained(cause)
         log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
         if self.engine is not None:
@@ -415,19 +424,3 @@ class Core:
 
     def _send(self, front: str, message: CoreMessage) -> None:
         self._socket.send_multipart([bytes.fromhex(front), pack(message)])
-
-
-def loading_cause(error: BaseException) -> Cause:
-    """The cause of a model that could not be loaded, for the exit code."""
-    table: list[tuple[type[BaseException], Cause]] = [
-        (ConfigError, Cause.CONFIG_INVALID),
-        (CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
-        (ExecutorLost, Cause.RANK_FAILED),
-        (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
-        (MemoryError, Cause.OUT_OF_MEMORY),
-        (ValueError, Cause.MODEL_ERROR),
-        (OSError, Cause.MODEL_ERROR),
-    ]
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
-        return Cause.OUT_OF_MEMORY
-    return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

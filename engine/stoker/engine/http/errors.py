@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` and a status they can act on."""
+"""Errors in the shape that OpenAI's clients expect: a status and `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pydantic import ValidationError
 from stoker.engine.errors import RequestRefused
 
 RETRY_AFTER_S = 1
+SHOWN_CHARACTERS = 60
+"""The part of a wrong value that a message quotes."""
 
 
 class ApiError(Exception):
     """A request that is answered with an error.
 
-    A status of 429 or 503 tells the client to come back after `retry_after_s`; clients never repeat a 400.
+    Clients repeat a request after 429 and 503, `retry_after_s` later, and never after 400.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,12 +36,14 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.more_headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {**self.more_headers, **retry}
 
     def _type(self) -> str:
         types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -50,12 +55,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def not_supported(field: str) -> ApiError:
-    """A parameter that would change the answer and is not built: refused, never ignored."""
+    """Refuse a parameter that would change the answer and is not built."""
     return bad_request(f"not supported yet: {field}", field.split("=")[0], "unsupported_parameter")
 
 
 def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int, field: str) -> ApiError:
-    """In the words that clients look for."""
+    """Refuse a prompt that does not fit, in the words that clients search for."""
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, you requested "
         f"{prompt_tokens + output_tokens} tokens ({prompt_tokens} in the prompt, {output_tokens} in the completion). "
@@ -71,7 +76,7 @@ def model_not_found(name: str, names: tuple[str, ...]) -> ApiError:
 
 
 def from_refusal(refused: RequestRefused) -> ApiError:
-    """The core's refusal as an answer."""
+    """Turn the core's refusal into an answer."""
     if refused.kind == "queue_full":
         return ApiError(429, str(refused), code="queue_full", retry_after_s=RETRY_AFTER_S)
     if refused.kind in ("draining", "not_ready"):
@@ -81,7 +86,7 @@ def from_refusal(refused: RequestRefused) -> ApiError:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first wrong field of a body, with its path."""
+    """Turn pydantic's findings into an answer about the first wrong field, with its path."""
     item = error.errors(include_url=False, include_context=False)[0]
     if item["type"] == "json_invalid":
         return bad_request(f"The body is not valid JSON: {item['msg']}.", code="invalid_json")
@@ -104,7 +109,7 @@ UNIONS = {
     "prompt": "a text, a list of texts, token ids from 0, or a list of lists of them is needed",
     "stop": "a text or a list of texts is needed",
 }
-"""Fields of several shapes: pydantic would speak of the first shape only."""
+"""Messages for fields of several shapes; pydantic's message covers the first shape only."""
 UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
 
 
@@ -114,7 +119,7 @@ def _path(item: Mapping[str, Any]) -> str:
 
 
 def _union(item: Mapping[str, Any]) -> str | None:
-    """The field of the body, if it has several shapes and none fits."""
+    """Return the field of the body if it has several shapes and none fits."""
     field, *inside = item["loc"]
     return str(field) if inside and _is_member(inside[0]) else None
 
@@ -124,9 +129,11 @@ def _is_member(part: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A wrong value in a message."""
+    """Return a wrong value as it appears in a message."""
+    if isinstance(value, list):
+        value = value[:SHOWN_CHARACTERS]
     return shortened(repr(value))
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,4 +1,4 @@
-"""The front: knows the served model, turns bodies into jobs and jobs into answers. No HTTP here, no torch."""
+"""The front of the served model: turns bodies into jobs and jobs into answers. Without HTTP and without torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stoker.engine.sampling import SamplingParams
 
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
-"""Of a chat template: not for `chat_template_kwargs`."""
+"""Variables of a chat template that `chat_template_kwargs` may not set."""
 
 
 class Front:
@@ -55,7 +55,7 @@ class Front:
         self.unix_time = unix_time
         self.draining = False
         self.broken: str | None = None
-        """Why this front cannot serve the model although the core can."""
+        """Problem of this front that keeps it from serving although the core could."""
         self.on_broken: Callable[[str], None] = lambda _: None
         self.created = int(unix_time())
         self._open_codec = open_codec
@@ -68,7 +68,7 @@ class Front:
 
     @property
     def ready(self) -> bool:
-        """New requests are taken."""
+        """Whether new requests are accepted."""
         return self.core.serving and self._codec is not None and not self.draining
 
     @property
@@ -76,7 +76,7 @@ class Front:
         return self.core.state.model
 
     def follow(self, state: CoreState) -> None:
-        """Told each change of the core's state."""
+        """Follow a change of the core's state; called for each."""
         if state.model is not None and self._opening is None:
             self._opening = asyncio.create_task(self._open(Path(state.model.tokenizer_folder)))
 
@@ -85,21 +85,21 @@ class Front:
         try:
             self._defaults = await asyncio.to_thread(GenerationDefaults.load, folder)
             self._codec = await asyncio.to_thread(self._open_codec, folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, `/status` must say why nothing is served
+        except Exception as error:  # noqa: BLE001 - `/status` shows any reason
             self.broken = f"{folder}: {error}"
             self.on_broken(self.broken)
 
     def _served(self) -> tuple[ModelFacts, TextCodec]:
-        """Facts and tokenizer.
+        """Return facts and tokenizer of the served model.
 
         Raises:
-            ApiError: 503, not now.
+            ApiError: 503, the model is not served now.
         """
         facts, codec = self.facts, self._codec
         if self.ready and facts is not None and codec is not None:
             return facts, codec
         if self.draining or self.core.state.phase in ("Draining", "Drained"):
-            raise ApiError(503, "The engine is draining and takes no new requests.", code="draining", retry_after_s=1)
+            raise ApiError(503, "The engine is draining and accepts no new requests.", code="draining", retry_after_s=1)
         message = self.broken or self.core.problem
         raise ApiError(503, f"The engine is not ready: {message}", code="not_ready", retry_after_s=1)
 
@@ -120,7 +120,7 @@ class Front:
         return found
 
     def _name(self, asked: str | None) -> str:
-        """The name to answer with; a client that names no model gets the first."""
+        """Return the name to answer with: the first, if the client names none."""
         if asked is not None and asked not in self.names:
             raise model_not_found(asked, self.names)
         return asked if asked is not None else self.names[0]
@@ -128,10 +128,10 @@ class Front:
     # Completions.
 
     async def completion(self, body: CompletionBody, request_id: str, arrival_s: float) -> CompletionAnswer:
-        """Tokenise and check everything; nothing is sent to the core before the answer is read.
+        """Tokenise and check a completion request. The core gets it when the answer is read.
 
         Raises:
-            ApiError: the request cannot be taken.
+            ApiError: the request is refused.
         """
         name = self._name(body.model)
         body.check_supported()
@@ -152,12 +152,12 @@ class Front:
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes)
 
     async def chat(self, body: ChatBody, request_id: str, arrival_s: float) -> ChatAnswer:
-        """As `completion`, for a conversation."""
+        """Render, tokenise and check a conversation, as `completion` does a prompt."""
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
         prompt = await self._in_thread(
-            _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+            _encode_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
         self._check(facts, body, prompt, params)
@@ -192,7 +192,12 @@ class Front:
         facts, codec = self._served()
         if body.messages is not None:
             tokens = await self._in_thread(
-                _encode_chat, codec, body.messages, body.add_generation_prompt, body.chat_template_kwargs or {}
+                _encode_chat,
+                codec,
+                body.messages,
+                body.add_generation_prompt,
+                body.tools,
+                body.chat_template_kwargs or {},
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True
@@ -245,9 +250,13 @@ def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]
 
 
 def _encode_chat(
-    codec: TextCodec, messages: Sequence[ChatMessage], add_generation_prompt: bool, settings: Mapping[str, Any]
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """The template writes the special tokens itself."""
+    """The prompt's token ids; the template writes the special tokens itself."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
     if taken := sorted(OWN_SETTINGS & settings.keys()):
@@ -255,6 +264,8 @@ def _encode_chat(
             f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
         )
     prepared = [message.for_template() for message in messages]
+    if tools:
+        settings = {**settings, "tools": tools}
     text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
     return tuple(codec.encode(text, add_special_tokens=False))
 
@@ -264,7 +275,7 @@ def _echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special
 
 
 def _echo(codec: TextCodec, prompt: tuple[int, ...], skip_special_tokens: bool) -> EchoedPrompt:
-    """The prompt as its tokens say it, with the place of each."""
+    """Return the prompt detokenised, with the begin of each token."""
     detokenizer = codec.detokenizer(skip_special_tokens=skip_special_tokens)
     text, offsets = "", []
     for token in prompt:

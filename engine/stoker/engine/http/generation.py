@@ -1,4 +1,4 @@
-"""Running the prompts of one HTTP request at the core: tokens and facts come in, text and usage go out."""
+"""The run of one HTTP request's prompts at the core: tokens and facts come in, text and usage go out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.engine.sampling import SamplingParams
 
 Finish = Literal["stop", "length"]
 JOBS_AT_ONCE = 512
-"""Of one HTTP request at the core: more would not make it faster, and could be more than the core's queue ever takes."""
+"""Jobs of one HTTP request at the core at one time. More would not be faster, and could exceed the core's queue."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Update:
-    """News of one choice of one job."""
+    """New text and tokens of one choice of one job."""
 
     job: int
     choice: int
     text: str
     tokens: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
-    """Of each token, in characters of the choice's text."""
+    """Where each token begins, in characters of the choice's text."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish: Finish | None = None
@@ -83,7 +83,7 @@ class Generation:
         self._clock = clock
 
     async def updates(self) -> AsyncGenerator[Update]:
-        """What comes, in the order in which it comes.
+        """Yield the updates of all jobs in the order of their arrival.
 
         Raises:
             ApiError: a job was refused, failed or was aborted; the others are aborted with it.
@@ -119,13 +119,14 @@ class Generation:
                 async for update in updates:
                     news.put_nowait(update)
             news.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - handed to the one who waits
+        except Exception as error:  # noqa: BLE001 - raised again by `updates`
             news.put_nowait(error)
 
     async def _run(self, number: int) -> AsyncGenerator[Update]:
         job = self.jobs[number]
         request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority)
-        follower = _Follower(self, number)
+        texts = [self._text(job) for _ in range(job.params.n)]
+        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock)
         try:
             with self._core.request(request) as running:
                 async for delta in running.deltas():
@@ -133,35 +134,37 @@ class Generation:
         except RequestRefused as refused:
             raise from_refusal(refused) from refused
         except CoreLost as lost:
-            raise ApiError(503, f"The engine is gone: {lost}", code="engine_lost", retry_after_s=1) from lost
+            raise ApiError(503, f"The engine core has ended: {lost}", code="engine_lost", retry_after_s=1) from lost
+
+    def _text(self, job: Job) -> OutputText:
+        """The text of one choice, still empty."""
+        params = job.params
+        return OutputText(
+            self._detokenizer(job), params.stop, include_stop=params.include_stop, min_tokens=params.min_tokens
+        )
 
 
 class _Follower:
     """Follows the choices of one job: text, usage, metrics."""
 
-    def __init__(self, generation: Generation, number: int) -> None:
+    def __init__(
+        self, number: int, job: Job, usage: Usage, texts: Sequence[OutputText], metrics: FrontMetrics,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._number = number
-        self._job = generation.jobs[number]
-        self._usage = generation.usage[number]
-        self._metrics = generation._metrics
-        self._clock = generation._clock
+        self._job = job
+        self._usage = usage
+        self._texts = texts
+        """One for each choice."""
+        self._metrics = metrics
+        self._clock = clock
         self._seen_s: dict[int, float] = {}
         self._facts: dict[int, RequestFacts] = {}
         self._output_tokens: dict[int, int] = {}
-        """Of the choices that have ended."""
-        params = self._job.params
-        self._texts = [
-            OutputText(
-                generation._detokenizer(self._job),
-                params.stop,
-                include_stop=params.include_stop,
-                min_tokens=params.min_tokens,
-            )
-            for _ in range(params.n)
-        ]
+        """Output tokens of each choice that has ended."""
 
     def follow(self, delta: Delta, running: RunningRequest) -> Update:
-        """The update that a delta makes.
+        """Turn a delta into an update.
 
         Raises:
             ApiError: the core gave the choice up.
@@ -199,7 +202,7 @@ class _Follower:
         return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stopped)
 
     def _count(self, delta: Delta, piece: Piece) -> None:
-        """Usage and times. An end token is counted, as it was generated."""
+        """Count usage and observe times. An end token counts, because it was generated."""
         if self._job.keep_output:
             self._usage.completion_tokens += piece.num_tokens + (delta.stop_token is not None and not piece.stopped)
         now = self._clock()
@@ -211,7 +214,7 @@ class _Follower:
         self._seen_s[delta.choice] = now
 
     def _final_facts(self, delta: Delta) -> RequestFacts | None:
-        """Of a choice that ended; for one that a stop text ended here, the first delta's, brought up to date."""
+        """Return the facts of a choice that ended. After a stop text they are the first delta's, brought up to date."""
         facts = self._facts.get(delta.choice)
         if facts is None or delta.facts is facts:
             return facts
@@ -242,6 +245,9 @@ def _finish(delta: Delta) -> Finish | None:
 def _given_up(delta: Delta) -> ApiError:
     if delta.finish_reason == "abort":
         return ApiError(
-            503, "The engine is shutting down; the answer is not complete.", code="aborted", retry_after_s=1
+            503,
+            "The engine is shutting down; the answer is not complete. Send the request again.",
+            code="aborted",
+            retry_after_s=1,
         )
     return ApiError(500, f"The request failed: {delta.error or 'no reason was given'}", code="generation_failed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -49,7 +49,7 @@ LABELS = ("model_name", "engine")
 
 
 class FrontMetrics:
-    """What one front observes of its requests."""
+    """Histograms and counters of one front's requests."""
 
     def __init__(
         self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
@@ -88,10 +88,13 @@ class FrontMetrics:
             "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
             buckets=REQUEST_S, registry=registry,
         )  # fmt: skip
+        self._request_bytes = Summary("http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry)
+        ProcessCollector(registry=registry)
         registry.register(_CoreCollector(self._labels, stats, facts))
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
-        """A request was sent to the core."""
+        """Observe a request that goes to the core."""
         self._n.observe(params.n)
         self._max_tokens.observe(max_tokens)
 
@@ -99,13 +102,13 @@ class FrontMetrics:
         self._first_token.observe(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        """`count` tokens came together, `seconds` after those before them."""
+        """Observe `count` tokens that arrived together, `seconds` after those before them."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
             self._inter_token_older.observe(seconds / count)
 
     def finished(self, facts: RequestFacts | None) -> None:
-        """A choice ended; `facts` are missing if the core was not asked to the end."""
+        """Observe a choice that ended; `facts` are None if the core sent none."""
         if facts is None:
             return
         end = facts.finished_s
@@ -127,14 +130,18 @@ class FrontMetrics:
         """Every choice of a request has ended; the longest has `output_tokens`."""
         self._max_generation_tokens.observe(output_tokens)
 
-    def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """One HTTP answer, with its status class as vLLM's instrumentation writes it."""
+    def answered(
+        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        """Count one HTTP answer, with its status class as vLLM's instrumentation writes it."""
         self._http.labels(handler, method, f"{status // 100}xx").inc()
         self._http_time.labels(handler, method).observe(seconds)
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)
 
 
 class _CoreCollector(Collector):
-    """The core's numbers of this moment."""
+    """Reads the core's newest numbers at each scrape."""
 
     def __init__(
         self, labels: tuple[str, str], stats: Callable[[], Stats | None], facts: Callable[[], ModelFacts | None]

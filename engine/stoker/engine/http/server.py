@@ -1,13 +1,12 @@
-"""HTTP around a front: routes, credentials, sizes, ids, streams, and an abort at once when the client leaves."""
+"""The HTTP server around a front: routes, API keys, sizes, and an abort at once when the client leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +14,41 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
-from starlette.types import Message, Receive, Scope, Send
 
-from stoker.engine.http.errors import ApiError, from_validation
+from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, docs_page, openapi_document
+from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
 from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from stoker.engine.http.openai.sse import DONE, event
+from stoker.engine.http.reply import Page, Reply
+from stoker.pod.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    header,
+    read_body,
+    request_id,
+)
+from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 
 log = logging.getLogger("stoker.engine")
 
 B = TypeVar("B", bound=BaseModel)
 Events = AsyncGenerator[bytes]
-Headers = list[tuple[bytes, bytes]]
+POST: Sequence[str] = ("POST",)
+GET: Sequence[str] = ("GET", "HEAD")
+OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
+"""Answered without an API key."""
 
 
 @dataclass(frozen=True)
-class Call:
+class HttpCall:
     """One HTTP request."""
 
     path: str
@@ -41,7 +57,7 @@ class Call:
     arrival_s: float
 
     def parse(self, cls: type[B]) -> B:
-        """The body as `cls`.
+        """Parse the body as `cls`.
 
         Raises:
             ApiError: 400, with the wrong field.
@@ -52,18 +68,15 @@ class Call:
             raise from_validation(error) from error
 
 
-Handler = Callable[[Call], Awaitable[Mapping[str, Any] | Events]]
-
-
-class ClientLeft(Exception):
-    """The client closed its connection before it had sent the whole request."""
+Result = Mapping[str, Any] | Events | Page
+Handler = Callable[[HttpCall], Awaitable[Result]]
 
 
 def load_api_keys(path: str | None) -> tuple[str, ...]:
-    """The keys in a file, one per line; none without a file.
+    """Read the API keys of a file, one per line; none without a file.
 
     Raises:
-        ValueError: the file holds no key, which would lock everybody out.
+        ValueError: the file holds no key; no request could ever be authorised.
         OSError: it cannot be read.
     """
     if path is None:
@@ -78,12 +91,14 @@ class OpenAiServer:
     """An ASGI application. Paths that are not OpenAI's go to `own`: probes, metrics, control routes."""
 
     def __init__(
-        self, front: Front, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int, pod_uid: str = "",
+        self, front: Front, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
+        max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
         version: str = "",
     ) -> None:  # fmt: skip
         self.front = front
-        self.api_keys = api_keys
+        self.api_keys = tuple(key.encode() for key in api_keys)
         self.max_body_bytes = max_body_bytes
+        self.bodies = BodyBudget(max(max_body_bytes_in_flight, max_body_bytes))
         self.pod_uid = pod_uid
         self.version = version
         self.running = 0
@@ -95,113 +110,171 @@ class OpenAiServer:
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
+        self._gets: dict[str, Handler] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ping": self._health,
+            "/version": self._version,
+            OPENAPI_PATH: self._openapi,
+            DOCS_PATH: self._docs,
+        }
+        self._app: Callable[[Scope, Receive, Send], Awaitable[None]] = self._dispatch
+        if allowed_origins:
+            self._app = CORSMiddleware(
+                self._dispatch, allow_origins=allowed_origins, allow_methods=("*",), allow_headers=("*",),
+                expose_headers=("x-request-id", "retry-after"),
+            )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        path: str = scope["path"]
-        handler = self._handler(scope["method"], path)
+        if scope["type"] == "http":
+            await self._app(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handler(scope["method"], scope["path"])
         if handler is None:
             await self._own(scope, receive, send)
             return
         self.running += 1
         try:
-            await self._serve(handler, scope, receive, send)
+            with self.bodies.share() as share:
+                await self._serve(handler, scope, share, receive, send)
         finally:
             self.running -= 1
 
     def _handler(self, method: str, path: str) -> Handler | None:
-        """Who answers; None: not ours. A wrong method on a path of ours is an error in OpenAI's shape too."""
-        if path in self._posts:
-            return self._posts[path] if method == "POST" else _wrong_method
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            return self._models if method == "GET" else _wrong_method
-        if path in ("/health", "/ping"):
-            return self._health
-        if path == "/version":
-            return self._version
-        return _unknown_path if path.startswith("/v1/") else None
+        """The handler of a path, or None for the paths of `own`. Errors are in OpenAI's shape on these paths too."""
+        routes, methods, known = self._posts, POST, path
+        if path.startswith("/v1/models/"):
+            known = "/v1/models"
+        if known in self._gets:
+            routes, methods = self._gets, GET
+        elif path not in self._posts:
+            return _unknown_path if path.startswith("/v1/") else None
+        if method == "OPTIONS":
+            return _options(methods)
+        return routes[known] if method in methods else _wrong_method(methods)
 
-    async def _serve(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, handler: Handler, scope: Scope, share: BodyShare, receive: Receive, send: Send) -> None:
         """Read, answer, and stop at once when the client leaves, whatever is being waited for."""
         arrival_s = self.front.clock()
-        request_id = _header(scope, b"x-request-id") or f"req-{uuid.uuid4().hex}"
-        reply = _Reply(send, request_id, self.pod_uid)
+        reply = Reply(send, request_id(scope).decode(), self.pod_uid)
         try:
             self._authorise(scope)
-            body = await read_body(receive, self.max_body_bytes)
+            body = await self._read_body(receive, share)
         except ClientLeft:
             return
         except ApiError as error:
             await reply.error(error)
-            self._count(scope, reply, arrival_s)
+            self._count(scope, reply, 0, arrival_s)
             return
-        call = Call(scope["path"], body, f"{uuid.uuid4().hex}", arrival_s)
+        size = len(body)
+        call = HttpCall(scope["path"], body, f"{uuid.uuid4().hex}", arrival_s)
         work = asyncio.create_task(_answer(handler, call, reply))
-        gone = asyncio.create_task(_client_gone(receive))
+        gone = asyncio.create_task(client_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             work.cancel()
             gone.cancel()
             await asyncio.wait({work, gone})
-            self._count(scope, reply, arrival_s)
+            self._count(scope, reply, size, arrival_s)
         if not work.cancelled():
             work.result()
 
+    async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
+        """The request's body.
+
+        Raises:
+            ApiError: it is too large, or the bodies of all requests are.
+            ClientLeft: the client closed its connection.
+        """
+        try:
+            return await read_body(receive, self.max_body_bytes, share)
+        except BodyTooLarge as error:
+            raise ApiError(413, str(error), code="request_too_large") from error
+        except BodyBudgetSpent as error:
+            message = f"Try again later: {error}."
+            raise ApiError(503, message, code="too_many_body_bytes", retry_after_s=RETRY_AFTER_S) from error
+
     def _authorise(self, scope: Scope) -> None:
-        """Only with a key, where keys are asked for; health and version are everybody's."""
-        if not self.api_keys or scope["path"] in ("/health", "/ping", "/version"):
+        """Check the API key where keys are configured; a key is compared as bytes, so that it may be any UTF-8.
+
+        Raises:
+            ApiError: 401, the key is missing or wrong.
+        """
+        if not self.api_keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return
-        scheme, _, given = _header(scope, b"authorization").partition(" ")
-        if scheme.lower() == "bearer":
-            matches = [hmac.compare_digest(given.encode(), key.encode()) for key in self.api_keys]
+        scheme, _, given = header(scope, b"authorization").partition(b" ")
+        if scheme.lower() == b"bearer":
+            matches = [hmac.compare_digest(given, key) for key in self.api_keys]
             if any(matches):
                 return
-        raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
+        raise ApiError(
+            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
+        )
 
-    def _count(self, scope: Scope, reply: _Reply, arrival_s: float) -> None:
+    def _count(self, scope: Scope, reply: Reply, request_bytes: int, arrival_s: float) -> None:
         path = "/v1/models" if scope["path"].startswith("/v1/models") else scope["path"]
-        known = path in self._posts or path in ("/v1/models", "/health", "/version")
+        known = path in self._posts or path in self._gets
         seconds = self.front.clock() - arrival_s
-        self.front.metrics.answered(path if known else "other", scope["method"], reply.status or 499, seconds)
+        self.front.metrics.answered(
+            path if known else "other", scope["method"], reply.status or 499, seconds, request_bytes, reply.body_bytes
+        )
 
     # Handlers.
 
-    async def _completions(self, call: Call) -> Mapping[str, Any] | Events:
+    async def _completions(self, call: HttpCall) -> Mapping[str, Any] | Events:
         body = call.parse(CompletionBody)
         return await _whole_or_stream(body, await self.front.completion(body, call.id, call.arrival_s))
 
-    async def _chat(self, call: Call) -> Mapping[str, Any] | Events:
+    async def _chat(self, call: HttpCall) -> Mapping[str, Any] | Events:
         body = call.parse(ChatBody)
         return await _whole_or_stream(body, await self.front.chat(body, call.id, call.arrival_s))
 
-    async def _models(self, call: Call) -> Mapping[str, Any]:
+    async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
         return self.front.model(name) if name else self.front.models()
 
-    async def _tokenize(self, call: Call) -> Mapping[str, Any]:
+    async def _tokenize(self, call: HttpCall) -> Mapping[str, Any]:
         return await self.front.tokenize(call.parse(TokenizeBody))
 
-    async def _detokenize(self, call: Call) -> Mapping[str, Any]:
+    async def _detokenize(self, call: HttpCall) -> Mapping[str, Any]:
         return await self.front.detokenize(call.parse(DetokenizeBody))
 
-    async def _health(self, _: Call) -> Mapping[str, Any]:
-        """Says what is true: a dead core is not healthy."""
+    async def _health(self, _: HttpCall) -> Mapping[str, Any]:
+        """Answer 200 if requests are accepted, else 503."""
         if not self.front.ready:
             raise ApiError(503, f"Not ready: {self.front.core.problem}", code="not_ready", retry_after_s=1)
         return {}
 
-    async def _version(self, _: Call) -> Mapping[str, Any]:
+    async def _version(self, _: HttpCall) -> Mapping[str, Any]:
         return {"version": self.version}
 
+    async def _openapi(self, _: HttpCall) -> Mapping[str, Any]:
+        return openapi_document(self.version)
 
-async def _wrong_method(call: Call) -> Mapping[str, Any]:
-    raise ApiError(405, f"This method is not allowed on {call.path}.", code="method_not_allowed")
+    async def _docs(self, _: HttpCall) -> Page:
+        return Page(200, {"content-type": "text/html; charset=utf-8"}, docs_page())
 
 
-async def _unknown_path(call: Call) -> Mapping[str, Any]:
-    raise ApiError(404, f"Unknown path {call.path}.", code="unknown_path")
+def _wrong_method(methods: Sequence[str]) -> Handler:
+    async def refuse(call: HttpCall) -> Result:
+        allow = ", ".join((*methods, "OPTIONS"))
+        message = f"This method is not allowed on {shortened(call.path)}; allowed: {allow}."
+        raise ApiError(405, message, code="method_not_allowed", headers={"allow": allow})
+
+    return refuse
+
+
+def _options(methods: Sequence[str]) -> Handler:
+    async def allow(_: HttpCall) -> Result:
+        return Page(204, {"allow": ", ".join((*methods, "OPTIONS"))})
+
+    return allow
+
+
+async def _unknown_path(call: HttpCall) -> Result:
+    raise ApiError(404, f"Unknown path {shortened(call.path)}; {OPENAPI_PATH} lists the paths.", code="unknown_path")
 
 
 async def _whole_or_stream(body: GenerationBody, answer: Answer) -> Mapping[str, Any] | Events:
@@ -215,12 +288,14 @@ async def _events(answer: Answer) -> Events:
     yield DONE
 
 
-async def _answer(handler: Handler, call: Call, reply: _Reply) -> None:
-    """Run a handler and send what it gives. A stream begins with its first event, so that a refusal still has its status."""
+async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
+    """Run a handler and send its result. A stream begins with its first event, so that a refusal keeps its status."""
     try:
         result = await handler(call)
         if isinstance(result, Mapping):
             await reply.json(200, result)
+        elif isinstance(result, Page):
+            await reply.page(result)
         else:
             await _stream(result, reply)
     except ApiError as error:
@@ -230,7 +305,7 @@ async def _answer(handler: Handler, call: Call, reply: _Reply) -> None:
         await reply.error(ApiError(500, f"Internal error: {type(error).__name__}", code="internal_error"))
 
 
-async def _stream(events: Events, reply: _Reply) -> None:
+async def _stream(events: Events, reply: Reply) -> None:
     async with aclosing(events):
         first = await anext(events)
         await reply.begin_stream()
@@ -238,78 +313,3 @@ async def _stream(events: Events, reply: _Reply) -> None:
         async for part in events:
             await reply.chunk(part)
     await reply.end()
-
-
-class _Reply:
-    """The sending half of one exchange."""
-
-    def __init__(self, send: Send, request_id: str, pod_uid: str) -> None:
-        self.send = send
-        self.request_id = request_id
-        self.pod_uid = pod_uid
-        self.status: int | None = None
-        """None: nothing has been sent."""
-
-    async def json(self, status: int, content: Mapping[str, Any], more: Mapping[str, str] | None = None) -> None:
-        body = json.dumps(content, separators=(",", ":")).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **(more or {})}
-        await self._start(status, headers)
-        await self.send({"type": "http.response.body", "body": body})
-
-    async def begin_stream(self) -> None:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-        }
-        await self._start(200, headers)
-
-    async def chunk(self, data: bytes) -> None:
-        await self.send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        await self.send({"type": "http.response.body", "body": b""})
-
-    async def error(self, error: ApiError) -> None:
-        """As an answer, or, once a stream has begun, as its last event before `[DONE]`."""
-        if self.status is None:
-            await self.json(error.status, error.body(), error.headers())
-            return
-        await self.chunk(event(error.body()) + DONE)
-        await self.end()
-
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status = status
-        own = {"x-request-id": self.request_id, **({"x-stoker-pod-uid": self.pod_uid} if self.pod_uid else {})}
-        raw: Headers = [(key.encode(), value.encode("latin-1", "replace")) for key, value in {**headers, **own}.items()]
-        await self.send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body.
-
-    Raises:
-        ApiError: 413, it is larger than `max_bytes`.
-        ClientLeft: the client went away.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        size += len(message.get("body", b""))
-        if size > max_bytes:
-            raise ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _client_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

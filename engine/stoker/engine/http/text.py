@@ -1,6 +1,6 @@
-"""From output tokens to text: detokenised as it comes, watched for stop texts. Used by fronts and by `LLM`.
+"""The text of output tokens: detokenised as they arrive, and cut at stop texts. Used by fronts and by `LLM`.
 
-Whoever makes text finds stop texts: the core knows only tokens.
+Stop texts are found here because the core has only tokens.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ class Detokenizer(Protocol):
     """Turns one sequence of tokens into text, piece by piece."""
 
     def add(self, token: int) -> str:
-        """The text that this token completes; empty while it is only a part of a character."""
+        """Return the text that this token completes; empty while it is only a part of a character."""
         ...
 
     def finish(self) -> str:
-        """What is left at the end: a replacement character for an unfinished one."""
+        """Return the rest at the end: a replacement character for an unfinished one."""
         ...
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What some tokens added."""
+    """The text that some tokens added."""
 
     text: str
     num_tokens: int
-    """How many of the tokens count: those after a stop text do not."""
+    """Number of tokens that count: those after a stop text do not."""
     offsets: tuple[int, ...]
-    """Where each counted token's text begins, in characters of the choice's whole text before any cut."""
+    """Begin of each counted token's text, in characters of the choice's whole text before any cut."""
     stopped: bool
-    """A stop text was found; nothing may follow."""
+    """Whether a stop text was found, after which no text may follow."""
 
 
 class StopTexts:
@@ -45,7 +45,7 @@ class StopTexts:
         self._longest = max((len(stop) for stop in self.stops), default=0)
 
     def add(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to show now, and whether a stop text was found (the rest is dropped)."""
+        """Return the text that is safe to show, and whether a stop text was found (the rest is dropped)."""
         if not self.stops:
             return text, False
         held = self._held + text
@@ -59,7 +59,7 @@ class StopTexts:
         return held[: len(held) - keep], False
 
     def finish(self) -> str:
-        """What was held back, once nothing more comes."""
+        """Return the text that was held back, at the end."""
         held, self._held = self._held, ""
         return held
 
@@ -86,7 +86,7 @@ class OutputText:
         """Length of the text before any cut; the next token's offset."""
 
     def add(self, tokens: Sequence[int]) -> Piece:
-        """What these tokens add; tokens after a stop text are left out."""
+        """Add tokens and return their text; tokens after a stop text are left out."""
         text, offsets = "", []
         for token in tokens:
             offsets.append(self.num_characters)
@@ -103,7 +103,7 @@ class OutputText:
         return Piece(text, len(offsets), tuple(offsets), stopped=False)
 
     def finish(self) -> Piece:
-        """The end of a choice that no stop text ended: what was held back or unfinished."""
+        """End a choice that no stop text ended; return the text that was held back or unfinished."""
         rest = self._detokenizer.finish()
         self.num_characters += len(rest)
         shown, stopped = self._stops.add(rest)
@@ -111,7 +111,7 @@ class OutputText:
 
 
 class TextCodec(Protocol):
-    """What a front needs of a tokenizer. Methods are called from several threads."""
+    """The part of a tokenizer that a front uses. Methods are called from several threads."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -121,17 +121,17 @@ class TextCodec(Protocol):
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def detokenizer(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> Detokenizer:
-        """For text that continues `prompt`'s: some tokenizers drop the blank before a first word."""
+        """Make a detokenizer for text that continues `prompt`: some tokenizers drop the blank before a first word."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token stands for; a part of a character is no valid UTF-8."""
+        """Return the bytes of a token, which may be a part of a character and no valid UTF-8."""
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> str:
-        """The prompt of a conversation; `settings` are further variables of the template.
+        """Render the prompt of a conversation; `settings` are further variables of the template.
 
         Raises:
-            ValueError: the template does not take these messages; the message says why.
+            ValueError: the template refuses these messages, with its reason.
         """
         ...

@@ -1,65 +1,56 @@
-"""The agent's HTTP server in its own loop: probes, status and metrics on the pod's address; the same and control without a token on a Unix socket."""
+"""The agent's HTTP server: probes, status, metrics and signed control calls on the pod's address.
+
+A Unix socket, if configured, serves the same without signatures.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from stoker.pod.config_file import ConfigError
 from stoker.pod.listen import ListenConfig
+from stoker.pod.serve import Server, bind_tcp, bind_unix
+
+STOP_S = 1.0
 
 
 class AgentServer:
-    """Serves until `close`. `port` is known after `start` (it matters where the configuration leaves it to the kernel)."""
+    """Serves until `close`.
+
+    `port` is known after `start` (it matters where the configuration leaves it to the kernel).
+    """
 
     def __init__(self, listen: ListenConfig, public: Sequence[BaseRoute], private: Sequence[BaseRoute]) -> None:
         self._listen = listen
         self._public, self._private = public, private
-        self._running: list[tuple[_Server, asyncio.Task[None]]] = []
+        self._servers: list[Server] = []
         self.port = listen.port
 
     async def start(self) -> None:
-        """Raises ConfigError when an address cannot be bound."""
+        """Bind the addresses and serve until `close`.
+
+        Raises:
+            ConfigError: an address cannot be bound.
+        """
         listener = _tcp_socket(self._listen)
         self.port = listener.getsockname()[1]
-        self._serve(listener, self._public)
+        self._add(listener, self._public)
         if self._listen.control_socket is not None:
-            self._serve(_unix_socket(Path(self._listen.control_socket)), self._private)
-        while not all(server.started for server, _ in self._running):  # noqa: ASYNC110  (uvicorn has no event for it)
-            await asyncio.sleep(0.005)
+            self._add(_unix_socket(Path(self._listen.control_socket)), self._private)
+        await asyncio.gather(*(server.start() for server in self._servers))
 
     async def close(self) -> None:
-        for server, _ in self._running:
-            server.should_exit = True
-        await asyncio.gather(*(task for _, task in self._running))
+        await asyncio.gather(*(server.stop(STOP_S) for server in self._servers))
         _remove(self._listen.control_socket)
 
-    def _serve(self, listener: socket.socket, routes: Sequence[BaseRoute]) -> None:
-        config = uvicorn.Config(
-            Starlette(routes=list(routes)),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-        )
-        server = _Server(config)
-        self._running.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: SIGTERM means a save here, and the agent answers until the end."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def _add(self, listener: socket.socket, routes: Sequence[BaseRoute]) -> None:
+        self._servers.append(Server(Starlette(routes=list(routes)), listener, self._listen.limits))
 
 
 def _remove(path: str | None) -> None:
@@ -68,26 +59,19 @@ def _remove(path: str | None) -> None:
 
 
 def _tcp_socket(listen: ListenConfig) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((listen.host, listen.port))
+        return bind_tcp(listen.host, listen.port)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"listen: {listen.host}:{listen.port} cannot be bound: {error.strerror or error}") from error
-    return listener
+        raise ConfigError(f"listen: {listen.host}:{listen.port} cannot be bound: {_reason(error)}") from error
 
 
 def _unix_socket(path: Path) -> socket.socket:
-    """A socket that only this user can open; the mode is set before anybody can connect."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        return bind_unix(path)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"listen.control_socket: {path} cannot be bound: {error.strerror or error}") from error
-    finally:
-        os.umask(old)
-    return listener
+        raise ConfigError(f"listen.control_socket: {path} cannot be bound: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, without the address that `bind_tcp` puts before it."""
+    return str(error.__cause__.strerror) if isinstance(error.__cause__, OSError) else str(error.strerror or error)

@@ -1,4 +1,4 @@
-"""What both kinds of completion need to answer: the jobs, the served model and an id."""
+"""The parts that both kinds of completion share in their answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.engine.http.openai.usage import usage
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every chunk and every whole answer carries."""
+    """The fields that every chunk and every whole answer carries."""
 
     id: str
     created: int
@@ -35,7 +35,7 @@ class Envelope:
 
 @dataclass(frozen=True)
 class UsageChunks:
-    """Which chunks of a stream carry usage."""
+    """The choice of chunks in a stream that carry usage."""
 
     last: bool
     """One more chunk at the end, without choices."""
@@ -43,7 +43,7 @@ class UsageChunks:
     """All of them."""
 
     def field(self, generation: Generation) -> dict[str, Any]:
-        """For a chunk with choices: the usage so far, `null` before the last one, or nothing if it was not asked for."""
+        """Return the `usage` field of a chunk with choices: the usage so far, `null` before the last one, or none."""
         if self.running:
             return {"usage": usage(generation.usage)}
         return {"usage": None} if self.last else {}

@@ -40,7 +40,7 @@ class ChatAnswer:
         self._with_logprobs = generation.jobs[0].params.logprobs is not None
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one object."""
+        """Return the answer in one object."""
         choices = [_Choice() for _ in range(self._generation.jobs[0].params.n)]
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
@@ -49,7 +49,7 @@ class ChatAnswer:
         return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
-        """The answer as it comes: each choice begins with its role, and its last chunk has the finish reason."""
+        """Yield the answer as it arrives: a choice begins with its role, and its last chunk has the finish reason."""
         begun: set[int] = set()
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:

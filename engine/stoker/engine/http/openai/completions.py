@@ -27,7 +27,7 @@ class EchoedPrompt:
 
 @dataclass
 class _Choice:
-    """What has come of one choice."""
+    """The text and tokens of one choice so far."""
 
     text: str = ""
     finish: str | None = None
@@ -59,7 +59,7 @@ class CompletionAnswer:
         self._prompt_scores: dict[int, tuple[TokenLogprobs | None, ...]] = {}
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one object."""
+        """Return the answer in one object."""
         choices = [_Choice() for _ in range(self._n * len(self._generation.jobs))]
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
@@ -69,7 +69,7 @@ class CompletionAnswer:
         return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
-        """The answer as it comes. Every chunk with a choice has `text`."""
+        """Yield the answer as it arrives. Every chunk with a choice has `text`."""
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
                 for part in self._parts(update):
@@ -83,7 +83,7 @@ class CompletionAnswer:
         return update.job * self._n + update.choice
 
     def _parts(self, update: Update) -> list[_Choice]:
-        """The update's part of its choice, after the echoed prompt if it is the first one."""
+        """Return the update's part of its choice, after the echoed prompt if it is the first."""
         parts = []
         index = self._index(update)
         if update.prompt_logprobs is not None:

@@ -14,7 +14,7 @@ LOWEST = -9999.0
 
 
 class TokenNames:
-    """How tokens are written: as text, or `bytes:\\xe2\\x80` for a part of a character."""
+    """The written form of tokens: text, or `bytes:\\xe2\\x80` for a part of a character."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -35,7 +35,7 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(names: TokenNames, tokens: Sequence[int], scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+    """Return `{"content": [{token, logprob, bytes, top_logprobs}]}`."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {"token": names.name(token), "logprob": finite(logprob), "bytes": names.raw(token)}
@@ -50,13 +50,15 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[int], scores: Sequence[Tok
 def completion_logprobs(
     names: TokenNames, tokens: Sequence[int], offsets: Sequence[int], scores: Sequence[TokenLogprobs | None]
 ) -> dict[str, Any]:
-    """`{tokens, token_logprobs, top_logprobs, text_offset}`; nothing is known of a prompt's first token: null."""
+    """Return `{tokens, token_logprobs, top_logprobs, text_offset}`, with null for a prompt's first token."""
     return {
         "tokens": [names.name(token) for token in tokens],
         "token_logprobs": [None if score is None else finite(score.logprob) for score in scores],
-        "top_logprobs": [None if score is None else _top(names, token, score) for token, score in zip(tokens, scores, strict=True)],
+        "top_logprobs": [
+            None if score is None else _top(names, token, score) for token, score in zip(tokens, scores, strict=True)
+        ],
         "text_offset": list(offsets),
-    }  # fmt: skip
+    }
 
 
 def _top(names: TokenNames, token: int, score: TokenLogprobs) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""From a body's fields and the model's defaults to checked sampling parameters."""
+"""Sampling parameters from a body's fields and the model's defaults, checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULTS_FILE = "generation_config.json"
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What the model's `generation_config.json` asks for where a request says nothing; shown in `/v1/models`."""
+    """Defaults of the model's `generation_config.json` for fields that a request leaves out; shown in `/v1/models`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -30,7 +30,7 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, folder: Path) -> GenerationDefaults:
-        """The model's own defaults, or OpenAI's where it has none. `do_sample: false` means greedy.
+        """Read the model's own defaults, or OpenAI's where it has none. `do_sample: false` means greedy.
 
         Raises:
             ValueError: the file is there and cannot be used.
@@ -52,14 +52,14 @@ class GenerationDefaults:
 
 
 def completion_params(body: CompletionBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
-    """For one prompt of `/v1/completions` after which `room` tokens fit."""
+    """Build the parameters of one prompt of `/v1/completions` after which `room` tokens fit."""
     limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
     scores = body.num_logprobs
     return _params(body, defaults, max(limit, 1), scores, prompt_logprobs=scores if body.echo else None)
 
 
 def chat_params(body: ChatBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
-    """For `/v1/chat/completions`; without a limit the answer may fill the context."""
+    """Build the parameters of a chat request; without a limit the answer may fill the context."""
     limit = body.output_limit if body.output_limit is not None else max(room, 1)
     return _params(body, defaults, limit, body.num_logprobs, prompt_logprobs=None)
 

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI's API: what is understood, what is refused, what is let through.
+"""The bodies of OpenAI's API: fields that are built, refused, or without effect.
 
-Fields that only describe the caller (`user`, `metadata`, `store`, ...) and fields that nobody knows are accepted and have no
-effect. A known field that would change the answer and is not built is refused by name.
+Fields that only describe the caller (`user`, `metadata`, `store`, ...) have no effect, and neither have unknown fields.
+A known field that would change the answer and is not built is refused by name.
 """
 
 from __future__ import annotations
@@ -9,20 +9,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from stoker.engine.http.errors import bad_request, not_supported, shown
 from stoker.engine.sampling import COUNT_LIMIT
 
+
+def integral(value: object) -> object:
+    """Turn a float without a fraction into an integer, because some clients send `16.0`; pass on anything else."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def prompts_within_limit(prompt: object) -> object:
+    """Refuse more prompts than are allowed, before each of them is checked."""
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        raise ValueError(f"at most {MAX_PROMPTS} prompts")
+    return prompt
+
+
+def biases_within_limit(biases: object) -> object:
+    """Refuse a `logit_bias` with more tokens than any client needs, before each of them is checked."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens are allowed")
+    return biases
+
+
+Int = Annotated[int, BeforeValidator(integral)]
 Token = Annotated[int, Field(ge=0)]
-Priority = Annotated[int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
+"""Lists end at their first wrong item: pydantic keeps a kilobyte for each error, and a body may have millions."""
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Priority = Annotated[Int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 MAX_PROMPTS = 2048
+MAX_MESSAGES = 10_000
+MAX_BIASES = 10_000
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Body(BaseModel):
-    """Unknown keys are kept out of the way, not refused. Values are of their field's own type: a text is no number."""
+    """Base of all bodies. Unknown keys have no effect. Values must have their field's own type: a text is no number."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -42,26 +68,26 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of completion share. `None` means: the model's default (`/v1/models` lists it)."""
+    """The fields that both kinds of completion share. None stands for the model's default, listed in `/v1/models`."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = 1
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    n: Int = 1
+    stop: str | Texts | None = None
+    seed: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: int = 0
+    logit_bias: Annotated[dict[str, float], BeforeValidator(biases_within_limit)] | None = None
+    min_tokens: Int = 0
     ignore_eos: bool = False
-    stop_token_ids: list[Token] | None = None
-    bad_token_ids: list[Token] | None = None
+    stop_token_ids: Tokens | None = None
+    bad_token_ids: Tokens | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: Priority = 0
@@ -81,7 +107,7 @@ class GenerationBody(Body):
         "truncate_prompt_tokens": (None,),
         "logits_processors": (None, []),
     }
-    """Fields that are not built, with the values that ask for nothing."""
+    """Fields that are not built, with the values that have no effect."""
 
     @model_validator(mode="after")
     def _streams(self) -> GenerationBody:
@@ -90,7 +116,7 @@ class GenerationBody(Body):
         return self
 
     def check_supported(self) -> None:
-        """Refuse what is not built.
+        """Refuse fields that are not built.
 
         Raises:
             ApiError: 400, names the field.
@@ -133,12 +159,14 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[Token] | list[str] | list[list[Token]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt: Annotated[
+        str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)], BeforeValidator(prompts_within_limit)
+    ]
+    max_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
-    logprobs: int | bool | None = None
-    best_of: int | None = None
+    logprobs: Int | bool | None = None
+    best_of: Int | None = None
     suffix: str | None = None
 
     prompt_field: ClassVar[str] = "prompt"
@@ -154,8 +182,6 @@ class CompletionBody(GenerationBody):
     def _prompts(self) -> CompletionBody:
         if not self.prompt and not isinstance(self.prompt, str):
             raise ValueError("prompt: at least one prompt is needed")
-        if len(self.prompts) > MAX_PROMPTS:
-            raise ValueError(f"prompt: at most {MAX_PROMPTS} prompts")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 is only allowed with echo=true")
         return self
@@ -177,7 +203,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report; None: no log-probabilities."""
+        """Number of alternatives to report; None: no log-probabilities."""
         if self.logprobs is None or self.logprobs is False:
             return None
         return int(self.logprobs)
@@ -191,13 +217,13 @@ class ContentPart(Body):
 
 
 class ChatMessage(Body):
-    """One message; keys that the chat template may know travel along."""
+    """One message; further keys are passed to the chat template."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As the template gets it: content is text.
+        """Return the message for the template, with its content as text.
 
         Raises:
             ApiError: 400, a part is not text.
@@ -219,19 +245,21 @@ class ChatMessage(Body):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Default: what the context has left."""
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    """Shown to the chat template, and only with `tool_choice: none`: calls of tools are not built."""
+    tool_choice: str | dict[str, Any] | None = None
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
-        "tools": (None, []),
         "functions": (None, []),
         "tool_choice": (None, "none", "auto"),
         "function_call": (None, "none"),
@@ -245,6 +273,11 @@ class ChatBody(GenerationBody):
         "echo": (None, False),
         "best_of": (None, 1),
     }
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.tools and self.tool_choice != "none":
+            raise not_supported("tools")
 
     @model_validator(mode="after")
     def _alternatives(self) -> ChatBody:
@@ -271,11 +304,12 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:
@@ -288,5 +322,5 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Tokens
     skip_special_tokens: bool = False

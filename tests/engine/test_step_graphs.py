@@ -249,7 +249,7 @@ def check_no_memory() -> None:
     found = answers(engine, requests)
     assert found == answers(engine_of(twin, kernels="reference", graphs=False, **setting), requests)
     assert len(engine.executor.runner.graphs.graphs) == 1
-    assert not engine.executor.warm()
+    assert not engine.executor.capture_next_graph()
 
 
 def test_steps_as_graphs_when_interpreted() -> None:

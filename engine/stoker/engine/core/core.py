@@ -143,9 +143,7 @@ class Core:
         """Run the loop to its end and return the cause."""
         context = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
-        self._socket.setsockopt(
-            zmq.SNDHWM, 0
-        )  # a full queue would lose deltas; a stuck front falls silent and is forgotten
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would lose deltas; a stuck front is forgotten
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(self.address)

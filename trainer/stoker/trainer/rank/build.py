@@ -75,7 +75,7 @@ def make_zero(
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
-        placed=[*blocks, "head"],
+        used_once=[*blocks, "head"],
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
 from stoker.operator.domain.lost_nodes import NodeLimits
-from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.service.config import OperatorConfig
 from stoker.pod.config_file import ConfigError, parse
 
@@ -48,6 +48,7 @@ FIXED = {
     "python",
     "control_public_keys",  # from the key ring
     "control_keys_config_map",
+    "network_policies",  # from `OperatorConfig.policies`, with the operator's own namespace
     "agent_port",
     "rendezvous_port",
     "engine_port",
@@ -77,6 +78,13 @@ def test_every_other_setting_can_be_configured() -> None:
     chosen, default = config.settings(), Settings()
     same = {field.name for field in fields(Settings) if getattr(chosen, field.name) == getattr(default, field.name)}
     assert same == FIXED
+
+
+def test_network_policies_are_off_until_they_are_configured() -> None:
+    assert parse(OperatorConfig, {}).policies("stoker-system") is None
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    config = parse(OperatorConfig, {"network_policies": {"enabled": True, "metrics_from": [peer]}})
+    assert config.policies("stoker-system") == NetworkPolicies(operator_namespace="stoker-system", metrics_from=(peer,))
 
 
 def leaves(model: type[BaseModel]) -> Iterator[str]:

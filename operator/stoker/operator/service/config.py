@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.pod.config_file import Config
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -194,6 +194,12 @@ class OperatorConfig(Config):
             node_outage_nodes=self.pods.node_outage_nodes,
             sees_secrets=self.watch.secrets,
         )
+
+    def policies(self, namespace: str) -> NetworkPolicies | None:
+        """Return the peers of pods for NetworkPolicies; `namespace` is the operator's own."""
+        if not self.network_policies.enabled:
+            return None
+        return NetworkPolicies(operator_namespace=namespace, metrics_from=self.network_policies.metrics_from)
 
 
 def _plain(resources: Resources) -> dict[str, dict[str, str]]:

@@ -24,7 +24,6 @@ from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import Clock, SystemClock, timestamp
 from stoker.operator.domain.plan import Key
-from stoker.operator.domain.settings import NetworkPolicies
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
 from stoker.operator.service.config import OperatorConfig
@@ -131,7 +130,7 @@ class OperatorProgram:
             replace(
                 self.config.settings(),
                 control_public_keys=ring.public_keys(),
-                network_policies=self._network_policies(),
+                network_policies=self.config.policies(self.namespace),
             ),
             RECONCILERS,
             clock=self.clock,
@@ -139,14 +138,6 @@ class OperatorProgram:
             namespaces=self.config.namespaces,
             kinds=[kind for kind in WATCHED if kind not in left_out],
             metrics=self.metrics,
-        )
-
-    def _network_policies(self) -> NetworkPolicies | None:
-        wanted = self.config.network_policies
-        return (
-            NetworkPolicies(operator_namespace=self.namespace, metrics_from=wanted.metrics_from)
-            if wanted.enabled
-            else None
         )
 
     async def _first_keys(self, secret: KeySecret) -> KeyRing:

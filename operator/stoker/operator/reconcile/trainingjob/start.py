@@ -169,7 +169,7 @@ def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:
 
 
 def _children(view: TrainingView, config: Object) -> tuple[Object, ...]:
-    """Public keys, policy and Service of the gang, and the attempt's configuration last: pods are made once it is there."""
+    """Public keys, policy and Service of the gang; the attempt's configuration is last, since its pods wait for it."""
     job, resource, settings = view.job, view.seen.resource, view.settings
     return (
         keys_config_map(resource, settings),

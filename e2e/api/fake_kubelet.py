@@ -13,7 +13,7 @@ import aiohttp
 
 from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.fake_agents import FakeAgents
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage
 
 NODE = "node-1"

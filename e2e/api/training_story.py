@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e.api.fake_agents import SAVED_STEP, saved, training
 from e2e.api.world import Running, World, eventually, job
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 
 CLAIM = {
     "apiVersion": "v1",

@@ -15,7 +15,7 @@ from stoker.checkpoint.command import program
 from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.task import Result, list_task
 from stoker.checkpoint.task import run as run_task
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage, parse_termination_message
 from tests.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
 

@@ -25,7 +25,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 from tests.engine.conftest import MakeEngine
 
 Kind = TypeVar("Kind")

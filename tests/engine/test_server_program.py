@@ -22,8 +22,8 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.http.text import TextCodec
 from stoker.engine.program import Engine, Environment
+from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
-from stoker.pod.exit_code import Cause
 from stoker.pod.serve import Server, bind_tcp
 from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router

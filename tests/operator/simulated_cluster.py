@@ -19,7 +19,7 @@ from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.observe import observe
 from stoker.operator.loop.store import Store, key_of
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]

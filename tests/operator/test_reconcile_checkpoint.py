@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.domain.plan import Key
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.training_world import SAVE_METRICS, Run
 
 

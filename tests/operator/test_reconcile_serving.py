@@ -13,7 +13,7 @@ from stoker.operator.api.pool import Pool
 from stoker.operator.domain.plan import Key
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.inferencedeployment.view import pool_object_name
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.serving_world import (
     CHAT,
     EVENTS,

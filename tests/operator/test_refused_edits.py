@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key, Object, Plan
 from stoker.operator.domain.unsupported import unsupported
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator import serving_world
 from tests.operator.serving_world import CHAT, POOL, Serving
 from tests.operator.simulated_cluster import SimulatedCluster

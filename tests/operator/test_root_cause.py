@@ -9,7 +9,7 @@ import pytest
 
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.recovery import first_failure
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 
 
 def failed_pod(node_rank: int, cause: Cause) -> Object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.training_world import EVENTS, JOB, Run, disturb
 
 

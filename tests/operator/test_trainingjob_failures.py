@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.training_world import JOB, SAVE_METRICS, Run
 
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from stoker.operator.domain.plan import Key
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.simulated_cluster import Crash
 from tests.operator.training_world import JOB, Run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.training_world import JOB, Run
 
 

@@ -11,7 +11,7 @@ from stoker.operator.domain.plan import Key, Object
 from stoker.operator.reconcile.checkpoint.reconcile import reconcile_checkpoint
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.names import writer_of
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from tests.operator.simulated_cluster import Crash, SimulatedCluster
 
 JOB = Key("TrainingJob", "default", "run")

@@ -62,7 +62,7 @@ def test_the_standard_library_operator_is_not_shadowed() -> None:
 
 def test_every_package_is_importable_from_its_own_root() -> None:
     code = (
-        "import stoker.pod.exit_code, stoker.checkpoint.manifest, stoker.model.config, stoker.trainer.protocol.config,"
+        "import stoker.pod.causes, stoker.checkpoint.manifest, stoker.model.config, stoker.trainer.protocol.config,"
         "stoker.engine.config, stoker.router.config, stoker.operator.domain.plan, stoker.cli.main"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -12,6 +12,15 @@ from tests.stories.manifests import corpus, job
 from tests.stories.story_cluster import StoryCluster
 
 NewCluster = Callable[..., StoryCluster]
+STORY_S = 1200
+"""Limit of one story, above the limits of its waits."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give stories more time than other tests."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(STORY_S))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(cluster: StoryCluster
 
     for manifest, ends, text in cases:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        found = cluster.wait(kind, name, says(ends, text), text, 90)
+        found = cluster.wait(kind, name, says(ends, text), text)
         assert text in message(found), found["status"]
 
     for name, cause in (("no-data", "DataError"), ("bad-model", "ModelError")):

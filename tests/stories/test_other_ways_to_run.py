@@ -47,8 +47,8 @@ def test_a_run_without_an_operator_saves_on_ctrl_c_and_the_next_one_ends_as_if_n
     with train_alone(calm, *manifests) as undisturbed, train_alone(hit, *manifests) as first:
         lines = lines_until(first, r"step 40 .*committed, verified")
         os.killpg(first.pid, signal.SIGINT)  # what a terminal does with Ctrl-C
-        rest, _ = first.communicate(timeout=60)
-        output, _ = undisturbed.communicate(timeout=60)
+        rest, _ = first.communicate(timeout=180)
+        output, _ = undisturbed.communicate(timeout=180)
     assert undisturbed.returncode == 0, output
     assert first.returncode == 78, lines + rest
     saved = max(int(path.name[5:13]) for path in saves(hit))
@@ -56,7 +56,7 @@ def test_a_run_without_an_operator_saves_on_ctrl_c_and_the_next_one_ends_as_if_n
     assert 40 <= saved < STEPS
 
     with train_alone(hit, *manifests) as second:
-        output, _ = second.communicate(timeout=60)
+        output, _ = second.communicate(timeout=180)
     assert second.returncode == 0, output
     assert losses(hit) == losses(calm)
     assert list(losses(calm)) == list(range(1, STEPS + 1))
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_served_is_not_given_up(taught: Path, tmp_path: Pat
         lines_until(server, "Serving ")
         kept = root.retain(1, lambda name: True)
         server.terminate()
-        rest, _ = server.communicate(timeout=60)
+        rest, _ = server.communicate(timeout=180)
     assert (kept.deleted, kept.problems) == ((), (f"{served.folder_name}: {served.path} is being read",)), rest
     assert root.retain(1, lambda name: True).deleted == (served.folder_name,)
     assert root.committed() == [newest]

@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from tests.stories.object_views import Object, ObjectViews
 
+TIMEOUT_S = 180.0
+"""Long enough for a machine on which other work runs; a wait ends as soon as its state is there."""
+
 
 class Waits(ObjectViews):
     """Waits for a state of the views. Each wait ends in time, or fails with the state found."""
@@ -20,7 +23,9 @@ class Waits(ObjectViews):
     def picture(self, kind: str = "", name: str = "") -> str:
         """The state to print when a story makes no progress."""
 
-    def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
+    def wait(
+        self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = TIMEOUT_S
+    ) -> Object:
         """The object once `holds` is true of it.
 
         Raises:
@@ -34,14 +39,14 @@ class Waits(ObjectViews):
             time.sleep(self.PAUSE_S)
         raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
 
-    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = 60) -> Object:
+    def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = TIMEOUT_S) -> Object:
         wanted = " or ".join(phases)
         return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
 
-    def wait_until_gone(self, kind: str, name: str, timeout_s: float = 60) -> None:
+    def wait_until_gone(self, kind: str, name: str, timeout_s: float = TIMEOUT_S) -> None:
         self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
 
-    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"

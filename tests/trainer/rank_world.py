@@ -31,7 +31,7 @@ from stoker.trainer.rank.rank_info import RankInfo
 from tests.trainer.tiny_run import tiny_config
 
 START_S = 180.0
-"""From the start of the processes to the end of `setup`: imports, rendezvous, and the communicators of NCCL."""
+"""Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
 """After a rank has failed: time for the others to report their errors."""
 LEAVE_S = 20.0

@@ -1,4 +1,4 @@
-"""From sources to micro-batches: what a rank gets, whatever the layout, the step and the restart."""
+"""The loader: micro-batches of each rank for any layout, step and restart."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_a_shard_that_was_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_refused_with_its_document(tmp_path: Path) -> None:
-    """As a damaged disk leaves it: the shard's sizes are right."""
+    """Damage a shard without changing its sizes."""
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}')
     data = {"sources": [{"name": "a", "path": str(tmp_path / "a.jsonl")}]}
     sizes = {"global_batch_size": 1, "micro_batch_size": 1, "sequence_length": 8}

@@ -101,13 +101,13 @@ def test_a_gradient_written_in_its_place_is_adopted_without_a_copy(dtype: torch.
     wire.begin_step(1)
     places = []
 
-    def place() -> Tensor | None:
-        made = wire.place(0)
+    def destination() -> Tensor | None:
+        made = wire.grad_destination(0)
         assert made is not None
         places.append(made.data_ptr())
         return made
 
-    set_grad_destination(weight, place)
+    set_grad_destination(weight, destination)
     seen = []
     weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.data_ptr()))
     x = torch.randn(5, 6, dtype=dtype)

@@ -111,13 +111,13 @@ class Ranks:
         if rank == 0:
             command += ["--master-listen-fd", str(listener.fileno())]
             fds.append(listener.fileno())
-        place = {
+        numbers = {
             "RANK": rank,
             "WORLD_SIZE": self.size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": listener.getsockname()[1],
         }
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in place.items()}}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in numbers.items()}}
         with theirs:
             self.processes.append(subprocess.Popen(command, pass_fds=fds, env=environment))
         self.ends.append(end)

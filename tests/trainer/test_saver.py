@@ -107,7 +107,7 @@ def test_the_pieces_of_both_ranks_make_the_tensor(saved: tuple[Path, list[dict[s
 
 
 class LosesItsPeer(SaveGroup):
-    """As a group whose other rank dies: the gathers behind the first ones fail."""
+    """A group whose other rank dies: the gathers after the first ones fail."""
 
     def __init__(self, gathers: int) -> None:
         super().__init__(0, 1, None)

@@ -33,7 +33,7 @@ from tests.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context
 Losses = list[tuple[int, float, float]]
 STEPS = 4
 CASE_S = 90.0
-"""For one case of several ranks, kernels that are compiled on the way included."""
+"""Limit for one case of several ranks, including the compilation of kernels."""
 CASES: dict[str, dict[str, Any]] = {
     "any": {},
     "stage 0": {"memory__zero_stage": 0},
@@ -62,7 +62,7 @@ class Ranks:
 
 
 def make_contexts(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, RankContext | None]:
-    """By size; None where this rank is no member."""
+    """Contexts by size; None where this rank is no member."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return {size: context_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
 
@@ -111,7 +111,7 @@ def run(context: RankContext, folder: Path | str, case: str) -> Losses:
 
 
 def run_with(context: RankContext, folder: Path | str, case: str, **changes: Any) -> Cause:
-    """On GPUs with the fused kernels, and in bf16 unless the case says otherwise."""
+    """Run a case; on GPUs with the fused kernels, and in bf16 unless the case has another precision."""
     cuda = context.device.type == "cuda"
     fused = {"kernels": "fused", "attention": "stoker", "memory__precision": "bf16"} if cuda else {}
     fields: dict[str, Any] = {"training__total_steps": STEPS, **fused, **CASES[case], **changes}
@@ -194,7 +194,7 @@ def test_every_rank_writes_its_own_pieces_and_one_loads_them(tmp_path: Path, ran
 
 
 def assert_loads(folder: Path, digest: str, device: str) -> None:
-    """What several ranks wrote loads into one decoder, as an engine loads it."""
+    """A checkpoint of several ranks loads into one decoder, as an engine loads it."""
     source = open_weights(folder, digest)
     attention = "stoker" if device == "cuda" else "sdpa"
     ops = Ops(resolve_kernels("auto", device))

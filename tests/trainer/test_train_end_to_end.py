@@ -42,7 +42,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, float]:
-        """By step; of a step that was repeated, the last one."""
+        """Losses by step; of a step that was repeated, the last one."""
         lines = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
         return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
 

@@ -152,7 +152,7 @@ def context_of(ranks: Sequence[int], device: str = "cpu") -> RankContext | None:
 
 
 def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
-    """On the CPU, with its starting weights."""
+    """A decoder on the CPU, with its initial weights."""
     decoder = Decoder(model, make_ops(config, torch.device("cpu"))[0])
     decoder.init_weights(config.training.seed)
     return decoder

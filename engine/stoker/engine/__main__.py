@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.program import Environment, run_engine
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
-from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
 log = logging.getLogger("stoker.engine")

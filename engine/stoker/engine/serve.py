@@ -22,9 +22,9 @@ from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
-from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)

@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
-from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router

@@ -23,7 +23,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import OnProgress, verify
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
 DIFFERENT = 1

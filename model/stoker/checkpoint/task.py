@@ -30,7 +30,7 @@ from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import VerifyReport, verify
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage
 
 MAX_SAVES = 8

@@ -33,7 +33,7 @@ class Cause(StrEnum):
 
 
 class Action(StrEnum):
-    """What the operator does when an attempt of a job has ended."""
+    """The operator's reaction to the end of an attempt."""
 
     COMPLETE = "Complete"
     RETRY = "Retry"
@@ -57,7 +57,7 @@ class CauseRow:
     explained: bool
     """The error's message is enough; a stack in the log would add nothing."""
     meaning: str
-    """For people who read docs/exit-codes.md."""
+    """The text of docs/exit-codes.md."""
 
 
 CAUSES: tuple[CauseRow, ...] = (
@@ -111,7 +111,7 @@ _BY_EXIT_CODE: dict[int, Cause] = {row.exit_code: row.cause for row in CAUSES}
 
 
 def action_after(cause: Cause) -> Action:
-    """What the operator does after this cause, before it looks at the job's budget."""
+    """The operator's reaction to this cause, before the job's budget is considered."""
     return _ROWS[cause].action
 
 

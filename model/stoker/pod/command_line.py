@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 
 if TYPE_CHECKING:
     import click

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 
 MAX_BYTES = 4096
 MAX_SAVES = 8

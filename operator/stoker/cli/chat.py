@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 HELP = "/new begins a new conversation, /quit or Ctrl-D ends"
 

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 from stoker.operator.service.config import OperatorConfig
 from stoker.operator.service.program import OperatorProgram
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.operator")
 

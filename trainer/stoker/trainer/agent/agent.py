@@ -45,7 +45,7 @@ class Stop:
     mode: StopMode
     why: str
     at: float
-    """When the ranks are killed, on the agent's clock."""
+    """The time, on the agent's clock, at which the ranks are killed."""
     nothing_to_save: bool
     """No step was finished when the request came."""
 

@@ -19,11 +19,11 @@ NOT_OF_RANKS = {Cause.HANG, Cause.TASK_FAILED}
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank's process ended."""
+    """The end of one rank's process."""
 
     rank: int
     returncode: int
-    """As `subprocess` gives it: negative for a signal."""
+    """The value of `subprocess`: negative for a signal."""
     end: EndEvent | None
     """Its own report, if it sent one."""
     last_lines: str = ""

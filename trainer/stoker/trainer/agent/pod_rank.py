@@ -1,4 +1,4 @@
-"""Which ranks of the gang this pod runs, where they meet, and the environment that each of them starts with."""
+"""The ranks of this pod: their numbers in the gang, the rendezvous address, and the environment of each."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RunState:
     last_step: StepEvent | None = None
     last_validation: ValidationEvent | None = None
     saves: dict[str, SaveEvent] = field(default_factory=dict)
-    """By folder name, oldest first; the last `MAX_SAVES`."""
+    """The last `MAX_SAVES` saves by folder name, oldest first."""
     requests: dict[str, Request] = field(default_factory=dict)
     peers: dict[int, NodeState] = field(default_factory=dict)
     progressed_at: float = 0.0

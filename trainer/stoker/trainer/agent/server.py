@@ -73,5 +73,5 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    """What the system says, without the address that `bind_tcp` puts before it."""
+    """The system's message, without the address that `bind_tcp` puts before it."""
     return str(error.__cause__.strerror) if isinstance(error.__cause__, OSError) else str(error.strerror or error)

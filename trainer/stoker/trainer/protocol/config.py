@@ -48,7 +48,7 @@ class ModelFromConfig(Config):
     path: str
     """Folder (Hugging Face, checkpoint) or file (GGUF)."""
     digest: str | None = None
-    """For a checkpoint: the manifest digest that must match."""
+    """The digest that a checkpoint's manifest must have."""
 
 
 class ParallelismConfig(Config):
@@ -235,7 +235,7 @@ class TrainerConfig(Config):
     resume: ResumeConfig | None = None
     deadlines: DeadlineConfig = DeadlineConfig()
     grace_period_s: float = Field(default=30, gt=0)
-    """From SIGTERM to SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

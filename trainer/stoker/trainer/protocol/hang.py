@@ -13,7 +13,7 @@ from stoker.trainer.protocol.channel import Phase
 from stoker.trainer.protocol.config import DeadlineConfig
 
 EXIT_S = 60.0
-"""From a rank's end event to the end of its process."""
+"""Seconds between a rank's end event and the end of its process."""
 
 
 @dataclass(frozen=True)

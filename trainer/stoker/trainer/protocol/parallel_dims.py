@@ -68,7 +68,7 @@ class ParallelDims:
         ]
 
     def micro_batches_per_rank(self, training: TrainingConfig) -> int:
-        """How many micro-batches of one step each rank trains;
+        """The number of micro-batches of one step that each rank trains.
 
         `check_supported` has made sure that they share out evenly.
         """

@@ -105,7 +105,7 @@ class Bucket:
         self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
-        """In the order of `plan.ranges`."""
+        """The parameters in the order of `plan.ranges`."""
         self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
 

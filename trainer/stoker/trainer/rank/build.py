@@ -37,7 +37,7 @@ from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What one rank works with for the length of a run: the rank grid, its communicators, its agent, its device."""
+    """The means of one rank for the length of a run: rank grid, communicators, channel to the agent, device."""
 
     dims: ParallelDims
     communicator: Communicator
@@ -75,7 +75,7 @@ def make_zero(
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
-        placed=[*blocks, "head"],
+        used_once=[*blocks, "head"],
     )
 
 

@@ -16,7 +16,7 @@ class Gradients(Protocol):
 
     def begin_step(self, num_micro_batches: int) -> None: ...
 
-    def place(self, index: int) -> Tensor | None:
+    def grad_destination(self, index: int) -> Tensor | None:
         """The memory where the gradient of parameter `index` may be written before `add`;
 
         None when it needs memory of its own.
@@ -68,7 +68,7 @@ class GradientSum:
         self._views = list(self._bucket.views(self._stack[-1]))
         self._seen.clear()
 
-    def place(self, index: int) -> Tensor | None:
+    def grad_destination(self, index: int) -> Tensor | None:
         view = self._views[index]
         writable = not self._adds and view.dtype == self._bucket.flat.dtype
         return view.view(view.shape) if writable else None

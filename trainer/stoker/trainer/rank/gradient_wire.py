@@ -25,7 +25,7 @@ class GradientWire:
     def begin_step(self, num_micro_batches: int) -> None:  # noqa: ARG002  each micro-batch is sent by itself
         self._seen.clear()
 
-    def place(self, index: int) -> Tensor | None:
+    def grad_destination(self, index: int) -> Tensor | None:
         self._open()
         return self._views[index].detach()
 

@@ -41,7 +41,7 @@ class Progress:
     tokens: int = 0
     """Over all ranks, padding included."""
     loss: float | None = None
-    """Of the last step."""
+    """Loss of the last step."""
     elapsed_s: float = 0.0
     """Time in steps over all attempts."""
 

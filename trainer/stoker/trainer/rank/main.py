@@ -130,7 +130,7 @@ def make_rank_context(
 
 @contextlib.contextmanager
 def hold_root(config: TrainerConfig, info: RankInfo, root: CheckpointRoot) -> Iterator[None]:
-    """On rank 0, lock the checkpoints of a run without an operator, and remove what a killed save left.
+    """Lock the checkpoints of a run without an operator, and remove what a killed save left (rank 0).
 
     No-op on other ranks.
     """

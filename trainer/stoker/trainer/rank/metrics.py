@@ -46,7 +46,7 @@ class StepClock:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the last step, over all ranks."""
+        """Speed of the last step, over all ranks."""
         return self._tokens_per_step / self._recent[-1]
 
     def eta_s(self, steps_left: int) -> float:

@@ -86,5 +86,5 @@ def sum_rows_and_square(rows: Sequence[Tensor], out: Tensor, line: int, add: boo
 
 
 def _stride(rows: Sequence[Tensor]) -> int:
-    """From a row to the next one, in elements."""
+    """Distance between two rows, in elements."""
     return int(rows[1].storage_offset() - rows[0].storage_offset()) if len(rows) > 1 else rows[0].numel()

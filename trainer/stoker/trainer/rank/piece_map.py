@@ -1,4 +1,4 @@
-"""Which elements of which checkpoint tensor lie where in a rank's flat shard.
+"""The map between a rank's flat shard and the tensors of a checkpoint.
 
 Three types describe one run of elements, `box[flat[0]:flat[1]]` of a tensor, on its way between device and file:
 

@@ -31,7 +31,7 @@ def choose_device(config: TrainerConfig) -> torch.device:
 
 
 def set_threads(config: TrainerConfig) -> None:
-    """In deterministic modes: one intra-op thread, because the order of large sums depends on their number.
+    """Use one intra-op thread in deterministic modes, because the order of large sums depends on their number.
 
     On GPUs it also makes torch and our kernels choose the ordered variant of each operation.
     """

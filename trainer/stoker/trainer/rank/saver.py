@@ -237,7 +237,7 @@ def _read_back_result(event: SaveEvent, good: bool) -> SaveEvent:
 
 
 def _failed(event: SaveEvent, error: Exception) -> SaveEvent:
-    """What was published stays published; the next run can verify it."""
+    """The event of a failed save. A published checkpoint stays published; the next run can verify it."""
     state: SaveState = "Committed" if event.state == "Committed" else "Failed"
     return replace(event, state=state, detail=str(error) or type(error).__name__)
 

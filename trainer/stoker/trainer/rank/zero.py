@@ -65,12 +65,12 @@ class Zero:
         settings: ZeroSettings,
         *,
         fill: Fill | None = None,
-        placed: Collection[str] = (),
+        used_once: Collection[str] = (),
     ) -> None:
         """`fill` is needed when the parameters are empty (on the meta device).
 
-        `placed`: buckets whose parameters are each used once in a forward pass, so that a kernel may write a gradient
-        to its final place.
+        `used_once`: buckets whose parameters are each used once in a forward pass, so that a kernel may write
+        their gradients to a destination.
         """
         self.communicator = communicator
         self.settings = settings
@@ -81,10 +81,10 @@ class Zero:
         wires = WireBuffers(WIRE_DEPTH if communicator.eager else None)
         self.states = [BucketState(bucket, communicator, settings, norm, wires, fill) for bucket in buckets]
         for state in self.states:
-            self._hook_gradients(state, state.bucket.name in placed)
+            self._hook_gradients(state, state.bucket.name in used_once)
         self._by_name = {state.bucket.name: state for state in self.states}
 
-    def _hook_gradients(self, state: BucketState, placed: bool) -> None:
+    def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
             def accumulate(parameter: Tensor) -> None:
                 assert parameter.grad is not None
@@ -97,8 +97,8 @@ class Zero:
 
         for index, parameter in enumerate(state.bucket.parameters):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
-            if placed:
-                set_grad_destination(parameter, partial(state.place, index))
+            if used_once:
+                set_grad_destination(parameter, partial(state.grad_destination, index))
 
     def close(self) -> None:
         """Remove the hooks from the parameters.
@@ -240,9 +240,9 @@ class BucketState:
         self.gradients = self._wire if sends_each else self._sum
         self.gradients.begin_step(num_micro_batches)
 
-    def place(self, index: int) -> Tensor | None:
+    def grad_destination(self, index: int) -> Tensor | None:
         """The memory where the gradient of parameter `index` may be written now, or None."""
-        return self.gradients.place(index)
+        return self.gradients.grad_destination(index)
 
     def end_micro_batch(self, last: bool) -> None:
         """Close this micro-batch: send its gradient, or wait for the next one."""

@@ -13,7 +13,7 @@ from stoker.operator.domain.waiting import Waiting, waiting
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import folder_arguments, task_pod
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 
 ANSWERS = (Cause.COMPLETED, Cause.TASK_FAILED)
 

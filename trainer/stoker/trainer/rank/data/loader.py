@@ -84,10 +84,7 @@ class Loader:
             yield self._micro_batch(self.corpus.validation, samples[start : start + self.micro_batch_size])
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Where the run stands after `step` steps: what a checkpoint keeps.
-
-        Counters give the position exactly; there is nothing else to restore.
-        """
+        """The position after `step` steps, for a checkpoint. These counters are all that a resume needs."""
         return {
             "step": step,
             "samples": step * self.global_batch_size,

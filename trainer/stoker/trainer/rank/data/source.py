@@ -130,11 +130,10 @@ def _decode(content: bytes, where: str, offset: int = 0) -> str:
 
 
 def _parse_line(line: bytes, where: str) -> Document:
+    text = _decode(line, where)
     try:
-        fields = json.loads(_decode(line, where))
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{where}: not JSON ({error}); every line must be one JSON object") from error
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a JSON object is needed, got {type(fields).__name__}")

@@ -76,9 +76,10 @@ class TokenEncoder:
         return next((number for number in (self.tokenizer.pad_id, self.end_id) if number is not None), 0)
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
-        """In the order of `documents`.
+        """Encode documents, in their order.
 
-        Raises DataError with the document's place where the chat template refuses it.
+        Raises:
+            DataError: the chat template refuses a conversation; the message names file and line.
         """
         texts = [document for document in documents if isinstance(document, Text)]
         encoded = iter(self._encode_texts(texts))

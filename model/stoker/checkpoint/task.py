@@ -1,16 +1,13 @@
-"""Task pods: what the operator lets do to checkpoints that it must not open itself.
+"""Task pods: work on checkpoints for the operator, which must not open one itself.
 
-The result goes into the termination message.
-
-The answer goes into the termination message.
-
-Each task is a function from paths to a `result` object; `run` turns its outcome into a last word and an exit code:
+Each task is a function from paths to a `result` object. `run` puts it into a termination message, whose cause is
+also the exit code:
 
 =============  =========  ======================================================================
 cause          exit code  when
 =============  =========  ======================================================================
 Completed      0          done; for verify and import: everything is right
-TaskFailed     76         the task's answer is no: damaged, missing, another digest
+TaskFailed     76         the checkpoint is damaged, missing, or has another digest
 StorageError   68         the disk or the mount failed, so nothing is known; worth another try
 ConfigInvalid  64         the command line is wrong
 =============  =========  ======================================================================

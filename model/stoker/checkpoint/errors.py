@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint.
+"""The errors of checkpoints.
 
 CheckpointError (a ValueError)
 ├── CheckpointMissing   nothing is there: no folder, no manifest, no such tensor

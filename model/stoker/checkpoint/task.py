@@ -113,7 +113,7 @@ def delete_task(target: Target) -> Result:
 
 
 def list_task(root: Path, writer: str | None = None) -> Result:
-    """`{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and folders that are none."""
+    """Return `{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and broken folders."""
     items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
     found = [item for item in items if isinstance(item, Found)]
     result: Result = {

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @functools.cache
 def overlap() -> dict[str, Any]:
-    """Launch arguments of a kernel that has a parameter OVERLAPS."""
+    """Return the launch arguments of a kernel that has a parameter OVERLAPS."""
     if triton.knobs.runtime.interpret or torch.cuda.get_device_capability() < (9, 0):
         return {"OVERLAPS": False}
     return {"OVERLAPS": True, "launch_pdl": True}

@@ -144,7 +144,7 @@ def backward(
 
 
 def num_warps(block: int) -> int:
-    """16 elements or more per thread, so that each loads whole lines."""
+    """Return the number of warps: 16 elements or more per thread, so that each loads whole lines."""
     return min(16, max(1, block // 512))
 
 

@@ -43,6 +43,20 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.return_value if result.exit_code == 0 else result.exit_code, result.output
 
 
+@pytest.mark.parametrize("place", ["missing", "a file"])
+def test_list_refuses_a_root_that_is_no_folder(place: str, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("x")
+    code, output = run("list", tmp_path / place)
+    assert (code, output) == (67, f"error: {tmp_path / place}: no such folder\n")
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["verify", "-h"], ["task", "-h"], ["task", "verify", "-h"]])
+def test_every_command_takes_a_short_help_option(arguments: list[str]) -> None:
+    result = CliRunner().invoke(program, arguments)
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: ")
+
+
 def spoil(folder: Path) -> None:
     data = folder / "rank-00000.bin"
     data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
@@ -92,7 +106,7 @@ def test_show_gives_the_facts(tmp_path: Path, done: Published) -> None:
 def test_a_prefix_that_no_tensor_has_compares_nothing_and_says_so(tmp_path: Path, done: Published) -> None:
     folder = tmp_path / done.folder_name
     code, output = run("diff", "--only", "modle.", folder, folder)
-    assert (code, output) == (64, "error: --only modle.: neither has a tensor whose name starts so\n")
+    assert (code, output) == (64, "error: --only modle.: no tensor of either checkpoint has a name that begins so\n")
 
 
 def test_diff_ends_with_1_when_values_differ(tmp_path: Path, done: Published) -> None:

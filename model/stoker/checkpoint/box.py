@@ -83,7 +83,7 @@ class Box:
 
 
 def slabs(box: Box, flat_start: int, flat_end: int) -> list[Box]:
-    """Rectangles whose elements, one rectangle after the other, are the elements of the flat range in order."""
+    """Return rectangles whose elements, one rectangle after the other, are those of the flat range in order."""
     return [
         Box(tuple(map(int.__add__, box.start, start)), size) for start, size in _slabs(box.size, flat_start, flat_end)
     ]

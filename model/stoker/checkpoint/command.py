@@ -16,7 +16,7 @@ import click
 
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
-from stoker.checkpoint.errors import CheckpointError, CheckpointExists
+from stoker.checkpoint.errors import CheckpointError, CheckpointExists, CheckpointMissing
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
@@ -45,11 +45,12 @@ def main() -> None:
 
 
 @click.group(
+    epilog="Exit codes: 0 good, 1 different (diff), 64 wrong command line, 67 checkpoint missing or corrupt, "
+    "68 disk error.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.",
 )
 def program() -> None:
-    """Verify, look into, compare and export Stoker checkpoints."""
+    """Verify, show, compare, list and export Stoker checkpoints."""
 
 
 @program.command("verify", epilog="Example: stoker checkpoint verify runs/tiny/step-00001200.1a2b3c4d")
@@ -57,7 +58,10 @@ def program() -> None:
 @click.option("--digest", help="The manifest digest that the checkpoint must have.")
 @as_json
 def verify_command(folder: Path, digest: str | None, json_output: bool) -> int:
-    """Read every byte of FOLDER and prove that it is whole: hashes, sizes, no gap and no overlap."""
+    """Verify the checkpoint FOLDER.
+
+    Reads every byte and checks hashes, sizes, and that the pieces leave no gap and no overlap.
+    """
     with _errors(), _progress("verifying") as progress:
         report = verify(folder, digest, progress=progress)
     if json_output:
@@ -75,7 +79,7 @@ def verify_command(folder: Path, digest: str | None, json_output: bool) -> int:
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor with its shape and dtype.")
 @as_json
 def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
-    """Say what FOLDER holds. Reads the manifest only."""
+    """Show the facts of the checkpoint FOLDER. Reads the manifest only."""
     with _errors():
         manifest = read_manifest(folder, PosixStorage())
     facts = facts_of(manifest).as_json()
@@ -97,18 +101,26 @@ def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
 @program.command("diff", epilog="Example: stoker checkpoint diff --only model. runs/a/step-... runs/b/step-...")
 @click.argument("first", type=FOLDER)
 @click.argument("second", type=FOLDER)
-@click.option("--only", default="", metavar="PREFIX", help="Compare only tensors whose name starts so, and no files.")
 @click.option(
-    "--tolerance", type=click.FloatRange(min=0), default=0.0, help="Allowed absolute difference; 0: same bits."
+    "--only", default="", metavar="PREFIX", help="Compare only tensors whose names begin with PREFIX, and no files."
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Largest allowed absolute difference; 0 compares bits.",
 )
 @as_json
 def diff_command(first: Path, second: Path, only: str, tolerance: float, json_output: bool) -> int:
-    """Compare the values of two checkpoints, whatever layouts wrote them. Exit code 1 when they differ."""
+    """Compare the values of two checkpoints, whatever layouts wrote them.
+
+    The exit code is 1 when they differ.
+    """
     with _errors():
         readers = CheckpointReader(first), CheckpointReader(second)
         names = {name for reader in readers for name in reader.manifest.tensors}
         if not any(name.startswith(only) for name in names):
-            _fail(f"--only {only}: neither has a tensor whose name starts so", Cause.CONFIG_INVALID)
+            _fail(f"--only {only}: no tensor of either checkpoint has a name that begins so", Cause.CONFIG_INVALID)
         differences = diff(*readers, prefix=only, tolerance=tolerance)
     if json_output:
         _print_json({"same": not differences, "differences": [item.as_json() for item in differences]})
@@ -127,14 +139,31 @@ def diff_command(first: Path, second: Path, only: str, tolerance: float, json_ou
 )
 @click.argument("folder", type=FOLDER)
 @click.argument("out", type=FOLDER)
-@click.option("--format", "export_format", type=click.Choice(["hf"]), default="hf", help="hf: a Hugging Face folder.")
-@click.option("--dtype", type=click.Choice(["stored", "float32", "bfloat16", "float16"]), default="stored")
-@click.option("--shard-bytes", type=click.IntRange(min=1), default=SHARD_BYTES, show_default=True)
+@click.option(
+    "--format",
+    "export_format",
+    type=click.Choice(["hf"]),
+    default="hf",
+    help="Format of OUT; hf is a Hugging Face folder.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
+    default="stored",
+    help="Type of the written weights; stored converts nothing.",
+)
+@click.option(
+    "--shard-bytes",
+    type=click.IntRange(min=1),
+    default=SHARD_BYTES,
+    show_default=True,
+    help="Largest weight file, in bytes.",
+)
 @as_json
 def export_command(
     folder: Path, out: Path, export_format: str, dtype: Dtype, shard_bytes: int, json_output: bool
 ) -> int:
-    """Write the weights of FOLDER, with config and tokenizer, to the new folder OUT."""
+    """Export the weights of FOLDER, with config and tokenizer, to the new folder OUT."""
     with _errors():
         done = export_hugging_face(CheckpointReader(folder), out, dtype=dtype, shard_bytes=shard_bytes)
     if json_output:
@@ -156,10 +185,12 @@ def export_command(
 @click.argument("root", type=FOLDER)
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
-    """List the checkpoints below ROOT, newest first, and folders that are not committed."""
+    """List the checkpoints below ROOT, newest first, and the folders that are not committed."""
     if not root.is_dir():
         _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
+        if not root.is_dir():
+            raise CheckpointMissing(f"{root}: no such folder")
         items = CheckpointRoot(root).scan()
     if json_output:
         _print_json({"checkpoints": [_row(item) for item in items]})
@@ -178,11 +209,11 @@ def list_command(root: Path, json_output: bool) -> int:
 
 @program.group("task")
 def task_group() -> None:
-    """Tasks of the operator; each leaves its result in the termination message."""
+    """Run a task for the operator. The result goes into the termination message."""
 
 
 def _task(name: str, *, with_folder: bool = True) -> Callable[[Callable[..., tasks.Result]], click.Command]:
-    """A task command: `body` gets the options and returns the result."""
+    """Return a decorator that makes a task command; its function takes the options and returns the result."""
 
     def decorate(body: Callable[..., tasks.Result]) -> click.Command:
         def callback(termination_log: Path | None, **options: Any) -> int:
@@ -200,32 +231,34 @@ def _task_options(with_folder: bool) -> list[click.Parameter]:
     options: list[click.Parameter] = [
         click.Option(["--root"], type=FOLDER, required=not with_folder, help="Folder that holds the checkpoints."),
         click.Option(
-            ["--termination-log"], type=FOLDER, help="File for the last word (default: standard output only)."
+            ["--termination-log"], type=FOLDER, help="File for the termination message (default: standard output only)."
         ),
     ]
     if with_folder:
-        options.append(click.Option(["--folder"], required=True, help="Checkpoint folder: below --root, or a path."))
-        options.append(click.Option(["--digest"], help="The manifest digest that it must have."))
+        options.append(
+            click.Option(["--folder"], required=True, help="Checkpoint folder: a name below --root, or a path.")
+        )
+        options.append(click.Option(["--digest"], help="The manifest digest that the checkpoint must have."))
     else:
-        options.append(click.Option(["--writer"], help="Only folders of this writer (8 hex digits)."))
+        options.append(click.Option(["--writer"], help="List only folders of this writer (8 hex digits)."))
     return options
 
 
 @_task("verify")
 def task_verify(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
-    """Read every byte and prove that the checkpoint is whole."""
+    """Verify every byte of a checkpoint."""
     return tasks.verify_task(tasks.Target(root, folder, digest))
 
 
 @_task("inspect")
 def task_inspect(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
-    """Report what the manifest says."""
+    """Report the facts of a checkpoint's manifest."""
     return tasks.inspect_task(tasks.Target(root, folder, digest))
 
 
 @_task("import")
 def task_import(root: Path | None, folder: str, digest: str | None) -> tasks.Result:
-    """Report what the manifest says and verify every byte."""
+    """Report the facts of a checkpoint's manifest and verify every byte."""
     return tasks.import_task(tasks.Target(root, folder, digest))
 
 
@@ -241,13 +274,13 @@ def task_list(root: Path, writer: str | None) -> tasks.Result:
     return tasks.list_task(root, writer)
 
 
-def _leave(word: TerminationMessage, termination_log: Path | None) -> int:
-    """Write the last word, print it too (for logs), and give its exit code."""
-    encoded = word.encode()
+def _leave(message: TerminationMessage, termination_log: Path | None) -> int:
+    """Write the termination message, print it for logs, and return its exit code."""
+    encoded = message.encode()
     if termination_log is not None:
-        word.write(termination_log)
+        message.write(termination_log)
     click.echo(encoded.decode())
-    return EXIT_CODES[word.cause]
+    return EXIT_CODES[message.cause]
 
 
 def _row(item: Found | Broken) -> dict[str, Any]:
@@ -275,7 +308,7 @@ def _fail(message: str, cause: Cause) -> NoReturn:
 
 @contextmanager
 def _progress(what: str) -> Iterator[OnProgress | None]:
-    """A line on a terminal, nothing in a log."""
+    """Show progress as a line on a terminal, and nothing in a log."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -45,7 +45,7 @@ class Difference:
 def diff(
     first: CheckpointReader, second: CheckpointReader, *, prefix: str = "", tolerance: float = 0.0
 ) -> list[Difference]:
-    """Tensors (of that name prefix) and files that differ, by name; empty when both hold the same.
+    """Return the tensors (of that name prefix) and files that differ, by name; empty when both are equal.
 
     With a `tolerance` float tensors differ only where some element is further apart; else every bit counts.
 
@@ -95,7 +95,7 @@ def _compare_values(
 
 
 def _bits(values: Array) -> Array:
-    """The same memory as unsigned integers: NaN equals NaN, and -0 is not 0."""
+    """Return the same memory as unsigned integers: NaN equals NaN, and -0 is not 0."""
     return values.view(np.dtype(f"u{values.itemsize}"))
 
 

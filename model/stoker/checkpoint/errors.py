@@ -1,11 +1,11 @@
-"""What can go wrong with a checkpoint.
+"""The errors of checkpoints.
 
 CheckpointError (a ValueError)
 ├── CheckpointMissing   nothing is there: no folder, no manifest, no such tensor
 ├── CheckpointCorrupt   what is there is not what was written, or was never a valid checkpoint
 ├── CheckpointExists    the name is published already, and names are published once
 ├── CheckpointLocked    another run holds the folder
-└── CheckpointInUse     somebody reads it, so retention leaves it alone
+└── CheckpointInUse     it is being read, so retention leaves it alone
 
 Failures of the disk itself (full, lost mount, no permission) stay OSError and carry the path.
 """
@@ -34,4 +34,4 @@ class CheckpointLocked(CheckpointError):
 
 
 class CheckpointInUse(CheckpointError):
-    """A checkpoint that is being read is not given up."""
+    """The checkpoint is being read; retention does not delete it."""

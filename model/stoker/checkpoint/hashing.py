@@ -14,7 +14,7 @@ MAX_THREADS = 4
 
 
 def hash_bytes(data: memoryview) -> str:
-    """Hex digest."""
+    """Return the hex digest of a buffer."""
     hasher = new_hasher(len(data))
     hasher.update(data)
     return hasher.hexdigest()

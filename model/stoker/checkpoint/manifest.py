@@ -69,7 +69,7 @@ _FOLDER = re.compile(r"step-([0-9]{8,12})\.([0-9a-f]{8})")
 
 
 def folder_name(step: int, writer: str) -> str:
-    """`step-00001200.1a2b3c4d`."""
+    """Return a checkpoint's folder name, such as `step-00001200.1a2b3c4d`."""
     if type(step) is not int or not 0 <= step < 10**12:
         raise CheckpointError(f"step {step!r} must be an integer from 0 to 10^12 - 1")
     if not _WRITER.fullmatch(writer):
@@ -78,7 +78,7 @@ def folder_name(step: int, writer: str) -> str:
 
 
 def parse_folder_name(name: str) -> tuple[int, str] | None:
-    """Step and writer, or None when it is not the name of a checkpoint."""
+    """Return step and writer, or None when it is not the name of a checkpoint."""
     match = _FOLDER.fullmatch(name)
     if match is None or folder_name(int(match[1]), match[2]) != name:
         return None
@@ -205,7 +205,7 @@ class Manifest:
             raise CheckpointError(f"{piece}: the box leaves the tensor's shape {tensor.shape}")
 
     def _check_counts(self) -> None:
-        """A manifest with more could be written, but not be read again."""
+        """Refuse what could be written, but not be read again."""
         for what, count, limit in (
             ("tensors", len(self.tensors), MAX_TENSORS),
             ("pieces", len(self.pieces), MAX_PIECES),

@@ -71,7 +71,7 @@ class CheckpointReader:
         flat: tuple[int, int] | None = None,
         out: memoryview | Array | None = None,
     ) -> Array:
-        """A part of a tensor: all of it, a box, or a flat range inside a box (flat elements, row by row).
+        """Return a part of a tensor: all of it, a box, or a flat range inside a box (row by row).
 
         Returns an array of the box's size, or a 1-D array when `flat` is given; bfloat16 and float8 as unsigned
         integers of their size. With `out` (writable, contiguous, exactly as many bytes) the elements go there and the
@@ -101,7 +101,7 @@ class CheckpointReader:
         self._index(self.tensor(tensor))
 
     def read_piece(self, piece: Piece) -> Array:
-        """The verified elements of one piece of this manifest, 1-D. The array must not be written to."""
+        """Return the verified elements of one piece, 1-D. The array must not be written to."""
         last = self._last
         if last is not None and last[0] is piece:
             return last[1]
@@ -111,7 +111,7 @@ class CheckpointReader:
         return elements
 
     def read_file(self, name: str) -> bytes:
-        """A file that travels along, verified.
+        """Return the bytes of a file that travels along, verified.
 
         Raises:
             CheckpointMissing: the manifest lists none of that name.
@@ -129,7 +129,7 @@ class CheckpointReader:
         return data
 
     def _index(self, info: TensorInfo) -> _Index:
-        """Built at the first read of a tensor, after the proof that its pieces cover it exactly."""
+        """Return a tensor's index, built at its first read, after the proof that its pieces cover it exactly."""
         index = self._indexes.get(info.name)
         if index is None:
             pieces = self._pieces.get(info.name, [])

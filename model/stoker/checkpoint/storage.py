@@ -56,7 +56,7 @@ class Storage(Protocol):
     """
 
     def create(self, path: Path) -> Sink:
-        """A new, empty file; refuses a name that exists."""
+        """Create an empty file; refuse a name that exists."""
 
     def read(self, path: Path, offset: int, out: memoryview) -> int:
         """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
@@ -77,7 +77,7 @@ class Storage(Protocol):
         """Make it with its parents, durably; FileExistsError when it exists."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Atomically. A file replaces a file; a folder only an empty folder."""
+        """Rename atomically. A file replaces a file; a folder replaces only an empty folder."""
 
     def sync_folder(self, folder: Path) -> None:
         """Return only when the entries of `folder` are durable."""
@@ -154,7 +154,7 @@ class PosixSink:
                     os.close(handle)
 
     def _current(self) -> Block:
-        """The block that is being filled; waits when all are on their way to the disk."""
+        """Return the block that is being filled; wait when all are on their way to the disk."""
         if self._block is None:
             if len(self._in_flight) >= BLOCKS - 1:
                 self._finish_oldest()
@@ -270,7 +270,7 @@ class PosixStorage:
 
 @contextmanager
 def _regular_file(path: Path) -> Iterator[int]:
-    """An open handle; a link, pipe, device or folder is refused before anything is read from it."""
+    """Open a regular file for reading. A link, pipe, device or folder is refused before anything is read from it."""
     try:
         handle = os.open(path, _READ_FLAGS)
     except OSError as error:
@@ -287,7 +287,7 @@ def _regular_file(path: Path) -> Iterator[int]:
 
 @contextmanager
 def path_in_errors(path: Path) -> Iterator[None]:
-    """An OSError of an open file names no file; here it gets one."""
+    """Add the path to an OSError, which names no file when the file is open."""
     try:
         yield
     except OSError as error:

@@ -306,7 +306,7 @@ class CheckpointRoot:
         return True
 
     def _remove_stale_hints(self) -> None:
-        """Hints that were written and never renamed to `LATEST`."""
+        """Remove hints that were written and never renamed to `LATEST`."""
         if self.root.is_dir():
             for name in self.storage.names(self.root):
                 if name.startswith(f".{LATEST_FILE}-"):

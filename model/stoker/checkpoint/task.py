@@ -1,16 +1,13 @@
-"""Task pods: what the operator lets do to checkpoints that it must not open itself.
+"""Task pods: work on checkpoints for the operator, which must not open one itself.
 
-The result goes into the termination message.
-
-The answer goes into the termination message.
-
-Each task is a function from paths to a `result` object; `run` turns its outcome into a last word and an exit code:
+Each task is a function from paths to a `result` object. `run` puts it into a termination message, whose cause is
+also the exit code:
 
 =============  =========  ======================================================================
 cause          exit code  when
 =============  =========  ======================================================================
 Completed      0          done; for verify and import: everything is right
-TaskFailed     76         the task's answer is no: damaged, missing, another digest
+TaskFailed     76         the checkpoint is damaged, missing, or has another digest
 StorageError   68         the disk or the mount failed, so nothing is known; worth another try
 ConfigInvalid  64         the command line is wrong
 =============  =========  ======================================================================
@@ -116,7 +113,7 @@ def delete_task(target: Target) -> Result:
 
 
 def list_task(root: Path, writer: str | None = None) -> Result:
-    """`{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and folders that are none."""
+    """Return `{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and broken folders."""
     items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
     found = [item for item in items if isinstance(item, Found)]
     result: Result = {

@@ -2,7 +2,7 @@
 
 It owns the one definition of a forward pass and everything that turns files into one. It may import
 `stoker.checkpoint` and `stoker.pod`, and neither program. Configuration, tokenizer, chat templates and
-`weights/gguf_*` need no torch.
+`weights/gguf_tokenizer.py` need no torch.
 
 Reading order:
 

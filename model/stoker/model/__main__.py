@@ -1,4 +1,4 @@
-"""`python -m stoker.model`: convert and describe weights."""
+"""The program `stoker model`: convert and describe weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.pod.command_line import run_click
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Weights of models: conversion and facts."""
+    """Convert and describe the weights of models."""
 
 
 @main.command()
@@ -24,10 +24,10 @@ def main() -> None:
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Of the weights written. Default: the file's own, float32 where it is quantised.",
+    help="Type of the written weights. Default: the file's own, or float32 where it is quantised.",
 )
 def convert(file: Path, out: Path, dtype: str | None) -> None:
-    """Turn a GGUF file into a Hugging Face folder, with tokenizer and chat template.
+    """Convert the GGUF file FILE to the Hugging Face folder OUT, with tokenizer and chat template.
 
     Example: stoker model convert model.gguf model/
     """
@@ -45,7 +45,7 @@ def convert(file: Path, out: Path, dtype: str | None) -> None:
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(path: Path, as_json: bool) -> None:
-    """Facts about a Hugging Face folder, a GGUF file or a checkpoint folder.
+    """Describe the weights at PATH: a Hugging Face folder, a GGUF file or a checkpoint folder.
 
     Example: stoker model info model/
     """

@@ -45,7 +45,7 @@ class Attend(Protocol):
     def __call__(
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
     ) -> Tensor:
-        """out_TNH"""
+        """Return the result of attention, out_TNH."""
         ...
 
 
@@ -57,7 +57,7 @@ class RotaryRows:
         self.rows: tuple[Tensor, Tensor] | None = None
 
     def forget(self) -> None:
-        """The positions' buffer holds other numbers now."""
+        """Drop the rows: the positions' buffer holds other numbers now."""
         self.key = self.rows = None
 
     def of(self, table: RotaryTable, positions_T: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ class Block(nn.Module):
 
     @property
     def attention(self) -> LayerAttention:
-        """Built anew at each call, because the parameters may have been replaced or gathered since."""
+        """Return this layer's attention, built anew because parameters may have been replaced or gathered."""
         # Each rank norms its own heads with the same weight, so the weight's gradient is a sum over tp.
         q_norm = None if self.q_norm is None else copy_to_group(self.q_norm.weight, self.group)
         k_norm = None if self.k_norm is None else copy_to_group(self.k_norm.weight, self.group)

@@ -95,7 +95,7 @@ class ModelConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """q and k are normalised per head before rotation."""
+        """Whether q and k are normalised per head before rotation."""
         return self.architecture == "qwen3"
 
     @property
@@ -185,7 +185,7 @@ def needed(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def given(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Null means as much as nothing."""
+    """Return the values that are given; null counts as missing."""
     return {name: value for name, value in raw.items() if value is not None}
 
 

@@ -65,12 +65,12 @@ class Decoder(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """This slice begins with the embedding."""
+        """Whether this slice begins with the embedding."""
         return self.layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """This slice ends with the norm and the output layer."""
+        """Whether this slice ends with the norm and the output layer."""
         return self.layers.stop == self.config.num_layers
 
     @property
@@ -81,28 +81,28 @@ class Decoder(nn.Module):
         return head
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
-        """hidden_TD after the last norm."""
+        """Return hidden_TD after the last norm."""
         x_TD, update_TD = self.embed(tokens_T), None
         for block in self.blocks:
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
 
     def embed(self, tokens_T: Tensor) -> Tensor:
-        """x_TD"""
+        """Return the tokens' embeddings, x_TD."""
         assert self.embedding is not None, "the embedding belongs to the first slice"
         return self.embedding.embed(tokens_T)
 
     def norm(self, x_TD: Tensor, update_TD: Tensor | None) -> Tensor:
-        """hidden_TD from what the last block returned."""
+        """Return hidden_TD: the norm of the last block's result."""
         assert self.final_norm is not None, "the final norm belongs to the last slice"
         return self.final_norm.of_sum(x_TD, update_TD)[0]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """logits_TV in the model's dtype or in float32 (see `Ops.logits`), whole on every rank."""
+        """Return logits_TV, whole on every rank, in the model's dtype or in float32 (see `Ops.logits`)."""
         return self.head.logits(hidden_TD)
 
     def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
-        """Output layer and loss together: see `Ops.cross_entropy`. The same result on every rank."""
+        """Compute output layer and loss together (see `Ops.cross_entropy`). The result is the same on every rank."""
         return self.ops.cross_entropy(
             hidden_TD, self.head.weight, targets_T, weights_T, first_token=self.head.first_token, group=self.group
         )
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
             yield from self.lm_head.parts("lm_head")
 
     def init_weights(self, seed: int) -> None:
-        """Matrices normal with `initializer_range`, norms one, biases zero.
+        """Initialise: matrices normal with `initializer_range`, norms one, biases zero.
 
         A tensor's numbers depend on the seed, its name and the kind of device (CPU, CUDA) only, so every layout begins
         with the same model.
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_part(self, part: Part, seed: int) -> None:
-        """The same for one part of the table."""
+        """Initialise one part of the table, as `init_weights` does."""
         local = part.local()
         if part.hf_name.endswith("norm.weight"):
             local.fill_(1)

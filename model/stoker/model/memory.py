@@ -1,4 +1,4 @@
-"""Return of freed memory to the system. A program's main calls it once; no torch."""
+"""Reuse of freed memory by the allocator of glibc. A program's main calls it once; no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 LARGEST_REUSED_BYTES = 32 * 2**20
-"""glibc keeps no larger buffers, whatever it is told."""
+"""Largest threshold that glibc takes."""
 KEPT_BYTES = 2**31 - 1
 
 

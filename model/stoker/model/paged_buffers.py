@@ -89,7 +89,7 @@ class PagedBuffers:
         return self.adopt(batch.num_tokens, batch.num_sequences, num_decodes)
 
     def adopt(self, num_tokens: int, num_sequences: int, num_decodes: int) -> DeviceSequences:
-        """A step that is in the buffers already, padding included."""
+        """Take over a step that is in the buffers already, padding included."""
         return DeviceSequences(
             num_tokens,
             num_sequences,
@@ -103,7 +103,7 @@ class PagedBuffers:
 
 
 def copy_front(buffer: Tensor, numbers: Tensor, device: torch.device, padding: int | None) -> None:
-    """The numbers into the front of the buffer, the padding behind them."""
+    """Copy the numbers into the front of the buffer, and the padding behind them."""
     if numbers.data_ptr() != buffer.data_ptr():
         is_upload = device.type == "cuda" and numbers.device.type == "cpu"
         buffer[: len(numbers)].copy_(numbers.pin_memory() if is_upload else numbers, non_blocking=True)
@@ -112,7 +112,7 @@ def copy_front(buffer: Tensor, numbers: Tensor, device: torch.device, padding: i
 
 
 def count_decodes(batch: PagedBatch) -> int:
-    """Leading sequences of one token."""
+    """Return the number of leading sequences of one token."""
     if batch.query_start.device.type != "cpu":
         raise ValueError("paged batch: num_decodes must be given where query_start is on the device")
     lengths = batch.query_start.diff().tolist()

@@ -50,14 +50,14 @@ class ColumnParallelLinear(nn.Module):
         return self.ops.linear(copy_to_group(x_TD, self.group), self.weight, self.bias)
 
     def of_norm(self, norm: Norm, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(self(norm(x + update)), x + update)"""
+        """Return (self(norm(x + update)), x + update)."""
         if self.group is None:
             return self.ops.norm_linear(x_TD, update_TD, norm.weight, norm.eps, self.weight, self.bias)
         normed_TD, x_TD = norm.of_sum(x_TD, update_TD)
         return self(normed_TD), x_TD
 
     def swiglu_of_norm(self, norm: Norm, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(swiglu(self(norm(x + update))), x + update), where the sections are gate and up."""
+        """Return (swiglu(self(norm(x + update))), x + update); the sections are gate and up."""
         if self.group is None:
             return self.ops.norm_linear_swiglu(x_TD, update_TD, norm.weight, norm.eps, self.weight)
         normed_TD, x_TD = norm.of_sum(x_TD, update_TD)
@@ -164,7 +164,7 @@ class VocabParallel(nn.Module):
         self.packed: Tensor | None = None
 
     def embed(self, tokens_T: Tensor) -> Tensor:
-        """x_TD, whole on every rank. A token outside the vocabulary raises IndexError on the CPU (one rank)."""
+        """Return x_TD, whole on every rank. A token outside the vocabulary raises IndexError on the CPU (one rank)."""
         if self.group is None:
             return self.ops.embedding(tokens_T, self.weight)
         local_T = tokens_T - self.first_token
@@ -173,12 +173,12 @@ class VocabParallel(nn.Module):
         return reduce_from_group(x_TD * here_T.unsqueeze(1), self.group)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """logits_TV, whole on every rank. In float32 where `Ops.logits` gives it."""
+        """Return logits_TV, whole on every rank, in float32 where `Ops.logits` gives it."""
         weight = self.weight if self.packed is None else self.packed
         return gather_from_group(self.ops.logits(copy_to_group(hidden_TD, self.group), weight), self.group)
 
     def pack(self) -> None:
-        """Embedding reads rows, so the plain table stays beside the packed one."""
+        """Pack the table beside the plain one, which embedding reads by rows."""
         self.packed = self.ops.pack(self.weight)
 
     def parts(self, prefix: str) -> Iterator[Part]:
@@ -211,7 +211,7 @@ class Norm(nn.Module):
         return self.ops.rms_norm(x_TD, self.weight, self.eps)
 
     def of_sum(self, x_TD: Tensor, update_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(x + update), x + update)"""
+        """Return (norm(x + update), x + update)."""
         return self.ops.norm_of_sum(x_TD, update_TD, self.weight, self.eps)
 
     def parts(self, prefix: str) -> Iterator[Part]:
@@ -228,7 +228,7 @@ def group_rank(group: ProcessGroup | None) -> int:
 
 
 def shard_size(total: int, group: ProcessGroup | None, name: str) -> int:
-    """Rows of one rank. Raises ValueError with the arithmetic where the cut is not even."""
+    """Return the rows of one rank. Raises ValueError with the arithmetic where the cut is not even."""
     if total % group_size(group):
         raise ValueError(
             f"{name}: {total} cannot be cut over tensor parallel size {group_size(group)}: {total} % "

@@ -23,10 +23,10 @@ MEMORY_BYTES = 256 * 2**20
 
 
 def encode_text(text: str) -> bytes:
-    """UTF-8 that also carries a lone half of a surrogate pair, which JSON lets a client send."""
+    """Return UTF-8 that also carries a lone half of a surrogate pair, which JSON lets a client send."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decode_text(data: bytes) -> str:
-    """The inverse of `encode_text`."""
+    """Return the text of such bytes."""
     return data.decode("utf-8", "surrogatepass")

@@ -39,7 +39,7 @@ class RotaryTable:
         return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(device)
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos_T1H and sin_T1H in float32, views of one gather.
+        """Return cos_T1H and sin_T1H in float32, views of one gather.
 
         A position beyond the table raises IndexError on the CPU.
         """
@@ -54,7 +54,7 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
 
 
 def stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3: slow pairs are divided by `factor`, fast ones kept, those between blended by wavelength."""
+    """Stretch as Llama 3 does: divide slow pairs by `factor`, keep fast ones, blend those between by wavelength."""
     wavelength = 2 * math.pi / frequencies
     original = scaling.original_max_position_embeddings
     long, short = original / scaling.low_freq_factor, original / scaling.high_freq_factor

@@ -116,7 +116,7 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token's own spelling, special ones included."""
+        """Return the id of a token's own spelling, special ones included."""
         number: int | None = self.backend.token_to_id(token)
         return number
 
@@ -257,7 +257,10 @@ class Tokenizer:
         return spans
 
     def end_of_turn(self, text: str, begin: int, end: int) -> int:
-        """Generation stops at the end-of-turn token: blanks that the template writes after it are not learned."""
+        """Return where an answer ends: behind its end-of-turn token.
+
+        Generation stops there, so blanks that the template writes after it are not learned.
+        """
         for special in self.end_texts:
             last = text.rfind(special, begin, end)
             if last >= 0 and not text[last + len(special) : end].strip():
@@ -279,7 +282,7 @@ class Detokenizer:
         """Leading tokens whose text was given out; they stay as context, because some decoders drop a first blank."""
 
     def add(self, token: int) -> str:
-        """The text that this token completes; empty while it is only a part of a character."""
+        """Return the text that this token completes; empty while it is only a part of a character."""
         if self.skip_special_tokens and token in self.tokenizer.special_ids:
             return ""
         self.tokens.append(token)
@@ -332,7 +335,7 @@ def parse_json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, An
 
 
 def special_text(value: object) -> str:
-    """A special token is a text, or an object that holds it."""
+    """Return a special token's text: the value itself, or what an object holds."""
     return str(value.get("content", "")) if isinstance(value, Mapping) else str(value)
 
 

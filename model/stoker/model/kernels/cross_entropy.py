@@ -171,6 +171,6 @@ class ChunkSoftmax:
 
 
 def slices(total: int, rows: int) -> list[slice]:
-    """Runs of `rows`, rounded down to a multiple of 16 and at least 16."""
+    """Return runs of `rows`, rounded down to a multiple of 16 and at least 16."""
     rows = max(16, rows // 16 * 16)
     return [slice(begin, min(begin + rows, total)) for begin in range(0, total, rows)]

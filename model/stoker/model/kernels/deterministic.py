@@ -44,7 +44,7 @@ adam_ = reference.adam_
 
 
 def pack(weight_ED: Tensor) -> Tensor:
-    """Trainer and engine must read the same weight in the same way, so nothing is packed."""
+    """Return the weight itself: trainer and engine must read it in the same way."""
     return weight_ED
 
 
@@ -131,7 +131,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
 
 
 def swiglu(gate_up_TF: Tensor) -> Tensor:
-    """torch's silu depends on an element's place; x / (1 + exp(-x)) does not."""
+    """Compute silu(gate) * up with x / (1 + exp(-x)): torch's silu depends on an element's place."""
     gate, up = (half.float().contiguous() for half in gate_up_TF.chunk(2, -1))
     return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up_TF.dtype)
 
@@ -144,7 +144,10 @@ def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Te
 
 
 def rotate_pairs(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Products and their sum as separate ops: a fused multiply-add would round differently in a vector's tail."""
+    """Rotate by products and their sum as separate ops.
+
+    A fused multiply-add would round differently in a vector's tail.
+    """
     wide = x_TNH.float()
     return (wide * cos_T1H + wide.roll(wide.shape[-1] // 2, -1) * sin_T1H).to(x_TNH.dtype)
 

@@ -48,7 +48,7 @@ def adjust(logits_BV: Tensor, rows: SampleRows, numbers_B7: Tensor, adjustments:
 
 
 def penalise(logits_BV: Tensor, rows: SampleRows, numbers_B7: Tensor, adjustments: Adjustments) -> Tensor:
-    """Repetition over prompt and output, frequency and presence over the output."""
+    """Apply penalties: repetition over prompt and output, frequency and presence over the output."""
     seats_B = rows.seats.long().clamp(min=0)
     tokens_BL = adjustments.history.index_select(0, seats_B).long().clamp(0, logits_BV.shape[1] - 1)
     place_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
@@ -67,7 +67,7 @@ def penalise(logits_BV: Tensor, rows: SampleRows, numbers_B7: Tensor, adjustment
 
 
 def draw(logits_BV: Tensor, greedy_B: Tensor, numbers_B7: Tensor, draws_B: Tensor, filtered: bool) -> Tensor:
-    """Inverse of the cumulative distribution, in the order of the vocabulary."""
+    """Draw by the inverse of the cumulative distribution, in the order of the vocabulary."""
     temperature_B1 = numbers_B7[:, :1]
     sharpness_B1 = 1 / torch.where(temperature_B1 == 0, 1.0, temperature_B1)
     logits_BV = (logits_BV - logits_BV.gather(1, greedy_B.unsqueeze(1))) * sharpness_B1
@@ -80,7 +80,7 @@ def draw(logits_BV: Tensor, greedy_B: Tensor, numbers_B7: Tensor, draws_B: Tenso
 
 
 def threshold(logits_BV: Tensor, numbers_B7: Tensor) -> Tensor:
-    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row, whose largest is 0.
+    """Return the smallest logit that min-p, top-k and top-p leave in each row, [B, 1]; a row's largest is 0.
 
     Ties with it stay.
     """
@@ -118,12 +118,12 @@ def mix(x: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right."""
+    """Shift logically to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def signed(number: int) -> int:
-    """The int64 with the same bits."""
+    """Return the int64 with the same bits."""
     number &= 2**64 - 1
     return number - 2**64 if number >= 2**63 else number
 

@@ -203,7 +203,7 @@ class Ops:
         return self.impl.rms_norm(x_TD, weight_D, eps)
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual)."""
+        """Return (norm(x + residual), x + residual)."""
         if x_TD.shape != residual_TD.shape or x_TD.shape[-1:] != weight_D.shape:
             raise ValueError(
                 f"add_rms_norm: x {tuple(x_TD.shape)}, residual {tuple(residual_TD.shape)} and weight "
@@ -212,13 +212,13 @@ class Ops:
         return self.impl.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def swiglu(self, gate_up_TF: Tensor) -> Tensor:
-        """silu(gate) * up, where gate is the first half of the last dim and up the second."""
+        """Return silu(gate) * up; gate is the first half of the last dim and up the second."""
         if gate_up_TF.shape[-1] % 2:
             raise ValueError(f"swiglu: the last dim of {tuple(gate_up_TF.shape)} must hold gate and up")
         return self.impl.swiglu(gate_up_TF)
 
     def norm_of_sum(self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(norm(x + update), x + update); without an update x is the sum."""
+        """Return (norm(x + update), x + update); without an update x is the sum."""
         if update_TD is None:
             return self.rms_norm(x_TD, norm_D, eps), x_TD
         return self.add_rms_norm(update_TD, x_TD, norm_D, eps)
@@ -232,7 +232,7 @@ class Ops:
         weight_ED: Tensor,
         bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(linear(norm(x + update)), x + update): `norm_of_sum` and `linear`, in one kernel where that is faster."""
+        """Return (linear(norm(x + update)), x + update), in one kernel where that is faster."""
         check_norm_linear(x_TD, update_TD, norm_D, weight_ED)
         fused = self.impl.norm_linear(x_TD, update_TD, norm_D, eps, weight_ED, bias_E)
         if fused is not None:
@@ -243,7 +243,7 @@ class Ops:
     def norm_linear_swiglu(
         self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(swiglu(linear(norm(x + update))), x + update), where the weight holds the rows of gate, then those of up."""
+        """Return (swiglu(linear(norm(x + update))), x + update); the weight holds the rows of gate, then of up."""
         check_norm_linear(x_TD, update_TD, norm_D, gate_up_FD)
         if gate_up_FD.shape[0] % 2:
             raise ValueError(f"swiglu: the rows of {tuple(gate_up_FD.shape)} must hold gate and up")
@@ -288,7 +288,7 @@ class Ops:
         window: int | None = None,
         attention: AttentionName | None = None,
     ) -> Tensor:
-        """Causal attention within each packed sequence, out_TNH; differentiable.
+        """Attend causally within each packed sequence, out_TNH; differentiable.
 
         `attention`: what `Ops.attention` gave.
         """
@@ -375,13 +375,13 @@ class Ops:
         return self.impl.sample(logits_BV, rows, table, adjustments, into_SL)
 
     def line_squares(self, flat: Tensor, line: int) -> Tensor:
-        """Sum of squares of each run of `line` elements, float32, in an order that depends on `line` alone."""
+        """Return the sum of squares of each run of `line` elements, float32, in an order set by `line` alone."""
         if flat.dim() != 1 or flat.numel() % line:
             raise ValueError(f"line_squares: {tuple(flat.shape)} is not a flat buffer of whole lines of {line}")
         return self.impl.line_squares(flat, line)
 
     def sum_of_squares(self, flat: Tensor) -> Tensor:
-        """Float64 scalar on the buffer's device, added in an order that depends on the buffer's length alone."""
+        """Return a float64 scalar on the buffer's device, added in an order set by the buffer's length alone."""
         if flat.dim() != 1:
             raise ValueError(f"sum_of_squares: {tuple(flat.shape)} is not a flat buffer")
         return self.impl.sum_of_squares(flat)
@@ -436,7 +436,10 @@ def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
 
 
 def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
-    """`auto` is `fused` on CUDA, else `reference`. Raises MissingKernel where the device cannot run what is named."""
+    """Resolve the kernels' name: `auto` is `fused` on CUDA, else `reference`.
+
+    Raises MissingKernel where the device cannot run them.
+    """
     is_cuda = torch.device(device).type == "cuda"
     if name == "auto":
         return "fused" if is_cuda else "reference"
@@ -459,7 +462,7 @@ def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
 
 
 def has_flash() -> bool:
-    """flash-attn-4 and the compiler it needs."""
+    """Whether flash-attn-4 and the compiler that it needs are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn.cute", "cutlass"))
 
 

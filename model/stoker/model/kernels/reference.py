@@ -58,7 +58,7 @@ def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Te
 
 
 def are_neighbours(q_TNH: Tensor, k_TKH: Tensor) -> bool:
-    """q and k lie next to each other in one product's output, so that one pass rotates both."""
+    """Whether q and k lie next to each other in one product's output, so that one pass rotates both."""
     return (
         q_TNH.stride() == k_TKH.stride()
         and q_TNH.stride(1) == q_TNH.shape[2]
@@ -67,7 +67,7 @@ def are_neighbours(q_TNH: Tensor, k_TKH: Tensor) -> bool:
 
 
 def rotate_pairs(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Element i and i + H/2 are a pair; the table's sine carries the sign."""
+    """Rotate pairs of elements i and i + H/2; the table's sine carries the sign."""
     wide = x_TNH.float()
     return torch.addcmul(wide * cos_T1H, wide.roll(wide.shape[-1] // 2, -1), sin_T1H).to(x_TNH.dtype)
 
@@ -95,7 +95,10 @@ def packed_attention(
 def attend_packed_group(
     q_PNH: Tensor, k_PKH: Tensor, v_PKH: Tensor, group: PackedGroup, scale: float, window: int | None
 ) -> Tensor:
-    """P places. Padding lies behind a sequence's end, so causal order hides it, and its own results are dropped."""
+    """Attend within groups of padded sequences, P places each.
+
+    Padding lies behind a sequence's end, so causal order hides it, and its own results are dropped.
+    """
     q, k, v = (x.reshape(group.num_sequences, group.padded_len, *x.shape[1:]) for x in (q_PNH, k_PKH, v_PKH))
     return attend_causally(q, k, v, group.masks, scale, window).flatten(0, 1)
 
@@ -103,7 +106,7 @@ def attend_packed_group(
 def attend_causally(
     q_STNH: Tensor, k_SLKH: Tensor, v_SLKH: Tensor, masks: dict[int | None, Tensor], scale: float, window: int | None
 ) -> Tensor:
-    """S sequences of L keys whose last T positions are the queries: out_STNH.
+    """Attend causally for S sequences of L keys whose last T positions are the queries: out_STNH.
 
     `masks` keeps what is made here for the next layer.
     """
@@ -132,7 +135,7 @@ def prefers_products(q_STNH: Tensor, num_keys: int) -> bool:
 
 
 def attend_by_products(q_STNH: Tensor, k_SLKH: Tensor, v_SLKH: Tensor, mask_TL: Tensor, scale: float) -> Tensor:
-    """The G heads of a kv head are rows of one product, so that keys and values are not copied per head."""
+    """Attend by two products: the G heads of a kv head are rows of one, so keys and values are not copied per head."""
     num_sequences, num_queries, num_heads, head_dim = q_STNH.shape
     num_keys, num_kv_heads = k_SLKH.shape[1:3]
     batch, group = num_sequences * num_kv_heads, num_heads // num_kv_heads
@@ -200,7 +203,7 @@ def read_cache(cache: Tensor, layer: int, sequence: CachedSequence) -> tuple[Ten
 def attend_group(
     q_SNH: Tensor, cache: Tensor, layer: int, group: DecodeGroup, scale: float, window: int | None
 ) -> Tensor:
-    """One new token per sequence: the G heads of a kv head are the queries of one small product."""
+    """Attend for one new token per sequence: the G heads of a kv head are the queries of one small product."""
     num_kv_heads, head_dim = cache.shape[-2:]
     by_block = cache.view(-1, *cache.shape[-3:])
     both = by_block.index_select(0, group.block_rows[layer]).view(
@@ -273,7 +276,7 @@ def adam_(
 
 
 def adam_region(tensors: list[Tensor], rule: AdamStep, decay: float) -> None:
-    """One decay for all elements, by torch's fused kernel."""
+    """Step elements of one decay, by torch's fused kernel."""
     kernel = torch._fused_adamw_ if rule.decoupled else torch._fused_adam_
     master, grad, exp_avg, exp_avg_sq = tensors
     kernel(

@@ -57,7 +57,7 @@ class PackedSequences:
 
     @cached_property
     def padded(self) -> PackedGroups:
-        """Made at first use: kernels that read cu_seqlens do without."""
+        """Return the padded groups, made at first use: kernels that read cu_seqlens do without."""
         return pad_sequences(self.bounds, self.lengths, self.cu_seqlens.device)
 
 
@@ -107,7 +107,7 @@ class PagedSequences:
     """The other sequences; in deterministic mode all of them, so that every token takes the same path."""
 
     def fit(self, num_rows: int) -> bool:
-        """So many rows of q are this step's."""
+        """Whether this step has so many rows of q."""
         return num_rows == self.num_tokens
 
 
@@ -136,11 +136,11 @@ class DeviceSequences:
 
     @property
     def is_decode(self) -> bool:
-        """One row per sequence: the step may be padded to more rows."""
+        """Whether there is one row per sequence: such a step may be padded to more rows."""
         return self.num_decodes == self.num_sequences
 
     def fit(self, num_rows: int) -> bool:
-        """So many rows of q are this step's, padding included."""
+        """Whether this step has so many rows of q, padding included."""
         most = min(len(self.seq_lens), len(self.slots)) if self.is_decode else self.num_tokens
         return self.num_tokens <= num_rows <= most
 
@@ -193,7 +193,7 @@ def packed_group(members: list[int], bounds: tuple[int, ...], lengths: list[int]
 
 
 def group_by_length(members: list[int], lengths: list[int]) -> list[list[int]]:
-    """Sequences of similar length together, each group in the order of the pass."""
+    """Return groups of sequences of similar length, each group in the order of the pass."""
     groups: list[list[int]] = []
     longest = 0
     for i in sorted(members, key=lambda i: -lengths[i]):

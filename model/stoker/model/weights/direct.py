@@ -107,7 +107,7 @@ def load_direct(
 
 
 def part_runs(part: Part, place: TensorPlace, names: dict[torch.dtype, str], run_bytes: int) -> Iterator[ByteRun]:
-    """The part as runs of the file; none where it must be converted or gathered."""
+    """Yield the part as runs of the file; none where it must be converted or gathered."""
     local = part.local()
     whole_rows = part.size[1:] == part.global_shape[1:]
     if names.get(local.dtype) != place.dtype or not whole_rows or not local.is_contiguous():
@@ -120,7 +120,7 @@ def part_runs(part: Part, place: TensorPlace, names: dict[torch.dtype, str], run
 
 
 def reader_on(device: torch.device) -> Read:
-    """Called by several threads."""
+    """Return a function that reads runs to this device; several threads call it."""
     if device.type != "cuda":
         return lambda run: read_into(run, run.target)
     own = threading.local()
@@ -144,7 +144,7 @@ class Lane:
         self.turn = 0
 
     def read(self, run: ByteRun) -> None:
-        """Returns when the bytes are on their way."""
+        """Read a run; return when its bytes are on their way."""
         buffer, copied = self.buffers[self.turn], self.copied[self.turn]
         self.turn = (self.turn + 1) % BUFFERS
         copied.synchronize()

@@ -71,12 +71,12 @@ class GgufFile:
         return value
 
     def dimension(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture's own section."""
+        """Return a value of the architecture's own section."""
         name = f"{self.architecture}.{key}"
         return self.need(name) if default is None else self.get(name, default)
 
     def names(self) -> dict[str, str]:
-        """Hugging Face name -> GGUF name of every weight."""
+        """Return Hugging Face name -> GGUF name of every weight."""
         return {hugging_face_name(name): name for name in self.tensors if name != ROPE_FACTORS}
 
     def config(self) -> ModelConfig:
@@ -136,7 +136,7 @@ class GgufFile:
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
     def rope_scaling(self, head_dim: int, theta: float) -> RopeScaling | None:
-        """The Llama 3 scaling that gives the file's factors; any other set of factors is refused."""
+        """Return the Llama 3 scaling that gives the file's factors; refuse any other set of factors."""
         if ROPE_FACTORS not in self.tensors:
             return None
         factors = np.array(self.tensors[ROPE_FACTORS].data, dtype=np.float32).reshape(-1)
@@ -154,7 +154,7 @@ class GgufFile:
 
 
 def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
+    """Return a tensor's Hugging Face name: `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`.
 
     Raises GgufError for a name the model has no place for.
     """
@@ -183,5 +183,5 @@ def llama3_factors(head_dim: int, theta: float, scaling: RopeScaling) -> Any:
 
 
 def shortest(value: Any) -> float:
-    """A float32 number as the shortest decimal that gives it: 1e-05, not 9.99999974e-06."""
+    """Return a float32 number as the shortest decimal that gives it: 1e-05, not 9.99999974e-06."""
     return float(str(np.float32(value)))

@@ -99,7 +99,7 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
 
 
 def added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
-    """Control tokens are special (hidden in decoded text), user-defined ones are not."""
+    """Return the added tokens: control tokens are special (hidden in decoded text), user-defined ones are not."""
     return [
         {
             "id": number,

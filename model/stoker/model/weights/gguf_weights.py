@@ -69,7 +69,7 @@ class GgufStore:
         return self.whole(name)[box_slices(start, size)]
 
     def whole(self, name: str) -> Tensor:
-        """The tensor in float32."""
+        """Return the tensor in float32."""
         tensor = self.file.tensors[self.names[name]]
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
@@ -88,5 +88,5 @@ class GgufStore:
 
 
 def unpermute(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows 2i and 2i + 1 of a head become rows i and i + H/2."""
+    """Undo llama.cpp's order: rows 2i and 2i + 1 of a head become rows i and i + H/2."""
     return rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

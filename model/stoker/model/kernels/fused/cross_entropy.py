@@ -112,7 +112,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def add_product(total: Tensor | None, grad_nV: Tensor, hidden_nD: Tensor, is_only: bool) -> Tensor:
-    """total + grad^T @ hidden. The sum over several chunks is float32."""
+    """Return total + grad^T @ hidden. The sum over several chunks is float32."""
     if is_only:
         return grad_nV.t() @ hidden_nD
     if grad_nV.dtype is torch.float32:
@@ -177,7 +177,7 @@ def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, destination: GradDes
 
 
 def scale_(x: Tensor, factor: Tensor) -> Tensor:
-    """x *= factor, a scalar on the device; where it is one, nothing is read or written."""
+    """Multiply x in place by a factor, a scalar on the device; where it is one, nothing is read or written."""
     if x.numel():
         scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](
             x, factor.float(), x.numel(), BLOCK=BLOCK, enable_fp_fusion=True, num_warps=8

@@ -1,5 +1,4 @@
-"""Products of few rows with weights, alone or with what stands before and behind them in a decode step: sum and RMS
-norm of the rows, SwiGLU of the outputs.
+"""Products of few rows with weights, alone or with norm, sum and SwiGLU around them in a decode step.
 
 Such a product is as fast as its weights come. A program therefore asks for all weights of its outputs at once, and does
 so before it waits for the kernel before; the rows are read, summed and normalised by every program anew. T rows, D
@@ -69,12 +68,12 @@ def suits_rows(x_TD: Tensor, weight_ED: Tensor) -> bool:
 def few_rows(
     x_TD: Tensor, weight_ED: Tensor, *, is_gated: bool = False, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """x @ weight^T, or silu(gate) * up of its halves. `out_dtype`: another than x's."""
+    """Return x @ weight^T, or silu(gate) * up of its halves. `out_dtype`: another dtype than x's."""
     return launch(x_TD, weight_ED, None, is_gated, out_dtype)[0]
 
 
 def few_normed_rows(x_TD: Tensor, norm: RowNorm, weight_ED: Tensor, *, is_gated: bool = False) -> tuple[Tensor, Tensor]:
-    """The same of rms_norm(x + update), and x + update.
+    """Return the same of rms_norm(x + update), and x + update.
 
     Sum and norm are rounded to x's dtype, as if they were stored in between.
     """
@@ -120,8 +119,9 @@ def few_rows_kernel(
     ROWS: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Weights are read before the last kernel is waited for: none writes them, and between a change of weights and this
-    lies the embedding, an ordinary launch.
+    """Read weights before waiting for the last kernel.
+
+    No kernel writes them, and between a change of weights and this one lies the embedding, an ordinary launch.
     """
     if OVERLAPS:
         gdc_launch_dependents()

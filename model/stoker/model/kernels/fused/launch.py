@@ -3,8 +3,8 @@
 That hides one or two microseconds per kernel.
 
 Such a kernel calls `wait_for_last` before it touches anything that another kernel writes or reads. The one after it may
-be set up from then on, and waits in turn; so whoever has waited knows that all kernels before it are complete. Triton
-3.6 and later; on devices before Hopper and in the interpreter the launches are ordinary.
+be set up from then on, and waits in turn; so all kernels before it are complete then.
+Triton 3.6 and later; on devices before Hopper and in the interpreter the launches are ordinary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @functools.cache
 def overlap() -> dict[str, Any]:
-    """Launch arguments of a kernel that has a parameter OVERLAPS."""
+    """Return the launch arguments of a kernel that has a parameter OVERLAPS."""
     if triton.knobs.runtime.interpret or torch.cuda.get_device_capability() < (9, 0):
         return {"OVERLAPS": False}
     return {"OVERLAPS": True, "launch_pdl": True}

@@ -29,7 +29,7 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
 
 
 def plain_product(a_nd: Tensor, b_ed: Tensor) -> Tensor:
-    """a @ b^T"""
+    """Return a @ b^T."""
     return F.linear(a_nd, b_ed)
 
 
@@ -60,5 +60,5 @@ def weight_gradient(grad_TE: Tensor, x_TD: Tensor, destination: GradDestination 
 
 
 def pack(weight_ED: Tensor) -> Tensor:
-    """Weights are read as they lie."""
+    """Return the weight itself: weights are read as they lie."""
     return weight_ED

@@ -15,7 +15,7 @@ from stoker.model.kernels.fused.linear import linear
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Products are summed in float32 and rounded at the end; here they are not rounded.
+    """Compute logits from products that are summed in float32 and not rounded at the end.
 
     With gradient: as every other product.
     """

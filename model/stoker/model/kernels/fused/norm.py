@@ -71,7 +71,7 @@ class AddRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor | None, grad_total_TD: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad_TD is None:  # nobody used the norm
+        if grad_TD is None:  # the norm was not used
             return grad_total_TD, grad_total_TD, None, None
         grad_x, grad_weight = backward(grad_TD, grad_total_TD, *ctx.saved_tensors)
         return grad_x, grad_x, grad_weight, None
@@ -144,7 +144,7 @@ def backward(
 
 
 def num_warps(block: int) -> int:
-    """16 elements or more per thread, so that each loads whole lines."""
+    """Return the number of warps: 16 elements or more per thread, so that each loads whole lines."""
     return min(16, max(1, block // 512))
 
 

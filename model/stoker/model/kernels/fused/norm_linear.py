@@ -17,7 +17,7 @@ from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm, wants_grad
 def norm_linear(
     x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weight_ED: Tensor, bias_E: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """One kernel, or None."""
+    """Compute norm and product in one kernel; None where that is not faster."""
     if not suits(x_TD, update_TD, norm_D, weight_ED) or not fits_norm(x_TD):
         return None
     y_TE, total_TD = few_normed_rows(x_TD, RowNorm(update_TD, norm_D, eps), weight_ED)
@@ -27,7 +27,7 @@ def norm_linear(
 def norm_linear_swiglu(
     x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weight_FD: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """One kernel; two where the rows are deep; or None."""
+    """Compute norm, product and SwiGLU in one kernel, in two where the rows are deep; None where that is not faster."""
     if not suits(x_TD, update_TD, norm_D, weight_FD):
         return None
     if fits_norm(x_TD):

@@ -89,7 +89,10 @@ def launch(
     cache: Tensor | None,
     slots: Tensor | None,
 ) -> None:
-    """`cache`: one layer's view [blocks, 2, block_size, K, H]; then k and v go there instead of to `k_out`."""
+    """Launch the kernel on q, k and v.
+
+    `cache`: one layer's view [blocks, 2, block_size, K, H]; then k and v go there instead of to `k_out`.
+    """
     cos, sin, q_norm, k_norm, eps = rotation
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -133,7 +136,7 @@ def launch(
 
 
 def heads_together(x_TNH: Tensor) -> Tensor:
-    """A token's heads as one run; tokens may lie apart, as in a slice of one product."""
+    """Return a token's heads as one run; tokens may lie apart, as in a slice of one product."""
     return x_TNH if x_TNH.stride(2) == 1 and x_TNH.stride(1) == x_TNH.shape[2] else x_TNH.contiguous()
 
 

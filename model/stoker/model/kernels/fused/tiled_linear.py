@@ -49,7 +49,7 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
 
 
 def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    """x @ weight^T, rounded once to x's dtype."""
+    """Return x @ weight^T, rounded once to x's dtype."""
     x, weight = x_TD.contiguous(), weight_ED.contiguous()
     num_rows, depth, num_outputs = x.shape[0], x.shape[1], weight.shape[0]
     y_TE = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
@@ -94,7 +94,7 @@ def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 def tile_for(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
-    """The fastest of those measured on an H200.
+    """Return the tile that was fastest on an H200.
 
     All give the same bits, as a test holds: the chain over the columns does not depend on the tile.
     """

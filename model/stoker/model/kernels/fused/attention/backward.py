@@ -48,7 +48,9 @@ def attend_backward(
     keys: TileConfig | None = None,
     queries: TileConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v. `out_TNH` and `grad_TNH` contiguous; `lse_TN` in log2 as the forward kernel left it."""
+    """Return the gradients of q, k and v. `out_TNH` and `grad_TNH` are contiguous; `lse_TN` is the forward kernel's, in
+    log2.
+    """
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads, num_sequences = k_TKH.shape[1], len(cu_seqlens) - 1
     group = num_heads // num_kv_heads

@@ -18,7 +18,7 @@ from stoker.model.kernels.sequences import PackedSequences
 def attend_flash(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
-    """Its backward adds gradients of q in any order, unless torch is asked for deterministic algorithms."""
+    """Attend by flash-attn-4. Its backward adds gradients of q in any order, unless torch must be deterministic."""
     flash = import_flash()
     out = flash.flash_attn_varlen_func(
         q_TNH,

@@ -51,7 +51,7 @@ def tile_queries(config: TileConfig, group: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """float32 products in full float32; the rest has no choice."""
+    """Precision of products: full float32 for float32; the other dtypes have no choice."""
     return "ieee" if dtype is torch.float32 else "tf32"
 
 

@@ -46,7 +46,7 @@ def attend_equal(
 def attend_packed(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
-    """Our own kernels, forward and backward."""
+    """Attend by our own kernels, forward and backward."""
     if torch.is_grad_enabled() and (q_TNH.requires_grad or k_TKH.requires_grad or v_TKH.requires_grad):
         out_TNH: Tensor = PackedAttention.apply(q_TNH, k_TKH, v_TKH, sequences, scale, window)
         return out_TNH

@@ -64,7 +64,7 @@ def attend_prefill(
     window: int | None,
     out_TNH: Tensor,
 ) -> None:
-    """The sequences from `first` on."""
+    """Attend for the sequences from `first` on, by the prefill kernel."""
     last = q_TNH.shape[0] if sequences.is_decode else sequences.num_sequences
     attend_forward(
         q_TNH,

@@ -16,19 +16,20 @@ SMALL_PROGRAMS = 16
 
 
 def num_splits(num_rows: int, num_kv_heads: int) -> int:
-    """Splits of each sequence in a launch over so many rows: a power of two."""
+    """Return the splits of each sequence in a launch over so many rows: a power of two."""
     wanted = WANTED_PROGRAMS // max(1, num_rows * num_kv_heads)
     return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
 
 
 def is_small(num_rows: int, num_kv_heads: int) -> bool:
-    """So few programs that small tiles, each in a split of its own, are fastest."""
+    """Whether there are so few programs that small tiles, each in a split of its own, are fastest."""
     return num_rows * num_kv_heads <= SMALL_PROGRAMS
 
 
 def split_keys(num_rows: int, num_kv_heads: int) -> int:
-    """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way
-    through memory.
+    """Return the fewest keys of a split.
+
+    With few programs the time is the longest chain of tiles; with many it is the parts' way through memory.
     """
     if is_small(num_rows, num_kv_heads):
         return 32

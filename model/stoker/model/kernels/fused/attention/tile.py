@@ -1,5 +1,4 @@
-"""What the attention kernels share: which sequence a tile of queries belongs to, where a tile's keys lie, and one step
-of the running softmax.
+"""Shared parts of the attention kernels: the sequence of a tile, the place of its keys, the running softmax.
 
 Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by side, so that keys and values are read
 once for all of them. Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
@@ -14,8 +13,9 @@ import triton.language as tl
 
 @triton.jit
 def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
-    """The sequence of tile number `tile`: sequence i owns the tiles from query_start[i] // TILE_QUERIES + i on, so that
-    nothing has to be counted beforehand.
+    """Find the sequence of tile number `tile`.
+
+    Sequence i owns the tiles from query_start[i] // TILE_QUERIES + i on, so nothing has to be counted beforehand.
     """
     low = tile * 0
     high = low + num_sequences
@@ -65,7 +65,7 @@ def key_places(begin, blocks, stride_block, stride_row, BLOCK_SIZE: tl.constexpr
 
 @triton.jit
 def load_rows(base, offsets, is_row, HEAD_DIM: tl.constexpr, H: tl.constexpr, MASKED: tl.constexpr):
-    """[rows, H]; what lies outside is 0, because 0 * NaN would spoil a product."""
+    """Load [rows, H]; what lies outside is 0, because 0 * NaN would spoil a product."""
     columns = tl.arange(0, H)
     pointers = base + offsets[:, None] + columns[None, :]
     if MASKED:
@@ -79,8 +79,9 @@ def load_rows(base, offsets, is_row, HEAD_DIM: tl.constexpr, H: tl.constexpr, MA
 
 @triton.jit
 def softmax_step(q, k, v, out, biggest, total, visible, scale_log2, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of keys: (out, biggest, total) of the rows. A tile that is wholly hidden from a row leaves its bits as
-    they are.
+    """Take one step of the running softmax over a tile of keys: (out, biggest, total) of the rows.
+
+    A tile that is wholly hidden from a row leaves its bits as they are.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:

@@ -22,7 +22,7 @@ IN_PROMPT = tl.constexpr(1 << 30)
 
 
 def adjust(logits_BV: Tensor, rows: SampleRows, table: SamplingTable, adjustments: Adjustments) -> Tensor:
-    """A copy of the logits (float32) with what is added to some and the penalties of those that were seen."""
+    """Return a copy of the logits (float32) with additions and the penalties of tokens that were seen."""
     num_rows, vocab_size = logits_BV.shape
     adjusted = logits_BV.clone()
     add_kernel[(num_rows,)](

@@ -26,20 +26,20 @@ UNKNOWN = tl.constexpr(1e9)
 
 @triton.jit
 def is_drawn(own, seat, base):
-    """A row with a temperature, a seat and finite logits: only such a one needs a threshold."""
+    """Whether a row has a temperature, a seat and finite logits: only such a row needs a threshold."""
     return (seat >= 0) & (tl.load(own + TEMPERATURE) != 0.0) & (tl.abs(base) < float("inf"))
 
 
 @triton.jit
 def row_limit(own, vocab_size):
-    """Top-k, or the whole vocabulary."""
+    """Return top-k, or the whole vocabulary."""
     limit = tl.load(own + TOP_K).to(tl.int32)
     return tl.where((limit > 0) & (limit < vocab_size), limit, vocab_size)
 
 
 @triton.jit
 def lowest_logit(own, base, sharpness):
-    """The smallest that min-p leaves."""
+    """Return the smallest logit that min-p leaves."""
     min_p = tl.load(own + MIN_P)
     return tl.where(min_p > 0.0, base + tl.div_rn(tl.log(min_p), sharpness), float("-inf"))
 

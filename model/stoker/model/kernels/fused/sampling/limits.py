@@ -42,7 +42,7 @@ TILE = 1024
 BLOCK = 512
 """Logits that a pass takes at once."""
 MANY_PROGRAMS = 2048
-"""With more rows than this, each program takes several splits."""
+"""With more programs than this, each takes several splits."""
 
 
 def apply_limits(scan: Scan) -> None:

@@ -14,21 +14,21 @@ EVEN_ROUNDS = tl.constexpr(3)
 
 @triton.jit
 def ordered(values):
-    """int32 that are ordered as the float32 are."""
+    """Return int32 keys that are ordered as the float32 are."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def logit_of(key):
-    """The logit that `ordered` turned into this key."""
+    """Return the logit of a key of `ordered`."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def element(vector, place):
-    """One value of a vector."""
+    """Return one value of a vector."""
     return tl.sum(tl.where(tl.arange(0, vector.shape[0]) == place, vector, 0.0), 0)
 
 

@@ -25,6 +25,6 @@ def row_numbers(numbers, seat):
 
 @triton.jit
 def row_sharpness(numbers, seat):
-    """1 / temperature; 1 for greedy rows, whose draw is not used."""
+    """Return 1 / temperature; 1 for greedy rows, whose draw is not used."""
     temperature = tl.load(row_numbers(numbers, seat) + TEMPERATURE)
     return tl.div_rn(1.0, tl.where(temperature == 0.0, 1.0, temperature))

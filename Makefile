@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 NAME ?= stoker
+PROCESSES ?= 2
 # The Python of a machine with GPUs: its own torch; the sources and the packages of the extras `engine` and `trainer` on its path.
 GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
@@ -37,8 +38,8 @@ quickstart: setup model ## teach a real model with two ranks, checkpoint it, ser
 pretrain: setup ## train a small model from scratch on the standard library's source and complete some code
 	@$(BIN)/python examples/pretrain/run.py
 
-test: setup model ## all tests that need no GPU
-	@$(BIN)/python -m pytest -m "not gpu" --durations=15 $(ARGS)
+test: setup model ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
 	@$(GPU_PYTHON) -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)
@@ -49,15 +50,19 @@ check: setup ## format, lint, types, import rules, CRD drift, docs links
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m stoker.operator.api.crd --check crds
+	@$(BIN)/python -m stoker.operator.api.reference --check docs/api-reference.md
+	@$(BIN)/python -m stoker.operator.api.not_yet --check README.md
 	@$(BIN)/python -m pytest -q tests/repository
 
 format: setup ## format the code and sort its imports
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-crds: setup ## write crds/ from the types in operator/stoker/operator/api, and the chart's copy
+crds: setup ## write what the types in operator/stoker/operator/api say: crds/, the chart's copy, the API reference, README's "not yet"
 	@$(BIN)/python -m stoker.operator.api.crd --write crds
 	@cp crds/*.yaml charts/stoker-crds/files/
+	@$(BIN)/python -m stoker.operator.api.reference --write docs/api-reference.md
+	@$(BIN)/python -m stoker.operator.api.not_yet --write README.md
 
 charts: setup kube-binaries ## render deploy/ and the snapshots anew from the charts
 	@$(BIN)/python -m e2e.charts.plain --write

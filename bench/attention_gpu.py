@@ -2,8 +2,10 @@
 
     python -m bench.attention_gpu [--parts decode,prefill,training] [--json FILE] [--limit-s SECONDS]
 
-Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the
-causal half only. FILE is written anew after each row; a row that fails or passes its limit says so and leaves the others alone. `--site DIR` adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
+Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per
+call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the causal half only. FILE is written anew
+after each row; a row that fails or passes its limit says so and leaves the others alone. `--site DIR` adds a folder of
+packages (flash-attn-4), whose rows are left out where it cannot be imported.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def decode_row(
     caches, sequences = make_step([(length - 1, 1) for length in lengths], heads, block_size, is_strided)
     q = torch.randn(len(lengths), heads, 128, dtype=torch.bfloat16, device="cuda")
     function = paged_attention_deterministic if is_deterministic else paged_attention
-    seconds = time_graph([lambda cache=cache, layer=layer: function(q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches])  # type: ignore[misc]  # fmt: skip
+    calls = [partial(function, q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches]
+    seconds = time_graph(calls)
     num_bytes = 2 * 2 * sum(lengths) * 8 * 128
     return {
         "decode": name,
@@ -112,7 +115,8 @@ def prefill_rows() -> Rows:
 def prefill_row(name: str, chunks: list[tuple[int, int]], heads: int, block_size: int) -> Row:
     caches, sequences = make_step(chunks, heads, block_size, True)
     q = torch.randn(sum(new for _, new in chunks), heads, 128, dtype=torch.bfloat16, device="cuda")
-    seconds = time_graph([lambda cache=cache, layer=layer: paged_attention(q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches])  # type: ignore[misc]  # fmt: skip
+    calls = [partial(paged_attention, q, cache, layer, sequences, 128**-0.5, None) for cache, layer in caches]
+    seconds = time_graph(calls)
     flop = sum(4 * heads * 128 * (old * new + new * (new + 1) / 2) for old, new in chunks)
     return {
         "prefill": name,

@@ -1,11 +1,12 @@
 """T7: a checkpoint of the 8B run while it trains: GB/s with hashes, the longest stall of a step, and the read-back.
 
-    python bench/checkpoint_gpu.py --gpus 4 --folder /mnt/fast            # all 32 layers: 96 GB on disk, 24 GB of locked host memory per rank
+    python bench/checkpoint_gpu.py --gpus 4 --folder /mnt/fast   # all 32 layers: 96 GB, 24 GB of locked memory per rank
     python bench/checkpoint_gpu.py --gpus 4 --layers 8 --out DIR          # 33 GB; DIR/T7.json
 
-Steps of row T1 go on while the product's own Snapshots and Saver copy, hash, write, publish and read back. GB/s counts from the start of the save until it is
-committed (durable and visible); `disk` is the same storage without hashes or snapshot, all ranks at once. A stall is how much longer a step took than the
-median of those before the save. What is known is written after each of: the plain write, the steps before, a commit, the end. The last line is JSON.
+Steps of row T1 go on while the product's own Snapshots and Saver copy, hash, write, publish and read back. GB/s counts
+from the start of the save until it is committed (durable and visible); `disk` is the same storage without hashes or
+snapshot, all ranks at once. A stall is how much longer a step took than the median of those before the save. What is
+known is written after each of: the plain write, the steps before, a commit, the end. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from trainer_gpu import ROWS, Run, add_site, spawn, tell, trainer_config
 
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.protocol.channel import Beacon, Event, SaveEvent
-from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.protocol.channel import Event, RankChannel, SaveEvent
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.communicator import make_communicator
-from stoker.trainer.rank.process_group import choose_device, find_rank_place, process_group
+from stoker.trainer.rank.process_group import choose_device, process_group
+from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.save_group import make_save_group
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.snapshot import Snapshots, state_tensors
 
 
-class TimedBeacon(Beacon):
+class TimedChannel(RankChannel):
     """Keeps when each word about a save came, and passes it on."""
 
     def __init__(self, heard: Callable[[], None]) -> None:
@@ -67,20 +69,20 @@ def measure(options: argparse.Namespace, device: torch.device, rank: int) -> Non
     run = Run(ROWS["T1"], [], options, device, communicator)
     parts = list(run.decoder.named_parts())
     snapshots = Snapshots(run.zero, parts)
-    beacon = TimedBeacon(lambda: note(events=[described(at - begin, event) for at, event in beacon.saves]))
+    channel = TimedChannel(lambda: note(events=[described(at - begin, event) for at, event in channel.saves]))
     begin = time.perf_counter()
     snapshots.prepare()
     run.step()
-    while run.wished(Wishes(save=not snapshots.ready)):
+    while run.wished(StepSignals(save=not snapshots.ready)):
         run.step()
     memory_s = time.perf_counter() - begin
     before = [run.step() for _ in range(options.steps)]
     usual = statistics.median(before)
     note(layers=run.model.num_layers, memory_s=round(memory_s, 2), usual_step_ms=round(1e3 * usual, 1))
-    saver = Saver(CheckpointRoot(folder), "00000000", group, beacon, {}, keep=None)
-    saves = [save(run, saver, snapshots, beacon, parts, number) for number in range(1, options.saves + 1)]
+    saver = Saver(CheckpointRoot(folder), "00000000", group, channel, {}, keep=None)
+    saves = [save(run, saver, snapshots, channel, parts, number) for number in range(1, options.saves + 1)]
     saver.wait()
-    found = [summary(beacon, number, begun, steps, usual) for number, (begun, steps) in enumerate(saves, 1)]
+    found = [summary(channel, number, begun, steps, usual) for number, (begun, steps) in enumerate(saves, 1)]
     note(peak_gib=round(torch.cuda.max_memory_allocated(device) / 2**30, 2), saves=found)
 
 
@@ -96,7 +98,7 @@ def described(at_s: float, event: SaveEvent) -> dict[str, Any]:
 
 
 def save(
-    run: Run, saver: Saver, snapshots: Snapshots, beacon: TimedBeacon, parts: Any, number: int
+    run: Run, saver: Saver, snapshots: Snapshots, channel: TimedChannel, parts: Any, number: int
 ) -> tuple[float, list[float]]:
     """When it began, and the steps' seconds until every rank's save is over."""
     plan = SavePlan(
@@ -110,14 +112,14 @@ def save(
     begun = time.perf_counter()
     saver.start(plan, snapshots.take)
     steps = [time.perf_counter() - begun + run.step()]
-    while run.wished(Wishes(save=saver.busy)):
+    while run.wished(StepSignals(save=saver.busy)):
         steps.append(run.step())
-    assert beacon.saves or run.communicator.rank > 0
+    assert channel.saves or run.communicator.rank > 0
     return begun, steps
 
 
-def summary(beacon: TimedBeacon, number: int, begun: float, steps: list[float], usual: float) -> dict[str, Any]:
-    mine = [(at, event) for at, event in beacon.saves if event.step == number]
+def summary(channel: TimedChannel, number: int, begun: float, steps: list[float], usual: float) -> dict[str, Any]:
+    mine = [(at, event) for at, event in channel.saves if event.step == number]
     if not mine:
         return {}
     committed = next(((at, event) for at, event in mine if event.state == "Committed"), None)
@@ -158,11 +160,11 @@ def write_plain(options: argparse.Namespace, rank: int) -> float:
 
 def work(options: argparse.Namespace) -> None:
     config = trainer_config(ROWS["T1"], [], options.gpus)
-    place = find_rank_place(config, os.environ)
+    info = find_rank_info(config, os.environ)
     device = choose_device(config)
     torch.cuda.set_device(device)
-    with process_group(config, place, device, None):
-        measure(options, device, place.rank)
+    with process_group(config, info, device, None):
+        measure(options, device, info.rank)
 
 
 def arguments() -> argparse.Namespace:

@@ -1,10 +1,11 @@
-"""Tokens per second of the engine on the CPU against transformers and llama.cpp: SmolLM2-135M-Instruct, 64 greedy tokens.
+"""Tokens per second of the engine on the CPU against transformers and llama.cpp: SmolLM2-135M-Instruct, 64 greedy
+tokens.
 
-16 requests together against `generate` with one padded batch of 16; one request against `generate` alone; fp32 and bf16, all
-cores. llama.cpp takes part, one stream with f16 weights, where llama-cpp-python is installed and `--gguf` names an f16 file.
-Times go from the call to the last token, prompts included. Ours and theirs take turns, so that a change of the machine's
-speed meets both, and the best round of each counts; the ratios of medians are given too. Both sides must give the same
-number of tokens: end tokens are ignored.
+16 requests together against `generate` with one padded batch of 16; one request against `generate` alone; fp32 and
+bf16, all cores. llama.cpp takes part, one stream with f16 weights, where llama-cpp-python is installed and `--gguf`
+names an f16 file. Times go from the call to the last token, prompts included. Ours and theirs take turns, so that a
+change of the machine's speed meets both, and the best round of each counts; the ratios of medians are given too. Both
+sides must give the same number of tokens: end tokens are ignored.
 
     make model                                             # once: brings the weights
     python bench/engine_cpu.py                             # about 3 minutes on two cores

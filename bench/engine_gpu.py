@@ -5,12 +5,13 @@
     python bench/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
     python bench/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
 
-P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output lengths),
-temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out: milliseconds
-per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256 tokens in and 256 out
-arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and the time to its first one.
-One warm-up of the same kind comes before each.
-Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
+P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
+lengths), temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out:
+milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256
+tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and
+the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is `engine_gpu_start.py`. Each
+row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s`
+leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
 from stoker.engine.execution.runner import Runner
@@ -197,15 +198,15 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
         max_queued_requests=1024,
     )
     engine = LLMEngine(
-        OnDevice(runner), scheduler, Limits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
+        OnDevice(runner), scheduler, ModelLimits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
     )
     assert runner.graphs is not None or options.kernels != "fused"
     if options.decode_graphs and runner.graphs is not None:
-        runner.graphs.kinds = replace(runner.graphs.kinds, mixed=())
+        runner.graphs.shapes = replace(runner.graphs.shapes, mixed=())
     torch.cuda.synchronize()
     opened, free_bytes = time.perf_counter(), torch.cuda.mem_get_info()[0]
     graphs = 0
-    while runner.warm():
+    while runner.capture_next_graph():
         graphs += 1
     torch.cuda.synchronize()
     graph_bytes = free_bytes - torch.cuda.mem_get_info()[0]
@@ -371,8 +372,8 @@ def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
         ("schedule", engine.scheduler, "schedule"),
         ("submit", engine, "_submit"),
         ("launch", runner, "launch"),
-        ("wait", engine, "_result"),
-        ("land", engine, "_land"),
+        ("wait", engine, "_outcome"),
+        ("collect", engine, "_collect"),
         ("step", engine, "step"),
     ]
     for name, owner, attribute in places:
@@ -385,7 +386,7 @@ def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
             delattr(owner, attribute)
         steps = max(engine.num_steps - first, 1)
         parts.update({name: round(1000 * seconds / steps, 4) for name, seconds in total.items()})
-        parts["take"] = round(parts["land"] - parts["wait"], 4)
+        parts["take"] = round(parts["collect"] - parts["wait"], 4)
         parts["build"] = round(parts["submit"] - parts["launch"], 4)
 
 

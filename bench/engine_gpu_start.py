@@ -1,11 +1,13 @@
-"""P9: from the start of the server's process to the first token of an answer, Llama-3.1-8B shape on one GPU, weights in the page cache.
+"""P9: from the start of the server's process to the first token of an answer, Llama-3.1-8B shape on one GPU, weights in
+the page cache.
 
     python -m bench.engine_gpu_start --folder /data/model --out DIR
     python -m bench.engine_gpu_start --rounds 3
 
-Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be named),
-reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed token as soon as it says it is ready. The first round compiles kernels
-into an empty Triton cache, the others find them there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` tells.
+Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be
+named), reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed
+token as soon as it says it is ready. The first round compiles kernels into an empty Triton cache, the others find them
+there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` tells.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, shape: str, layers: int | None) -> None:
-    """Headers and holes: files of the right size whose bytes are zeros, which take no time to write and the same time to read."""
+    """Headers and holes: files of the right size whose bytes are zeros, which take no time to write and the same time
+    to read.
+    """
     config = replace(SHAPES[shape], num_layers=layers or SHAPES[shape].num_layers)
     parts = list(Decoder(config, Ops(), dtype=torch.bfloat16, device="meta").named_parts())
     planned = {part.hf_name: PlannedTensor(part.global_shape, torch.bfloat16) for part in parts}

@@ -1,7 +1,10 @@
-"""Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of Llama-3.1-8B and Qwen3-0.6B.
+"""Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of
+Llama-3.1-8B and Qwen3-0.6B.
 
-`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a CUDA graph of many, over inputs that take turns so that
-none is left in the cache; `limit` is the larger of bytes / 4.4 TB/s and operations / 780 TFLOP/s.
+`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew
+after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a
+CUDA graph of many, over inputs that take turns so that none is left in the cache; `limit` is the larger of bytes / 4.4
+TB/s and operations / 780 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 from bench.row_limit import tried
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import SampleRows, SamplingTable
 
 BYTES_PER_S = 4.4e12
@@ -170,7 +174,9 @@ def rotate_work(shape: Shape, tokens: int, ops: Ops, name: str) -> Work:
         block, offset = slots.long() // 16, slots.long() % 16
         rows = [((block * 2 + index) * 2 + kind) * 16 + offset for index in range(2) for kind in range(2)]
         sequences = Pass(slots, torch.cat(rows).view(2, -1), tokens)
-        return lambda: ops.rotate_and_write(q, k, v, cos, sin, *norms, 1e-6, cache, layer, sequences)  # type: ignore[arg-type]
+        rotation = Rotation(cos, sin, *norms, 1e-6)
+        into = CacheLayer(cache, layer, sequences)  # type: ignore[arg-type]
+        return lambda: ops.rotate_and_write(q, k, v, rotation, into)
 
     return Work("rotate_and_write", name, num_bytes, 0, make, turns_for(num_bytes))
 
@@ -219,7 +225,10 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
 
 
 def peaked_logits(rows: int, vocab: int) -> Tensor:
-    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places. The others are nearly flat."""
+    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places.
+
+    The others are nearly flat.
+    """
     order = torch.rand(rows, vocab, device="cuda").argsort(1)
     ranks = torch.arange(1, vocab + 1, device="cuda", dtype=torch.float32)
     return (-1.5 * ranks.log()).expand(rows, -1).gather(1, order)
@@ -257,7 +266,7 @@ def training_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
         q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
         cos, sin = (random(tokens, 1, shape.head_dim, dtype=torch.float32) for _ in range(2))
         norms = [random(shape.head_dim).requires_grad_() if shape.has_norm else None for _ in range(2)]
-        outputs = ops.rotate(q, k, cos, sin, *norms, 1e-6)
+        outputs = ops.rotate(q, k, Rotation(cos, sin, *norms, 1e-6))
         grads = [torch.randn_like(output) for output in outputs]
         leaves = [leaf for leaf in (q, k, *norms) if leaf is not None]
         return lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True)
@@ -366,7 +375,8 @@ def markdown(times: list[Time]) -> str:
     for time in times:
         twin = "-" if time.twin_us is None else f"{time.twin_us:.1f}"
         lines.append(
-            f"| {time.kernel} | {time.shape} | {time.limit_us:.1f} | {time.reached_us:.1f} | {100 * time.share:.0f} % | {twin} |"
+            f"| {time.kernel} | {time.shape} | {time.limit_us:.1f} | {time.reached_us:.1f} "
+            f"| {100 * time.share:.0f} % | {twin} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,9 @@
-"""A whole control plane with fake nodes for `kube_scale.py`: etcd, API server, controller-manager, scheduler and kwok, all from `make kube-binaries`.
+"""A whole control plane with fake nodes for `kube_scale.py`: etcd, API server, controller-manager, scheduler and kwok,
+all from `make kube-binaries`.
 
-Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server can be the agent of every one of them. Loopback
-addresses would do for that too, but no Endpoints may have them: the endpoint controllers would be refused, and try again, for as long as a Service has such pods.
+Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
+can be the agent of every one of them. Loopback addresses would do for that too, but no Endpoints may have them: the
+endpoint controllers would be refused, and try again, for as long as a Service has such pods.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ ANNOTATION = "kwok.x-k8s.io/node"
 
 
 def enter_pod_network() -> None:
-    """Begins this program anew in a network of its own, where every address of POD_RANGE is this machine; inside it does nothing. The network ends with the program."""
+    """Begins this program anew in a network of its own, where every address of POD_RANGE is this machine; inside it
+    does nothing.
+
+    The network ends with the program.
+    """
     if _is_here(LAST_ADDRESS):
         return
     unshare = ["unshare", "--net", *(() if os.geteuid() == 0 else ("--map-root-user",))]

@@ -1,16 +1,19 @@
-"""From a killed trainer pod to the next attempt, on real nodes: containerd, kubelet, the installed chart, the images of this checkout.
+"""From a killed trainer pod to the next attempt, on real nodes: containerd, kubelet, the installed chart, the images of
+this checkout.
 
-A job of two pods trains on the CPU. Every process of one pod's container gets SIGKILL at once, or the pod object is deleted by force, again and again; before each harm the job
-has made progress (a newer verified save), so that each failure is the first in a row.
+A job of two pods trains on the CPU. Every process of one pod's container gets SIGKILL at once, or the pod object is
+deleted by force, again and again; before each harm the job has made progress (a newer verified save), so that each
+failure is the first in a row.
 
   seen      the job's status names the end of the attempt
   created   all pods of the next attempt exist
   running   the job's status says Running again, resumed from the newest verified save
 
-The kubelet tells of a dead container within about a second, and the operator waits one second before a first retry: both are in the figures.
+The kubelet reports a dead container within about a second, and the operator waits one second before a first retry:
+both are in the figures.
 
-    python -m bench.kube_recovery                                   # starts a cluster of its own (root, minutes), and stops it
-    STOKER_E2E_CLUSTER=NAME python -m bench.kube_recovery           # on one that the stories left running
+    python -m bench.kube_recovery                         # starts and stops a cluster of its own (root, minutes)
+    STOKER_E2E_CLUSTER=NAME python -m bench.kube_recovery # on one that the stories left running
 
 The last line is JSON.
 """

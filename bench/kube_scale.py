@@ -1,14 +1,17 @@
-"""The operator on a real API server, nodes and pods faked by kwok: many pods of one job, many jobs at once, and what it costs in memory.
+"""The operator on a real API server, nodes and pods faked by kwok: many pods of one job, many jobs at once, and what it
+costs in memory.
 
-  pods    one TrainingJob of 1,000 pods against an in-tree Job of as many pods with the same spec, and against the same Job with a headless Service, as a Job needs one
+  pods    one TrainingJob of 1,000 pods against an in-tree Job of as many pods with the same spec, and against the same
+          Job with a headless Service, as a Job needs one
           for pods that shall find each other; same control plane, one after the other, each round in another order:
           seconds until all pods exist, until all of them are ready, and until the status counts all of them as ready
   jobs    250 TrainingJobs of 4 pods posted at once: seconds until every status says Running
   memory  resident memory of the operator's process with 1,000 jobs and 4,000 pods, all Running
 
-What is real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as users run it. What is fake: kubelets and
-containers. A job is Running when its pods run and pod 0's agent says that it trains, so an HTTP server at the pods' addresses answers every poll with that;
-no program runs, nothing is saved, there are no Checkpoints. Everything runs in a network of its own, where all those addresses are this machine.
+What is real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as
+users run it. What is fake: kubelets and containers. A job is Running when its pods run and pod 0's agent says that it
+trains, so an HTTP server at the pods' addresses answers every poll with that; no program runs, nothing is saved, there
+are no Checkpoints. Everything runs in a network of its own, where all those addresses are this machine.
 
     python -m bench.kube_scale                       # about 8 minutes, needs `make kube-binaries`
     python -m bench.kube_scale --pods 200 --jobs 50 --all-jobs 100
@@ -95,7 +98,8 @@ class Bench:
         say(f"{self.options.pods} pods: {pods['best']}, ratio {pods['ratio']}, goal {GOAL_RATIO}")
         jobs = await self._many_jobs(0, self.options.jobs)
         say(
-            f"{self.options.jobs} jobs of 4 pods: all Running after {jobs['running_s']} s, goal {GOAL_JOBS_S} s; {jobs['cpu_s']}"
+            f"{self.options.jobs} jobs of 4 pods: all Running after {jobs['running_s']} s, "
+            f"goal {GOAL_JOBS_S} s; {jobs['cpu_s']}"
         )
         await self._many_jobs(self.options.jobs, self.options.all_jobs)
         await asyncio.sleep(10)
@@ -127,9 +131,13 @@ class Bench:
     # One large job
 
     async def _large_jobs(self) -> dict[str, Any]:
-        """Rounds of all sides. A round before them counts for nobody: watches of a fresh API server are cut off in a burst until it has seen some.
+        """Rounds of all sides.
 
-        Warnings about Services tell of endpoints that the API server refused; with them the seconds of a side with a Service mean little.
+        A first round is not counted: watches of a fresh API server are cut off in a burst until it has seen
+        some.
+
+        Warnings about Services tell of endpoints that the API server refused; with them the seconds of a side with a
+        Service mean little.
         """
         spec = await self._pod_spec()
         await self._round("warm", spec, SIDES)
@@ -275,7 +283,7 @@ async def agents() -> AsyncIterator[None]:
 
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("0.0.0.0", AGENT_PORT))  # in a network that has nobody else
+    listening.bind(("0.0.0.0", AGENT_PORT))  # in a network of its own
     async with await asyncio.start_server(answer, sock=listening, backlog=4096):
         yield
 
@@ -305,7 +313,9 @@ def training_job(name: str, pods: int) -> Object:
 
 
 def in_tree_job(name: str, pods: int, pod: Mapping[str, Any], subdomain: str = "") -> Object:
-    """A Job with the same pods, less what belongs to one pod alone; with a `subdomain` its pods have names behind the Service that is called so."""
+    """A Job with the same pods, less what belongs to one pod alone; with a `subdomain` its pods have names behind the
+    Service that is called so.
+    """
     own = ("nodeName", "hostname", "subdomain", "schedulerName", "priority", "preemptionPolicy", "serviceAccount")
     spec = {key: value for key, value in pod.items() if key not in own}
     template = {"metadata": {"labels": {"job": name}}, "spec": {**spec, "subdomain": subdomain} if subdomain else spec}
@@ -337,7 +347,9 @@ def bodies_of(side: str, name: str, pods: int, spec: Object) -> tuple[Object, ..
 
 
 def best_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The best of each figure of one side; `processor_s` is what all parts of the cluster used together, and says more than the clock where others use the machine."""
+    """The best of each figure of one side; `processor_s` is what all parts of the cluster used together, and says more
+    than the clock where others use the machine.
+    """
     return {what: min(found[what] for found in rounds) for what in ("created_s", "running_s", "ready_s", "processor_s")}
 
 

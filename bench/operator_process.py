@@ -1,7 +1,7 @@
 """The operator alone in a process, for `reconcilers.py`: the real loop, and a cluster that is a Unix socket away.
 
-Nothing but the operator is imported. Objects arrive as JSON texts, one per change, as from an API server. Commands come on standard
-input, one JSON line each; answers go to standard output.
+Nothing but the operator is imported. Objects arrive as JSON texts, one per change, as from an API server. Commands come
+on standard input, one JSON line each; answers go to standard output.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from stoker.operator.cluster import interface as seam
 from stoker.operator.cluster.kinds import OURS
-from stoker.operator.domain.plan import Call, Key, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Key, Object, Ref
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import key_of
 from stoker.operator.service.reconcilers import RECONCILERS
@@ -47,13 +47,15 @@ class RemoteCluster:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def list(self, kind: str, **_: Any) -> seam.Listing:
-        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one comes."""
+        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one
+        comes.
+        """
         items: list[Object] = []
         version = None
         while version is None or len(items) % PAGE == 0:
             page, now = await self._ask("list", kind, len(items), PAGE)
             version = version or now
-            items += map(kept, page)
+            items += map(pruned, page)
             if not page:
                 break
         return seam.Listing(tuple(items), version)
@@ -86,7 +88,7 @@ class RemoteCluster:
     async def delete(self, ref: Ref) -> Object | None:
         return await self._ask("delete", ref)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         return await self._ask("call", call.pod, call.method, call.path, call.body)
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:

@@ -1,13 +1,15 @@
 """1,000 training jobs and 50 deployments in the operator: time, API writes, memory.
 
-Two processes. One is the operator alone: the real loop with its informers, queue, poller and executor. The other is everything else:
-an API server in memory with admission from the generated CRDs, pods that start at once, and what they answer to polls. They talk JSON over a
-Unix socket, so the operator pays for decoding as it would for an API server (but not for TLS and HTTP).
+Two processes. One is the operator alone: the real loop with its informers, queue, poller and executor. The other is
+everything else: an API server in memory with admission from the generated CRDs, pods that start at once, and what they
+answer to polls. They talk JSON over a Unix socket, so the operator pays for decoding as it would for an API server (but
+not for TLS and HTTP).
 
-Each job has one pod, a report, and two verified Checkpoints; each deployment serves the newest checkpoint of one job with one engine and
-one router. All lie in one namespace, which is the worst case.
+Each job has one pod, a report, and two verified Checkpoints; each deployment serves the newest checkpoint of one job
+with one engine and one router. All lie in one namespace, which is the worst case.
 
-  create   from the first manifest until every job is Running with its Checkpoints verified and every deployment is Serving
+  create   from the first manifest until every job is Running with its Checkpoints verified and every deployment is
+           Serving
   rest     a pass over every resource when nothing has changed; it must write nothing
   change   every job's report moves on at the same moment, until every status says so
   restart  another operator on the full cluster, until its queue is empty; it must write nothing
@@ -497,20 +499,23 @@ def show(result: Mapping[str, Any]) -> None:
     every = rest["passes"]["all"]
     print(f"create   {create['seconds']} s until all run, passes {create['passes']}, writes {create['writes']}")
     print(
-        f"rest     a pass takes {every['p50_ms']} ms (p95 {every['p95_ms']}), writes {rest['writes'] or 'none'} (goal none)"
+        f"rest     a pass takes {every['p50_ms']} ms (p95 {every['p95_ms']}), "
+        f"writes {rest['writes'] or 'none'} (goal none)"
     )
     for kind in sorted(set(rest["passes"]) - {"all"}):
         print(f"           {kind} {rest['passes'][kind]['p50_ms']} ms (p95 {rest['passes'][kind]['p95_ms']})")
     print(f"           polls alone take {100 * rest['cpu_share']:.0f} % of a core")
     print(
-        f"change   {change['seconds']} s until every status is right, {change['cpu_s']} s of CPU, passes {change['passes']}, "
+        f"change   {change['seconds']} s until every status is right, {change['cpu_s']} s of CPU, "
+        f"passes {change['passes']}, "
         f"{change['writes_per_job']} writes per job"
     )
     print(
         f"restart  {restart['seconds']} s, passes {restart['passes']}, writes {restart['writes'] or 'none'} (goal none)"
     )
     print(
-        f"memory   {result['resident_mib']} MiB resident (goal {GOAL_MIB}), {result['imported_mib']} MiB of it before the first "
+        f"memory   {result['resident_mib']} MiB resident (goal {GOAL_MIB}), "
+        f"{result['imported_mib']} MiB of it before the first "
         f"object, peak {max(one['peak_mib'] for one in (create, change, restart))} MiB; objects {change['objects']}"
     )
 

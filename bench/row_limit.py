@@ -17,7 +17,10 @@ class RowTooSlow(BaseException):
 
 @contextmanager
 def row_limit(seconds: float) -> Iterator[None]:
-    """Raises RowTooSlow in the block after so many seconds; while the device is waited for, as soon as that returns. Main thread only."""
+    """Raises RowTooSlow in the block after so many seconds; while the device is waited for, as soon as that returns.
+
+    Main thread only.
+    """
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise RowTooSlow(f"no result within {seconds:g} s")

@@ -1,4 +1,6 @@
-"""Every bench that runs on a CPU, one after the other. Each one's last line, JSON, goes to `bench/out/<name>.json`; a table ends it.
+"""Every bench that runs on a CPU, one after the other.
+
+Each one's last line, JSON, goes to `bench/out/<name>.json`; a table ends it.
 
     make bench                                       # all
     python bench/run.py checkpoint_save reconcilers  # some

@@ -5,14 +5,17 @@
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
 
     python bench/trainer_gpu.py T1 --gpus 4
-    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4     # one after the other, one start
-    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels by kind against their floors, exposed communication, host gaps
+    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
+    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
-Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU);
-silent (nothing is sent, so the numbers are wrong: the step without its communication).
-STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators.
-A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile after its figures. A run that fails or passes
-`--limit-s` is ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
+Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or
+an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing
+is sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
+packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the
+product's own classes: Decoder, Zero, TrainStep and their communicators. A step's time runs from one answer (loss and
+norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile
+after its figures. A run that fails or passes `--limit-s` is ended and named, and the ranks are started again for the
+runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -42,13 +45,15 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Wishes
-from stoker.trainer.rank.build import make_ops, make_zero
+from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
-from stoker.trainer.rank.initial_weights import Start
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.ordered_sum import sum_in_order
-from stoker.trainer.rank.process_group import choose_device, find_rank_place, process_group, set_threads
+from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
+from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
 
 LLAMA_8B = {
@@ -70,7 +75,9 @@ LLAMA_1B = {
     "tie_embeddings": True,
 }
 PEAK_FLOPS, PEAK_BYTES, PEAK_LINK = 780e12, 4.4e12, 350e9
-"""Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink gives one GPU in one direction (assumed)."""
+"""Measured on this kind of machine: dense bf16 product on random data, copy (read and written bytes), and what NVLink
+gives one GPU in one direction (assumed).
+"""
 KINDS = (
     ("attention", r"fmha|flash|cudnn|attention|attend"),
     ("nccl", r"nccl"),
@@ -148,7 +155,9 @@ def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[M
 
 
 class Silent:
-    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were free."""
+    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were
+    free.
+    """
 
     eager = True
 
@@ -203,7 +212,7 @@ class Run:
         begin = time.perf_counter()
         ops, self.attention = make_ops(self.config, device)
         self.decoder = decoder = Decoder(self.model, ops, device="meta")
-        start = Start(decoder, 0, lambda _done, _total: None)
+        start = InitialWeights(decoder, 0, lambda _done, _total: None)
         self.zero = make_zero(self.config, decoder, communicator, device, start.fill)
         recompute = self.config.memory.activation_checkpointing == "full"
         forward = ForwardPass(decoder, self.attention, device, self.zero.ready, recompute=recompute)
@@ -219,14 +228,14 @@ class Run:
         self.steps += 1
         batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
         result = self.train_step(
-            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, Wishes
+            self.steps, batches, self.row.micro_batches, self.tokens * self.communicator.size, 1e-4, StepSignals
         )
         self.losses.append((result.loss, result.grad_norm))
         return time.perf_counter() - begin
 
-    def wished(self, wishes: Wishes) -> bool:
-        """Whether any rank wishes a save (collective; waits for the device)."""
-        mine = torch.tensor([float(wishes.save)], device=self.device)
+    def wished(self, signals: StepSignals) -> bool:
+        """Whether any rank signals a save (collective; waits for the device)."""
+        mine = torch.tensor([float(signals.save)], device=self.device)
         return bool(self.communicator.exchange(mine).max() > 0)
 
     @property
@@ -262,7 +271,7 @@ def measure(
     }
     if name in options.profile:
         yield {"run": name, "gpus": communicator.size, "profile": profile(run, options)}
-    run.zero.wait_parameters()  # torch keeps what a collective reads until somebody waits for it
+    run.zero.wait_parameters()  # torch keeps what a collective reads until a caller waits for it
     run.zero.close()
 
 
@@ -372,17 +381,17 @@ def floors(run_name: str, gpus: int) -> dict[str, float]:
 def work(options: argparse.Namespace) -> None:
     """One rank: place and peers come from the environment."""
     first = trainer_config(ROWS["T1"], [], options.gpus)
-    place = find_rank_place(first, os.environ)
+    info = find_rank_info(first, os.environ)
     device = choose_device(first)
     torch.cuda.set_device(device)
-    with process_group(first, place, device, None):
-        communicators = Communicators(place.world_size, device)
+    with process_group(first, info, device, None):
+        communicators = Communicators(info.world_size, device)
         for name in options.runs[options.skip :]:
             try:
                 for facts in measure(name, options, device, communicators):
-                    tell(facts, place.rank)
+                    tell(facts, info.rank)
             except torch.OutOfMemoryError as error:
-                tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, place.rank)
+                tell({"run": name, "gpus": options.gpus, "error": str(error)[:300]}, info.rank)
             gc.collect()
             torch.cuda.empty_cache()
             torch.use_deterministic_algorithms(False)
@@ -396,16 +405,19 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 def spawn(
     script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once. Where nothing is found for `limit_s` all ranks are ended and say where they are."""
+    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once.
+
+    Where nothing is found for `limit_s` all ranks are ended and say where they are.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     ranks = []
     for rank in range(gpus):
-        place = {"RANK": rank, "WORLD_SIZE": gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        info = {"RANK": rank, "WORLD_SIZE": gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {
             **os.environ,
-            **{name: str(value) for name, value in place.items()},
+            **{name: str(value) for name, value in info.items()},
             "CUDA_VISIBLE_DEVICES": str(rank),
             "OMP_NUM_THREADS": "8",
             "PYTHONFAULTHANDLER": "1",
@@ -464,7 +476,8 @@ def show(facts: dict[str, Any]) -> None:
         show_profile(facts)
         return
     print(
-        f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, peak {facts['peak_gib']} GiB "
+        f"{facts['run']} on {facts['gpus']}: {facts['tokens_per_s_per_gpu']} tokens/s/GPU, "
+        f"peak {facts['peak_gib']} GiB "
         f"(reserved {facts['reserved_gib']}), init {facts['init_s']} s, attention {facts['attention']}, "
         f"steps {facts['step_ms']}, loss {facts['losses'][0][0]:.4f} -> {facts['losses'][-1][0]:.4f}",
         flush=True,
@@ -474,7 +487,8 @@ def show(facts: dict[str, Any]) -> None:
 def show_profile(facts: dict[str, Any]) -> None:
     found = facts["profile"]
     print(
-        f"{facts['run']} on {facts['gpus']}, a step of {found['step_ms']} ms: idle {found['idle_ms']}, only communication {found['only_communication_ms']}, {found['kernels']} kernels"
+        f"{facts['run']} on {facts['gpus']}, a step of {found['step_ms']} ms: idle {found['idle_ms']}, "
+        f"only communication {found['only_communication_ms']}, {found['kernels']} kernels"
     )
     for kind, entry in found["kinds"].items():
         print(f"    {entry['ms']:9.2f} ms {entry['count']:6d} x  {kind}")

@@ -1,15 +1,16 @@
 """Tokens per second of the trainer against a plain PyTorch DDP loop: same model, same batches, same two cores.
 
-Both run in two spawned Gloo ranks with one thread each. DDP: `DistributedDataParallel` with `no_sync` while it accumulates, fused AdamW over
-all parameters on each rank, `clip_grad_norm_`, and autocast for bf16 (fp32 parameters), which is how its users keep fp32 masters. Ours: the
-step of `stoker.trainer` with ZeRO-1. The two take turns, so that a change of the machine's speed meets both,
-and the best step of each counts (other work on the machine only makes steps longer); the ratios of
-medians and of CPU time of rank 0 are given too.
+Both run in two spawned Gloo ranks with one thread each. DDP: `DistributedDataParallel` with `no_sync` while it
+accumulates, fused AdamW over all parameters on each rank, `clip_grad_norm_`, and autocast for bf16 (fp32 parameters),
+which is how its users keep fp32 masters. Ours: the step of `stoker.trainer` with ZeRO-1. The two take turns, so that a
+change of the machine's speed meets both, and the best step of each counts (other work on the machine only makes steps
+longer); the ratios of medians and of CPU time of rank 0 are given too.
 
     python bench/trainer_vs_ddp.py                      # bf16 and fp32, about 3 minutes
     python bench/trainer_vs_ddp.py --precision bf16 --model smollm2
 
-The last line is JSON. Measured with torch 2.11, two cores (AVX-512 BF16, one thread per rank) of an otherwise idle machine, tokens/s:
+The last line is JSON. Measured with torch 2.11, two cores (AVX-512 BF16, one thread per rank) of an otherwise idle
+machine, tokens/s:
 
     model                                   precision   stoker      DDP   ratio
     small (15.7 M), 8 x 512 tokens          bf16        5692.8   2631.7   2.16
@@ -42,7 +43,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Wishes
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
@@ -155,7 +156,7 @@ class StokerLoop:
 
     def step(self, batches: list[MicroBatch], targets: int) -> float:
         self.steps += 1
-        return self.train_step(self.steps, batches, len(batches), targets, RATE, Wishes).loss
+        return self.train_step(self.steps, batches, len(batches), targets, RATE, StepSignals).loss
 
 
 def work(rank: int, port: int, options: argparse.Namespace, precision: str, results: Any) -> None:
@@ -229,7 +230,8 @@ def main() -> None:
         found.append(measure(options, precision))
         line = found[-1]
         print(
-            f"{options.model} {precision}: stoker {line['stoker_tokens_per_s']} tokens/s, DDP {line['ddp_tokens_per_s']} tokens/s, "
+            f"{options.model} {precision}: stoker {line['stoker_tokens_per_s']} tokens/s, "
+            f"DDP {line['ddp_tokens_per_s']} tokens/s, "
             f"ratio {line['ratio']} (goal >= 1.0)"
         )
     print(json.dumps({"bench": "trainer_vs_ddp", "torch": torch.__version__, "results": found}))

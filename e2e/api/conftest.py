@@ -1,4 +1,7 @@
-"""etcd and kube-apiserver alone for all tests, a namespace for each. The programs must be there: without them every test is an error that says how to get them."""
+"""etcd and kube-apiserver alone for all tests, a namespace for each.
+
+The programs must be there: without them every test is an error that says how to get them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The programs in fake pods, as the operator meets them over HTTP: `/status` and the control calls. One server for all pods; a pod is told by its loopback address."""
+"""The programs in fake pods, as the operator meets them over HTTP: `/status` and the control calls.
+
+One server for all pods; a pod is told by its loopback address.
+"""
 
 from __future__ import annotations
 

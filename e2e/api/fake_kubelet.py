@@ -1,4 +1,6 @@
-"""Runs the pods of one namespace without containers: binds them, reports them Running at a loopback address, ends those that are deleted."""
+"""Runs the pods of one namespace without containers: binds them, reports them Running at a loopback address, ends those
+that are deleted.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class FakeKubelet:
             raise found
 
     def made(self, role: str) -> list[str]:
-        """Names of all pods that ever were with `role` in their name's place, in the order of their creation; a name twice is a pod twice."""
+        """Names of all pods that ever were with `role` in their name's place, in the order of their creation; a name
+        twice is a pod twice.
+        """
         return [name for name in self.created.values() if role in name]
 
     async def look_again(self) -> None:

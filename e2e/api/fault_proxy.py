@@ -1,7 +1,7 @@
 """An HTTP proxy before an API server that fails on purpose, by a plan, and counts what is asked.
 
-Clients speak plain HTTP to it and need no credentials: the proxy has the administrator's. Where the plan is silent everything passes
-unchanged, watches event by event.
+Clients speak plain HTTP to it and need no credentials: the proxy has the administrator's. Where the plan is silent
+everything passes unchanged, watches event by event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What can go wrong between an operator and an API server, and plans that say when. A plan decides by the call and its number alone, so a run can be repeated."""
+"""What can go wrong between an operator and an API server, and plans that say when.
+
+A plan decides by the call and its number alone, so a run can be repeated.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class Hang:
 
 @dataclass(frozen=True)
 class Hold:
-    """The request is on its way until the proxy's `released` is set, also when who sent it has died meanwhile. The answer never comes."""
+    """The request is on its way until the proxy's `released` is set, also when who sent it has died meanwhile.
+
+    The answer never comes.
+    """
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,10 @@ class Slow:
 
 @dataclass(frozen=True)
 class CutWatch:
-    """Let some events of a watch through, then: `gone` and `error` send an ERROR event (410, 500), `drop` closes in the middle of the answer,
-    `end` closes as the server does at its timeout, `silent` swallows everything that follows and leaves the connection open."""
+    """Let some events of a watch through, then: `gone` and `error` send an ERROR event (410, 500), `drop` closes in the
+    middle of the answer, `end` closes as the server does at its timeout, `silent` swallows everything that follows and
+    leaves the connection open.
+    """
 
     how: Literal["gone", "error", "drop", "end", "silent"]
     after_events: int = 0
@@ -68,7 +76,9 @@ class FaultPlan(Protocol):
     """Chooses the fault of each call."""
 
     def fault(self, call: ApiCall, number: int, write: int) -> Fault | None:
-        """`number` counts the calls with this verb and resource, `write` all writes; both from 1 (`write` is 0 for reads)."""
+        """`number` counts the calls with this verb and resource, `write` all writes; both from 1 (`write` is 0 for
+        reads).
+        """
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,10 @@ class AtWrite:
 
 @dataclass(frozen=True)
 class Seeded:
-    """Any call may fail. The same seed fails the n-th call of a verb and resource in the same way, in whatever order calls come."""
+    """Any call may fail.
+
+    The same seed fails the n-th call of a verb and resource in the same way, in whatever order calls come.
+    """
 
     seed: int
     rate: float

@@ -1,7 +1,8 @@
 """The sockets of a client, so that its end can wait for theirs.
 
-A TLS connection that is given up within an answer says farewell to the server on its own, after the client that opened it has forgotten it. An
-event loop that closes before leaves an open socket behind, which the tests' rules make an error of some later test.
+A TLS connection that is given up within an answer says farewell to the server on its own, after the client that opened
+it has forgotten it. An event loop that closes before leaves an open socket behind, which the tests' rules make an error
+of some later test.
 """
 
 from __future__ import annotations

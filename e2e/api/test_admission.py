@@ -1,4 +1,6 @@
-"""The API server refuses the manifests that the embedded cluster refuses, for the same reasons at the same fields: one table for both."""
+"""The API server refuses the manifests that the embedded cluster refuses, for the same reasons at the same fields: one
+table for both.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import yaml
 from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.plane import Plane
 from stoker.operator.admission.admission import Admission
-from stoker.operator.admission.cause import Invalid
+from stoker.operator.admission.status_cause import InvalidObject
 from tests.operator.bad_manifests import BAD, GOOD, changed
 from tests.operator.test_admission_updates import ALLOWED, REFUSED
 
@@ -63,7 +65,7 @@ def store(plane: Plane, manifest: Object, namespace: str) -> Object:
     return asyncio.run(whole())
 
 
-def local_causes(refused: Invalid) -> Causes:
+def local_causes(refused: InvalidObject) -> Causes:
     """What the embedded cluster says, without the advice that it adds in parentheses at the end."""
     return {
         (cause.field, re.sub(r" \((did you mean|a text is needed).*\)$", "", cause.message)) for cause in refused.causes
@@ -79,7 +81,7 @@ def server_causes(refused: ApiRefused) -> Causes:
     }
 
 
-def assert_same_refusal(refused: ApiRefused, local: Invalid) -> None:
+def assert_same_refusal(refused: ApiRefused, local: InvalidObject) -> None:
     here, there = local_causes(local), server_causes(refused)
     assert here <= there
     assert {cause for cause in there - here if not any(text in cause[1] for text in FOLLOW_UPS)} == set()
@@ -90,7 +92,7 @@ def test_a_bad_manifest_is_refused_as_the_embedded_cluster_refuses_it(
     plane: Plane, admission: Admission, kind: str, changes: dict[str, Any]
 ) -> None:
     manifest = changed(GOOD[kind], changes)
-    with pytest.raises(Invalid) as local:
+    with pytest.raises(InvalidObject) as local:
         admission.admit(manifest)
     with pytest.raises(ApiRefused) as refused:
         ask(plane, "POST", manifest, "default")
@@ -107,7 +109,7 @@ def test_what_is_fixed_cannot_change(
     plane: Plane, namespace: str, admission: Admission, good: Object, before: dict[str, Any], change: dict[str, Any]
 ) -> None:
     stored = store(plane, changed(good, before), namespace)
-    with pytest.raises(Invalid) as local:
+    with pytest.raises(InvalidObject) as local:
         admission.admit(changed(stored, change), stored)
     with pytest.raises(ApiRefused) as refused:
         ask(plane, "PUT", changed(stored, change), namespace)

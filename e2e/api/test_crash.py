@@ -10,7 +10,9 @@ from e2e.api.training_story import assert_at_rest, assert_once, begin, to_the_en
 from e2e.api.world import NewWorld, Running, World, all_of
 
 SURE_WRITES = 12
-"""A job of two pods takes 16 to 21 writes from its first status to its last event, by how many changes one status tells."""
+"""A job of two pods takes 16 to 21 writes from its first status to its last event, by how many changes one status
+tells.
+"""
 NTH_WRITE = {f"write {write}": AtWrite(write, Hang()) for write in range(1, 25)}
 WRITTEN = (
     ("update", "trainingjobs/status"),
@@ -26,7 +28,10 @@ FIRST_WRITE = {f"{verb} {what}": Script((Rule(Hang(), verb, what),)) for verb, w
 
 
 async def with_a_crash(world: World, plan: FaultPlan) -> bool:
-    """The whole life of a job, in which the first operator dies once a write is done, before it hears of it. Whether it came to that write."""
+    """The whole life of a job, in which the first operator dies once a write is done, before it hears of it.
+
+    Whether it came to that write.
+    """
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(world.operator(plan))
         await begin(world)

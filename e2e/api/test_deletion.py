@@ -1,4 +1,6 @@
-"""What goes and what stays when a job or its Checkpoints are deleted, and that an operator leaves a dying namespace in peace."""
+"""What goes and what stays when a job or its Checkpoints are deleted, and that an operator leaves a dying namespace in
+peace.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def test_a_task_that_fails_keeps_the_checkpoint_and_says_why(run: Callable[[Stor
 
             await eventually(blocked, what="it says that it is blocked")
             (left,) = await checkpoints(world)
-            assert left["status"]["message"] == "the delete task says no"
+            assert left["status"]["message"] == "the delete task refused without a reason"
             await world.api.patch(
                 "Checkpoint", world.namespace, saved["metadata"]["name"], {"spec": {"deletionPolicy": "Retain"}}
             )
@@ -141,7 +143,7 @@ def test_a_task_that_fails_keeps_the_checkpoint_and_says_why(run: Callable[[Stor
 
 
 async def tasks(world: World) -> list[dict[str, str]]:
-    """Labels of the task pods that are still there; those of a Checkpoint that is gone wait for the garbage collector."""
+    """Labels of the task pods that still exist; those of a deleted Checkpoint wait for the garbage collector."""
     return [
         pod["metadata"]["labels"]
         for pod in await world.list("Pod")
@@ -150,7 +152,9 @@ async def tasks(world: World) -> list[dict[str, str]]:
 
 
 def test_a_job_in_a_dying_namespace_is_given_up_quietly(run: Callable[[Story], None]) -> None:
-    """Its pods are taken away, nothing new is allowed: the operator tries a few times with growing pauses, and other namespaces feel nothing."""
+    """Its pods are taken away, nothing new is allowed: the operator tries a few times with growing pauses, and other
+    namespaces feel nothing.
+    """
 
     async def story(world: World) -> None:
         async with world.operator() as running:

@@ -72,9 +72,21 @@ def run(story: Story, plan: FaultPlan | None = None) -> None:
         ("GET", f"{PODS}/b", {}, "", ApiCall("get", "pods", "", "a", "b")),
         ("POST", PODS, {}, "", ApiCall("create", "pods", namespace="a")),
         ("PATCH", f"{PODS}/b/status", {}, "application/merge-patch+json", ApiCall("patch", "pods", "status", "a", "b")),
-        ("PATCH", "/apis/stoker.dev/v1alpha1/namespaces/a/enginepools/b", {}, "application/apply-patch+yaml", ApiCall("apply", "enginepools", "", "a", "b")),
+        (
+            "PATCH",
+            "/apis/stoker.dev/v1alpha1/namespaces/a/enginepools/b",
+            {},
+            "application/apply-patch+yaml",
+            ApiCall("apply", "enginepools", "", "a", "b"),
+        ),
         ("DELETE", PODS, {}, "", ApiCall("deletecollection", "pods", namespace="a")),
-        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", {}, "", ApiCall("update", "leases", "", "a", "b")),
+        (
+            "PUT",
+            "/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
+            {},
+            "",
+            ApiCall("update", "leases", "", "a", "b"),
+        ),
         ("GET", "/api/v1/namespaces/a", {}, "", ApiCall("get", "namespaces", "", "", "a")),
         ("PUT", "/api/v1/namespaces/a/finalize", {}, "", ApiCall("update", "namespaces", "finalize", "", "a")),
         ("GET", "/apis/stoker.dev/v1alpha1", {}, "", None),
@@ -100,7 +112,7 @@ def test_without_a_plan_everything_passes_and_is_counted() -> None:
     run(story)
 
 
-def test_a_refusal_is_a_status_and_reaches_nobody() -> None:
+def test_a_refusal_is_a_status_and_reaches_no_server() -> None:
     async def story(proxy: FaultProxy, client: aiohttp.ClientSession, seen: list[str]) -> None:
         answer = await client.post(PODS)
         body = await answer.json()

@@ -1,4 +1,6 @@
-"""Reconcilers and informers on a real API server that is reached through faults: the right end, nothing twice, and rest."""
+"""Reconcilers and informers on a real API server that is reached through faults: the right end, nothing twice, and
+rest.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_jobs_come_to_their_ends_through_random_faults(new_world: NewWorld) -> N
 
 
 def test_silent_watches_are_found_out(run: Callable[[Story], None]) -> None:
-    """Connections that stay open and say nothing: every kind is listed again after the longest silence, here a fortieth of it."""
+    """Connections that stay open and say nothing: every kind is listed again after the longest silence, here a fortieth
+    of it.
+    """
 
     async def story(world: World) -> None:
         deaf = Script((Rule(CutWatch("silent"), "watch", count=2),))
@@ -109,7 +113,8 @@ def test_an_api_server_that_restarts_costs_nothing_but_time(run: Callable[[Story
             await eventually(lambda: trains(world), what="the job trains")
             world.plane.control_plane.stop_api_server()
             await asyncio.sleep(1)
-            world.plane.control_plane.start_api_server()  # in this thread: the kernel ends it with the thread that started it
+            # In this thread: the kernel ends the server with the thread that started it.
+            world.plane.control_plane.start_api_server()
             await eventually(lambda: has_saved(world), what="its save is verified")
             await finish(world)
             await eventually(lambda: has_phase(world, "Completed"), within_s=60, what="the job is Completed")

@@ -1,4 +1,6 @@
-"""kubectl, Helm and GitOps controllers write to the same objects as the operator, and nobody undoes what another has done."""
+"""kubectl, Helm and GitOps controllers write to the same objects as the operator, and none undoes what another has
+done.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_kubectl_apply_changes_what_may_change_while_the_job_runs(run: Callable[
 
 
 def test_helm_and_gitops_controllers_may_own_the_same_job(run: Callable[[Story], None]) -> None:
-    """Each tool applies its whole manifest again and again, by force as they do; the operator has nothing to do about it."""
+    """Each tool applies its whole manifest again and again, by force as they do; the operator has nothing to do about
+    it.
+    """
 
     async def story(world: World) -> None:
         async with world.operator() as running:

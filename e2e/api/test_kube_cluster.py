@@ -12,7 +12,7 @@ import pytest
 
 from e2e.api.plane import Plane
 from stoker.operator.cluster.interface import Cluster, Invalid, NamespaceTerminating, NotFound, PodUnreachable
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
 from stoker.operator.cluster.kube.rate_limit import RateLimit
@@ -41,7 +41,7 @@ def pool(name: str, replicas: int = 1) -> Object:
 @asynccontextmanager
 async def connected(plane: Plane, *, view: View | None = None, page_size: int = 250) -> AsyncIterator[KubeCluster]:
     clock = SystemClock()
-    connection = Connection(Access(str(plane.kubeconfig)), RateLimit(clock, per_second=500, burst=500))
+    connection = ApiConnection(Access(str(plane.kubeconfig)), RateLimit(clock, per_second=500, burst=500))
     pods = PodHttp(new_private_key(), clock, lambda: secrets.token_hex(8))
     cluster = KubeCluster(connection, pods, view=view, page_size=page_size)
     try:
@@ -220,7 +220,7 @@ def test_a_pod_without_an_address_cannot_be_asked(plane: Plane) -> None:
     tell(plane, story)
 
 
-def test_a_server_that_starts_again_is_waited_for_by_nobody(plane: Plane) -> None:
+def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
     """Calls fail as transport errors while it is away, and work when it is back: on the same client."""
 
     async def story(cluster: KubeCluster) -> None:

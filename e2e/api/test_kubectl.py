@@ -1,4 +1,6 @@
-"""What a person with kubectl sees and does: columns, wait, scale, explain, diff, selectors; and what other tools read from the conditions."""
+"""What a person with kubectl sees and does: columns, wait, scale, explain, diff, selectors; and what other tools read
+from the conditions.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_a_wrong_field_is_named_before_anything_is_stored(plane: Plane, namespac
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_was_applied_shows_no_difference(plane: Plane, namespace: str, kind: str) -> None:
-    """Defaults are in the schema, so a GitOps tool sees no drift; the copy that client-side apply keeps is far from its limit of 256 KiB."""
+    """Defaults are in the schema, so a GitOps tool sees no drift; the copy that client-side apply keeps is far from its
+    limit of 256 KiB.
+    """
     manifest = changed(GOOD[kind], {"metadata.namespace": namespace})
     plane.kubectl("apply", "-f", "-", stdin=manifest)
     plane.kubectl("diff", "-f", "-", stdin=manifest)
@@ -154,8 +158,8 @@ async def is_over(world: World) -> bool:
 def kstatus(found: Object) -> str:
     """What kstatus (kubectl, Flux, Argo's health checks) makes of an object, by its rules for kinds it does not know.
 
-    A status without observedGeneration and conditions counts as Current there; ours is written at the first look, and conditions come with it, so that
-    a tool that waits reads Ready as well.
+    A status without observedGeneration and conditions counts as Current there; ours is written at the first look, and
+    conditions come with it, so that a tool that waits reads Ready as well.
     """
     status = found.get("status") or {}
     conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}

@@ -1,4 +1,6 @@
-"""`python -m stoker.operator` as a process, against a real API server: probes, one leader of two, hand-over, nothing left on objects."""
+"""`python -m stoker.operator` as a process, against a real API server: probes, one leader of two, hand-over, nothing
+left on objects.
+"""
 
 from __future__ import annotations
 

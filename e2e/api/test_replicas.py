@@ -1,4 +1,4 @@
-"""Replicas of the whole program on one Lease: one works, the other takes over, and who lost the Lease writes no more."""
+"""Replicas of the whole program on one Lease: one works, the other takes over, none writes without the Lease."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from e2e.api.faults import UNAVAILABLE, FaultPlan, Hang, Rule, Script
 from e2e.api.training_story import assert_once, begin, finish, has_saved, to_the_end, trains
 from e2e.api.world import Story, World, eventually
 from stoker.operator.domain.settings import Settings
-from stoker.operator.service.config import ApiConfig, LeaseConfig, ListenConfig, OperatorConfig, PollConfig
-from stoker.operator.service.program import Program
+from stoker.operator.service.config import ApiConfig, LeaseConfig, OperatorConfig, PollConfig, ProbeListenConfig
+from stoker.operator.service.program import OperatorProgram
 
 LEASE = LeaseConfig(duration_s=3, renew_deadline_s=2, retry_s=0.4)
 
@@ -33,7 +33,7 @@ class ReplicaConfig(OperatorConfig):
 class Replica:
     """One process's worth of operator, behind a proxy of its own."""
 
-    program: Program
+    program: OperatorProgram
     proxy: FaultProxy
     stop: asyncio.Event
     task: asyncio.Task[None]
@@ -68,14 +68,14 @@ async def replica(
             namespaces=(world.namespace,),
             identity=name,
             api=ApiConfig(kubeconfig=str(file)),
-            listen=ListenConfig(host="127.0.0.1", port=0),
+            listen=ProbeListenConfig(host="127.0.0.1", port=0),
             lease=LEASE,
             poll=PollConfig(interval_s=0.1),
             wake_ups=("TrainingJob",) if wake_ups else (),
             agent_port=world.agents.port,
         )
         stop = asyncio.Event()
-        program = Program(config)
+        program = OperatorProgram(config)
         found = Replica(program, proxy, stop, asyncio.create_task(program.run(stop)))
         try:
             yield found

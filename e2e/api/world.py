@@ -1,4 +1,6 @@
-"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server through a fault proxy each."""
+"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server
+through a fault proxy each.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from e2e.api.fault_proxy import FaultProxy
 from e2e.api.faults import FaultPlan
 from e2e.api.plane import Plane
 from stoker.operator.cluster.kinds import OURS
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster
 from stoker.operator.cluster.kube.rate_limit import RateLimit
@@ -107,7 +109,7 @@ class World:
         clock = clock or SystemClock()
         async with FaultProxy(self.plane.access, plan) as proxy:
             file = write_kubeconfig(self.folder / f"{self.namespace}-{next(self._numbers)}.yaml", proxy.url)
-            connection = Connection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
+            connection = ApiConnection(Access(str(file)), RateLimit(clock, per_second=1000, burst=2000))
             pods = PodHttp(new_private_key(), clock, lambda: str(random.random()))
             cluster = KubeCluster(connection, pods, view=VIEW)
             operator = Operator(

@@ -1,4 +1,6 @@
-"""Helm, as tests and scripts call it: the binary that `make kube-binaries` built, and folders of its own for everything that it keeps."""
+"""Helm, as tests and scripts call it: the binary that `make kube-binaries` built, and folders of its own for everything
+that it keeps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plain manifests from the chart, for `kubectl apply -k deploy/`: what the chart makes with its default values, without Helm's marks.
+"""Plain manifests from the chart, for `kubectl apply -k deploy/`: what the chart makes with its default values, without
+Helm's marks.
 
 python -m e2e.charts.plain --write    write deploy/operator.yaml
 python -m e2e.charts.plain --check    exit status 1 when it is not what the chart gives

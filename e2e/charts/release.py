@@ -45,8 +45,10 @@ class Releases:
         return done.stdout
 
     def list_all_kinds(self) -> None:
-        """Asks for the objects of every definition. Do so before deleting definitions: where the storage of one is not up yet, the API server cannot
-        end its objects, and does not try again for minutes.
+        """Asks for the objects of every definition.
+
+        Do so before deleting definitions: where the storage of one is not up yet, the API server cannot end its
+        objects, and does not try again for minutes.
         """
         for definition in self.kubectl("get", "crd", "-o", "name").split():
             self.kubectl("get", definition.rpartition("/")[2], "--all-namespaces")
@@ -56,7 +58,9 @@ class Releases:
         return dict(json.loads(self.kubectl("get", *arguments, "-o", "json")))
 
     def may(self, account: str, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
-        """Whether the service account `NAMESPACE:NAME` has that right; `resource` is PLURAL[.GROUP][/SUBRESOURCE], an empty namespace means all."""
+        """Whether the service account `NAMESPACE:NAME` has that right; `resource` is PLURAL[.GROUP][/SUBRESOURCE], an
+        empty namespace means all.
+        """
         plural, _, subresource = resource.partition("/")
         plural, _, group = plural.partition(".")
         attributes = {

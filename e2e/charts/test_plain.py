@@ -1,4 +1,4 @@
-"""`kubectl apply -k deploy/` for real: what it makes, what a second one changes, and what each way to remove it leaves."""
+"""`kubectl apply -k deploy/` for real: what it makes, what a second run changes, what each removal leaves."""
 
 from __future__ import annotations
 

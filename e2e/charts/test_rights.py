@@ -1,4 +1,6 @@
-"""The operator as a process with exactly the rights and the configuration that the chart gives it, on a real API server: it can do all of its work, and is refused nothing."""
+"""The operator as a process with exactly the rights and the configuration that the chart gives it, on a real API
+server: it can do all of its work, and is refused nothing.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +65,10 @@ def works(releases: Releases) -> None:
     until(lambda: releases.get("secrets", "--namespace", NAMESPACE)["items"], "the control key")
     assert names(releases, "poddisruptionbudgets", "stoker.dev/pool") == {"main"}
     assert names(releases, "enginepools", "stoker.dev/pool") == {"main"}
+    until(
+        lambda: names(releases, "networkpolicies", "stoker.dev/role") == {"trainer", "engine", "router"},
+        "a NetworkPolicy for each kind of pod",
+    )
     until(lambda: phase(releases, "tj/ends") == "Cancelled", "a cancelled job")
     assert releases.kubectl("get", "events", "--namespace", PLACE, "-o", "name")
 

@@ -41,7 +41,7 @@ def test_the_definitions_come_through_helm_unchanged_and_are_kept() -> None:
         assert definition == yaml.safe_load(source.read_text())
 
 
-def test_definitions_are_not_kept_when_nobody_wants_to_keep_them() -> None:
+def test_definitions_are_removed_where_keep_is_off() -> None:
     (first, *_) = rendered(CRDS, {"keep": False})
     assert "helm.sh/resource-policy" not in first["metadata"]["annotations"]
 

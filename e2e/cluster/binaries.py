@@ -3,10 +3,12 @@
     python -m e2e.cluster.binaries              build what is missing, print the folder
     python -m e2e.cluster.binaries etcd helm    only these tools
 
-Each tool is built into a folder of its own, named by a digest of its `go.mod`, `go.sum` and build flags, and published by a rename: a change of one pinned version
-builds that tool and no other, and a build that was interrupted leaves nothing that looks finished. One lock per tool keeps two processes from building it twice.
+Each tool is built into a folder of its own, named by a digest of its `go.mod`, `go.sum` and build flags, and published
+by a rename: a change of one pinned version builds that tool and no other, and a build that was interrupted leaves
+nothing that looks finished. One lock per tool keeps two processes from building it twice.
 
-Go's own caches (9 GB for all tools) are kept only while something is built, unless `GOCACHE` and `GOMODCACHE` name folders.
+Go's own caches (9 GB for all tools) are kept only while something is built, unless `GOCACHE` and `GOMODCACHE` name
+folders.
 """
 
 import fcntl
@@ -85,7 +87,9 @@ def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
 
 @contextmanager
 def _go_caches(folder: Path) -> Iterator[dict[str, str]]:
-    """Variables that point Go's caches below `folder`, which the last build to end removes: with it, what an interrupted one left."""
+    """Variables that point Go's caches below `folder`, which the last build to end removes: with it, what an
+    interrupted one left.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)

@@ -1,4 +1,6 @@
-"""A whole cluster on this machine: control plane, DNS, nodes, shared volumes. Its state is a folder in the cache, so that any process can find, use and stop it.
+"""A whole cluster on this machine: control plane, DNS, nodes, shared volumes.
+
+Its state is a folder in the cache, so that any process can find, use and stop it.
 
 with Cluster("demo", default_nodes(2)) as cluster:
     cluster.kubectl("get", "nodes")
@@ -71,10 +73,12 @@ class Cluster:
     ) -> None:
         self.down()
 
-    # life ---------------------------------------------------------------------------------------------------------------------------------------------
+    # life
 
     def up(self) -> None:
-        """Starts everything and waits until every node is Ready. What an earlier run of this name left behind is removed first.
+        """Starts everything and waits until every node is Ready.
+
+        What an earlier run of this name left behind is removed first.
 
         Raises:
             Unprepared: if the machine lacks something; nothing has been started then.
@@ -92,9 +96,12 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """Stops everything and removes every trace: processes, mounts, cgroups, bridge, routes, state. Built programs and images stay in the cache."""
+        """Stops everything and removes every trace: processes, mounts, cgroups, bridge, routes, state.
+
+        Built programs and images stay in the cache.
+        """
         if self.folder.exists():
-            network.claim(self._claims, self.name)  # released below; it is there, unless somebody removed the note
+            network.claim(self._claims, self.name)  # released below; it is there, unless the note was removed
         for node in self.nodes.values():
             node.kill()
         self._dns.stop(grace_s=0)
@@ -139,7 +146,7 @@ class Cluster:
                 self._welcome(api, node)
         self._route_services()
 
-    # nodes --------------------------------------------------------------------------------------------------------------------------------------------
+    # nodes
 
     @property
     def nodes(self) -> dict[str, Node]:
@@ -152,7 +159,9 @@ class Cluster:
         return found
 
     def add_node(self, spec: NodeSpec) -> Node:
-        """A further node, or a new machine under the name of one that was killed; returns when it is Ready and shows what it offers."""
+        """A further node, or a new machine under the name of one that was killed; returns when it is Ready and shows
+        what it offers.
+        """
         if (earlier := self.nodes.get(spec.name)) is not None:
             if earlier.alive:
                 raise ClusterError(f"node {spec.name} is there already")
@@ -217,7 +226,7 @@ class Cluster:
         living = [node.slot for node in self.nodes.values() if node.alive]
         network.route_services(self.network, min(living, default=None))
 
-    # use ----------------------------------------------------------------------------------------------------------------------------------------------
+    # use
 
     @property
     def network(self) -> Network:
@@ -270,12 +279,14 @@ class Cluster:
 
     @contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[str]:
-        """A tunnel of `kubectl port-forward` to `target` (`service/x`, `pod/y`); gives its address, `http://127.0.0.1:...`."""
+        """A tunnel of `kubectl port-forward` to `target` (`service/x`, `pod/y`); gives its address,
+        `http://127.0.0.1:...`.
+        """
         command = [str(binaries.bin_folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig)]
         with PortForward(command, namespace, target, port) as tunnel:
             yield tunnel.url
 
-    # parts --------------------------------------------------------------------------------------------------------------------------------------------
+    # parts
 
     def _plane(self) -> ControlPlane:
         addresses = self.network

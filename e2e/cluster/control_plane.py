@@ -1,10 +1,12 @@
-"""etcd and kube-apiserver, and, when asked for, the controller-manager and the scheduler: a real Kubernetes API in about three seconds, without root.
+"""etcd and kube-apiserver, and, when asked for, the controller-manager and the scheduler: a real Kubernetes API in
+about three seconds, without root.
 
     with ControlPlane(folder) as plane:
         subprocess.run(["kubectl", "--kubeconfig", plane.kubeconfig, "get", "ns"])
 
-Several live side by side: everything listens on `address` at ports of its own. Alone (the default) it has no garbage collector and makes no service accounts, so
-the ServiceAccount admission is off; with `controllers=True` both are as in any cluster.
+Several live side by side: everything listens on `address` at ports of its own. Alone (the default) it has no garbage
+collector and makes no service accounts, so the ServiceAccount admission is off; with `controllers=True` both are as in
+any cluster.
 """
 
 import contextlib
@@ -99,7 +101,9 @@ class ControlPlane:
         return path if path.exists() else self.kubeconfig_of("admin", ("system:masters",))
 
     def kubeconfig_of(self, user: str, groups: tuple[str, ...] = (), *, url: str | None = None) -> Path:
-        """A fresh kubeconfig of any user, for RBAC and for clients behind a proxy (`url`); overwrites an earlier one of that user."""
+        """A fresh kubeconfig of any user, for RBAC and for clients behind a proxy (`url`); overwrites an earlier one of
+        that user.
+        """
         return self.authority.kubeconfig(user, url or self.url, groups)
 
     def start(self) -> None:
@@ -293,7 +297,7 @@ class ControlPlane:
 
 
 def _free_port(address: str) -> int:
-    """Below the kernel's range for outgoing connections: there, whoever asks a stopped server may get its port for himself."""
+    """Ports below the kernel's range for outgoing connections, from which a client could take a stopped server's."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((address, random.randint(20_000, 32_000)))

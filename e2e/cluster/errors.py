@@ -1,4 +1,4 @@
-"""What goes wrong with a test cluster; every message is one line that names the thing and what to do or where to look."""
+"""What goes wrong with a test cluster; every message names the thing and what to do or where to look."""
 
 
 class ClusterError(RuntimeError):

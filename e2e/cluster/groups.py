@@ -1,4 +1,6 @@
-"""The cgroups of one node: a subtree below this process's own group in every hierarchy of version 1 that the machine has, below the root in version 2 alone."""
+"""The cgroups of one node: a subtree below this process's own group in every hierarchy of version 1 that the machine
+has, below the root in version 2 alone.
+"""
 
 import time
 from dataclasses import dataclass
@@ -70,7 +72,9 @@ def find(name: str) -> list[Path]:
 
 
 def _root_with_controllers() -> Path:
-    """Version 2 alone: only groups without processes of their own hand controllers on, and ours has some; the root always may."""
+    """Version 2 alone: only groups without processes of their own hand controllers on, and ours has some; the root
+    always may.
+    """
     try:
         for controller in (ROOT / "cgroup.controllers").read_text().split():
             (ROOT / "cgroup.subtree_control").write_text(f"+{controller}")

@@ -1,4 +1,5 @@
-"""A small image out of this machine's static busybox, written without a builder: what pods sleep in (`pause`) and what tests use as a shell.
+"""A small image out of this machine's static busybox, written without a builder: what pods sleep in (`pause`) and what
+tests use as a shell.
 
 localhost/stoker/busybox:1     every applet in /bin; without a command it sleeps
 """
@@ -29,7 +30,9 @@ _FOLDERS = {
 
 
 def busybox_archive(folder: Path) -> Path:
-    """An OCI archive with the image `BUSYBOX`, written into `folder` unless it is there. The same busybox always gives the same bytes.
+    """An OCI archive with the image `BUSYBOX`, written into `folder` unless it is there.
+
+    The same busybox always gives the same bytes.
 
     Raises:
         ClusterError: if this machine has no static busybox.

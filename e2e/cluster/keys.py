@@ -1,4 +1,4 @@
-"""The keys of one cluster: an authority made at its start, the certificates it signs, and kubeconfigs that carry them."""
+"""The keys of one cluster: an authority made at its start, the certificates it signs, kubeconfigs that carry them."""
 
 import base64
 import datetime

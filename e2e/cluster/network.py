@@ -99,7 +99,9 @@ def release(folder: Path, cluster: str) -> None:
 
 
 def raise_bridge(network: Network) -> None:
-    """Makes the bridge, with this machine on it; what has no node yet is unreachable instead of leaving by the default route."""
+    """Makes the bridge, with this machine on it; what has no node yet is unreachable instead of leaving by the default
+    route.
+    """
     _ip("link", "add", network.bridge, "type", "bridge")
     _ip("address", "add", f"{network.gateway}/24", "dev", network.bridge)
     _ip("link", "set", network.bridge, "up")
@@ -116,7 +118,9 @@ def remove_bridge(network: Network) -> None:
 
 
 def connect(network: Network, slot: int, pid: int) -> None:
-    """Lays a cable from the bridge into the network namespace of process `pid` (there: `eth0`) and a route to the node's pods."""
+    """Lays a cable from the bridge into the network namespace of process `pid` (there: `eth0`) and a route to the
+    node's pods.
+    """
     _ip("link", "add", network.link(slot), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     _ip("link", "set", network.link(slot), "master", network.bridge, "up")
     _ip("route", "replace", network.pods_of(slot), "via", network.node(slot), "dev", network.bridge)
@@ -129,7 +133,7 @@ def disconnect(network: Network, slot: int) -> None:
 
 
 def route_services(network: Network, slot: int | None) -> None:
-    """Sends this machine's requests to Services through one node, or to nobody."""
+    """Sends this machine's requests to Services through one node, or to none."""
     if slot is None:
         subprocess.run(["ip", "route", "delete", network.services], capture_output=True, check=False)
     else:

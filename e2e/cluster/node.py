@@ -1,6 +1,9 @@
-"""One node: containerd, runc, kubelet and kube-proxy in namespaces and cgroups of their own. Killing it is losing the machine.
+"""One node: containerd, runc, kubelet and kube-proxy in namespaces and cgroups of their own.
 
-The node's folder holds its configuration, logs, the kubelet's state and containerd's store; `node_init.py` is its first process.
+Killing it is losing the machine.
+
+The node's folder holds its configuration, logs, the kubelet's state and containerd's store; `node_init.py` is its first
+process.
 """
 
 import json
@@ -56,7 +59,9 @@ class Node:
         images.clone_to(self.folder / "containerd")
 
     def open(self, plane: ControlPlane, bin_folder: Path, archives: Sequence[Path], *, detached: bool) -> None:
-        """Opens its namespaces, lays its cable, starts containerd and imports the small images `archives`; the kubelet waits for `join`."""
+        """Opens its namespaces, lays its cable, starts containerd and imports the small images `archives`; the kubelet
+        waits for `join`.
+        """
         config = self._write_configuration(plane, bin_folder, archives)
         self._program.start([sys.executable, "-I", str(BOX), "open", str(config)], detached=detached)
         wait_for_program(

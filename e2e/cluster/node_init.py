@@ -1,10 +1,13 @@
-"""Pid 1 of a node, and what opens the node's namespaces. Run by file name with the standard library alone; `node.py` writes the configuration.
+"""Pid 1 of a node, and what opens the node's namespaces.
+
+Run by file name with the standard library alone; `node.py` writes the configuration.
 
     python -I node_init.py open CONFIG    joins the node's cgroups, then becomes `unshare`, whose child is
-    python -I node_init.py init CONFIG    pid 1: mounts, network, containerd; kubelet and kube-proxy when the API server answers; then it reaps and restarts
+    python -I node_init.py init CONFIG    pid 1: mounts, network, containerd; kubelet and kube-proxy when the API server
+    answers; then it reaps and restarts
 
-All mounts happen in the node's own mount namespace. Files in the node's folder tell the two sides about each other: `opened` (our pid as this machine sees it),
-`connected` (the cable is in), `joinable` (the API server answers).
+All mounts happen in the node's own mount namespace. Files in the node's folder tell the two sides about each other:
+`opened` (our pid as this machine sees it), `connected` (the cable is in), `joinable` (the API server answers).
 """
 
 import json

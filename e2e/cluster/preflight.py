@@ -24,7 +24,8 @@ PROGRAMS = {
 FREE_DISK_BYTES = 2 * 10**9
 FREE_MEMORY_BYTES = 15 * 10**8
 _NETWORK_PROBE = """
-ip link add probe type bridge && ip link add one type veth peer name two && iptables -t nat -A PREROUTING -m comment --comment probe -j ACCEPT
+ip link add probe type bridge && ip link add one type veth peer name two \\
+    && iptables -t nat -A PREROUTING -m comment --comment probe -j ACCEPT
 """
 """Run in a network namespace of its own, which ends with it."""
 

@@ -1,6 +1,8 @@
-"""Programs that a cluster runs on this machine: started with a log and a note of their identity, found again by a later process, stopped.
+"""Programs that a cluster runs on this machine: started with a log and a note of their identity, found again by a later
+process, stopped.
 
-A pid alone says nothing after a while, so the note also holds the time at which the process started: a number that now belongs to somebody else is never signalled.
+A pid alone says nothing after a while, so the note also holds the time at which the process started: a number that now
+belongs to another process is never signalled.
 """
 
 import json
@@ -19,7 +21,7 @@ BINDER = "setpriv"
 
 
 def started_at(pid: int) -> int | None:
-    """When a living process started, in clock ticks since boot; None for one that is gone or only waits to be reaped."""
+    """Start of a living process in clock ticks since boot; None for one that is gone or waits to be reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -28,7 +30,9 @@ def started_at(pid: int) -> int | None:
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether threads of a process whose first one has ended are still on their way out: until the last is gone, its sockets are open."""
+    """Whether threads of a process whose first one has ended are still on their way out: until the last is gone, its
+    sockets are open.
+    """
     try:
         return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except FileNotFoundError:
@@ -55,7 +59,8 @@ class Program:
         """Starts the command in a session of its own.
 
         Args:
-            detached: it outlives this process (`make cluster`); otherwise the kernel kills it together with the thread that started it, so that a test that
+            detached: it outlives this process (`make cluster`); otherwise the kernel kills it together with the thread
+                that started it, so that a test that
                 is killed leaves nothing.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +76,7 @@ class Program:
             )
         if bound:
             wait_until(lambda: _command(process.pid) != BINDER, timeout_s=10)  # from then on it dies with this thread
-        # reaped by whoever asks `alive`; the handle itself is not kept, so that a later process stops it the same way
+        # reaped by the caller of `alive`; the handle itself is not kept, so that a later process stops it the same way
         process.returncode = 0
         self._note.write_text(json.dumps({"pid": process.pid, "started_at": started_at(process.pid)}))
 
@@ -91,7 +96,10 @@ class Program:
         return self.pid is not None
 
     def stop(self, *, grace_s: float = 5.0) -> None:
-        """TERM, then KILL after `grace_s`; returns when it is gone. 0 kills at once. Stopping what does not run is fine."""
+        """TERM, then KILL after `grace_s`; returns when it is gone. 0 kills at once.
+
+        Stopping what does not run is fine.
+        """
         if (pid := self.pid) is not None:
             if grace_s > 0:
                 _signal(pid, signal.SIGTERM)
@@ -132,8 +140,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Takes the exit status of a child of ours; a process that somebody else started is theirs to reap."""
+    """Takes the exit status of a child of ours; a process that another one started is left to its parent."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # somebody else's child, or taken already
+        return  # another process's child, or taken already

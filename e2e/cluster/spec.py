@@ -62,7 +62,9 @@ def default_nodes(count: int = 2) -> tuple[NodeSpec, ...]:
 
 
 def parse_nodes(document: Any) -> tuple[NodeSpec, ...]:
-    """Nodes out of a list of mappings with the fields of `NodeSpec` (the `nodes` of `--config`); unknown keys are refused."""
+    """Nodes out of a list of mappings with the fields of `NodeSpec` (the `nodes` of `--config`); unknown keys are
+    refused.
+    """
     if not isinstance(document, list) or not document:
         raise ValueError("nodes must be a list with at least one node")
     known = NodeSpec.__dataclass_fields__

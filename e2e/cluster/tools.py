@@ -1,6 +1,7 @@
 """Which programs a cluster needs, and from which Go module each is built.
 
-The packages and their versions stand in `e2e/tools/<tool>/go.mod` (its `tool` lines); here is only what `go build` has to be told besides.
+The packages and their versions stand in `e2e/tools/<tool>/go.mod` (its `tool` lines); here is only what `go build` has
+to be told besides.
 """
 
 import hashlib
@@ -14,7 +15,9 @@ MODULES = Path(__file__).resolve().parent.parent / "tools"
 
 @dataclass(frozen=True)
 class Tool:
-    """One pinned Go module below `e2e/tools/` and what is built from it: package -> path of the program below the bin folder."""
+    """One pinned Go module below `e2e/tools/` and what is built from it: package -> path of the program below the bin
+    folder.
+    """
 
     name: str
     programs: dict[str, str]

@@ -17,7 +17,10 @@ def of_cluster(name: str) -> list[str]:
 
 
 def of_machine(addresses: Network) -> list[str]:
-    """Links, addresses, routes and firewall rules of this machine that belong to a cluster's network. Empty when it is gone."""
+    """Links, addresses, routes and firewall rules of this machine that belong to a cluster's network.
+
+    Empty when it is gone.
+    """
     commands = (
         ("ip", "-oneline", "link"),
         ("ip", "-oneline", "address"),

@@ -1,6 +1,8 @@
-"""Shared volumes: folders of this machine, which every node sees at the same path, behind ready PersistentVolumes that any claim binds.
+"""Shared volumes: folders of this machine, which every node sees at the same path, behind ready PersistentVolumes that
+any claim binds.
 
-They stand in for a network file system: ReadWriteMany, readable from every node and from here. A released volume keeps its files and is not bound again.
+They stand in for a network file system: ReadWriteMany, readable from every node and from here. A released volume keeps
+its files and is not bound again.
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""Images from the repository's Dockerfiles, by buildah, on a base image made from Debian packages: no Docker, no registry.
+"""Images from the repository's Dockerfiles, by buildah, on a base image made from Debian packages: no Docker, no
+registry.
 
-Buildah keeps every layer: those with the dependencies are made again only when the base or a lock file changes, and a change of code costs seconds.
+Buildah keeps every layer: those with the dependencies are made again only when the base or a lock file changes, and a
+change of code costs seconds.
 """
 
 from __future__ import annotations
@@ -114,14 +116,18 @@ class Builder:
         return name
 
     def clear(self) -> None:
-        """Drops what interrupted builds left behind, and a mount that hides the layers; to be called while no other build runs."""
+        """Drops what interrupted builds left behind, and a mount that hides the layers; to be called while no other
+        build runs.
+        """
         layers = self.folder / "layers" / DRIVER
         if layers.is_mount():
             run(["umount", str(layers)], what="the mount of another builder on the layers")
         self._buildah("rm", "--all", what="containers of interrupted builds")
 
     def prune(self, recipes: Sequence[Recipe]) -> None:
-        """Drops layers that belong to no image any more, once what they followed from has changed: a large layer is not kept for nothing."""
+        """Drops layers that belong to no image any more, once what they followed from has changed: a large layer is not
+        kept for nothing.
+        """
         files = sorted({file for recipe in recipes for file in recipe.large_layers})
         hashes = [hashlib.sha256((REPOSITORY / file).read_bytes()).hexdigest() for file in files]
         key = "\n".join([base_name(), *hashes])

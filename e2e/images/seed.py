@@ -1,6 +1,7 @@
 """A containerd on the seed store, for as long as images are brought into it.
 
-A layer is written once, as its archive streams from the builder; unpacked it is there already, in the builder's store, and becomes a snapshot by hard links.
+A layer is written once, as its archive streams from the builder; unpacked it is there already, in the builder's store,
+and becomes a snapshot by hard links.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ version = 3
 root = "{root}"
 state = "{state}/state"
 disabled_plugins = [
-  "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri",
-  "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs",
+  "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime",
+  "io.containerd.nri.v1.nri",
+  "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.erofs",
   "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
 ]
 [grpc]

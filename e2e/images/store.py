@@ -1,7 +1,9 @@
-"""The seed store: one containerd root that holds every image, imported and unpacked once, and is cloned into each node by hard links.
+"""The seed store: one containerd root that holds every image, imported and unpacked once, and is cloned into each node
+by hard links.
 
-The images take 13 GB on a node. Cloned, a second node costs a second and no disk, and all nodes share the page cache of PyTorch's libraries. That is
-safe because containerd never writes into an unpacked layer or a blob; its databases, which it does write, are copied. Removing a node's files leaves the seed whole.
+The images take 13 GB on a node. Cloned, a second node costs a second and no disk, and all nodes share the page cache of
+PyTorch's libraries. That is safe because containerd never writes into an unpacked layer or a blob; its databases, which
+it does write, are copied. Removing a node's files leaves the seed whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from e2e.images.commands import run, say
 from e2e.images.seed import OVERLAYFS, SNAPSHOTS, Seed
 
 LARGE_FILES = 2000
-"""A layer with more files is shared by a symbolic link. Such layers (base, packages) leave the seed only when their lock file changes."""
+"""A layer with more files is shared by a symbolic link.
+
+Such layers (base, packages) leave the seed only when their lock file changes.
+"""
 
 
 class ImageStore:
@@ -89,7 +94,9 @@ class ImageStore:
             self._clone(root)
 
     def _clone(self, root: Path) -> None:
-        """Files as hard links, databases as copies; a layer with thousands of files is one symbolic link, which is made and removed at once."""
+        """Files as hard links, databases as copies; a layer with thousands of files is one symbolic link, which is made
+        and removed at once.
+        """
         layers = [layer for layer in (self.root / SNAPSHOTS).iterdir() if layer.is_dir()]
         large = {layer.name for layer in layers if _is_large(layer)}
         (root / SNAPSHOTS).mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[Cluster]:
     """A control node, two nodes with GPUs, the images of this checkout in their stores.
 
-    For work on a story: `STOKER_E2E_CLUSTER=NAME` leaves a cluster of that name running after the tests and takes it again, as it is, the next time.
+    For work on a story: `STOKER_E2E_CLUSTER=NAME` leaves a cluster of that name running after the tests and takes it
+    again, as it is, the next time.
     """
     kept = os.environ.get(KEPT_VARIABLE)
     running = Cluster(kept or "stories", NODES, detached=bool(kept))
@@ -54,7 +55,9 @@ def releases(cluster: Cluster) -> Iterator[Releases]:
 
 @pytest.fixture
 def story(releases: Releases, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Story]:
-    """An empty namespace; after the story every object in it, and every node that the story lost or added, is as before."""
+    """An empty namespace; after the story every object in it, and every node that the story lost or added, is as
+    before.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     found = Story(cluster, words[:40].strip("-"))
     found.begin()

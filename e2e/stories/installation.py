@@ -35,7 +35,9 @@ VALUES: dict[str, Any] = {
 
 
 def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
-    """`helm install` of both charts into `stoker-system`, which enforces the restricted profile; returns when the operator is ready."""
+    """`helm install` of both charts into `stoker-system`, which enforces the restricted profile; returns when the
+    operator is ready.
+    """
     releases = Releases(cluster.kubeconfig)
     releases.kubectl("create", "namespace", NAMESPACE)
     releases.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")

@@ -21,7 +21,7 @@ class OperatorPods:
         return [{**pod, "kind": "Pod"} for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def holder(self) -> str:
-        """Who the Lease says leads; empty when nobody does."""
+        """The holder of the Lease; empty while there is none."""
         lease = self.story.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/stoker")
         return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
 

@@ -28,13 +28,14 @@ PATHS = {
     "Event": "api/v1/{}events",
     "PersistentVolumeClaim": "api/v1/{}persistentvolumeclaims",
     "PodDisruptionBudget": "apis/policy/v1/{}poddisruptionbudgets",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/{}networkpolicies",
     "Deployment": "apis/apps/v1/{}deployments",
     "Lease": "apis/coordination.k8s.io/v1/{}leases",
 }
 STORY = "stoker.dev/story"
 """Label of a story's namespace."""
 OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
-CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget")
+CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")
 """Kinds of what the operator makes for them."""
 
 
@@ -59,7 +60,8 @@ class Story(Waits):
         self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
 
     def end(self) -> None:
-        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time (`namespaces_gone`).
+        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time
+        (`namespaces_gone`).
 
         Raises:
             AssertionError: something does not go.
@@ -111,7 +113,7 @@ class Story(Waits):
     # What is there
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         selector = ",".join(f"stoker.dev/{name.replace('_', '-')}={value}" for name, value in labels.items())
         listed = self.api.get(f"/{self._path(kind)}?labelSelector={selector.replace('=', '%3D').replace(',', '%2C')}")
         assert listed is not None, kind

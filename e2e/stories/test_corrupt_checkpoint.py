@@ -1,4 +1,7 @@
-"""Story 3: the newest checkpoint is damaged on disk. The resume uses the one before and says so; the Checkpoint turns Corrupt."""
+"""Story 3: the newest checkpoint is damaged on disk.
+
+The resume uses the one before and says so; the Checkpoint turns Corrupt.
+"""
 
 from __future__ import annotations
 

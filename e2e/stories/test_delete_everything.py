@@ -1,4 +1,7 @@
-"""Story 9: everything is deleted, then uninstalled. Nothing of ours is left in the cluster; data stays unless the policy says Delete."""
+"""Story 9: everything is deleted, then uninstalled.
+
+Nothing of ours is left in the cluster; data stays unless the policy says Delete.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def test_nothing_is_left_but_the_data(story: Story, installed: Releases) -> None
 
 
 def ours_anywhere(releases: Releases) -> list[str]:
-    """Every object of the cluster that bears our name, whatever its kind; the story's own namespace is not ours, nor are events."""
+    """Every object of the cluster that bears our name, whatever its kind; the story's own namespace is not ours, nor
+    are events.
+    """
     kinds = releases.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     asked = ",".join(kind for kind in kinds if not kind.startswith(("events", "componentstatuses")))
     listed = json.loads(releases.kubectl("get", asked, "--all-namespaces", "-o", "json"))["items"]

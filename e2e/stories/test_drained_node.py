@@ -1,4 +1,7 @@
-"""Story 4: `kubectl drain` of a node under a running job. The job saves, its pod goes, and it resumes elsewhere without a lost step."""
+"""Story 4: `kubectl drain` of a node under a running job.
+
+The job saves, its pod goes, and it resumes elsewhere without a lost step.
+"""
 
 from __future__ import annotations
 

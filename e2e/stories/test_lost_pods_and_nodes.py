@@ -1,4 +1,7 @@
-"""Story 2: a trainer pod is killed, then a whole node. Each time the job goes on from the newest verified checkpoint and says what that cost."""
+"""Story 2: a trainer pod is killed, then a whole node.
+
+Each time the job goes on from the newest verified checkpoint and says what that cost.
+"""
 
 from __future__ import annotations
 

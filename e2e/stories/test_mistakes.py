@@ -1,4 +1,6 @@
-"""Story 8: bad manifests, images, checkpoints, claims and secrets: each ends in a refusal or a condition that names the field or the object, and goes without a trace."""
+"""Story 8: bad manifests, images, checkpoints, claims and secrets: each ends in a refusal or a condition that names the
+field or the object, and goes without a trace.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def mistakes_of_pods() -> list[Mistake]:
             'secret "nobody" not found',
         ),
         (job("no-image", {"workers.image": MISSING_IMAGE}), stalls, MISSING_IMAGE),
-        (deployment("no-keys", BROKEN, api_key), unready, "Secret nobody does not exist"),
+        (deployment("no-keys", BROKEN, api_key), unready, "waiting for the node to mount Secret nobody (key key)"),
         (deployment("wrong-key", BROKEN, wrong_key), unready, "Secret keys (key missing)"),
         (deployment("no-engine", BROKEN, pools), unready, MISSING_IMAGE),
     ]

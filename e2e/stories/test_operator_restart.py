@@ -1,4 +1,6 @@
-"""Story 5: the operator is restarted, upgraded and rolled back, and its leader killed, beside a running job and a deployment under load: no pod restarts, no request fails."""
+"""Story 5: the operator is restarted, upgraded and rolled back, and its leader killed, beside a running job and a
+deployment under load: no pod restarts, no request fails.
+"""
 
 from __future__ import annotations
 

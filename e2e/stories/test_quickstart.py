@@ -1,4 +1,6 @@
-"""Story 1: the charts installed, the quickstart's manifests applied as they are, SmolLM2 taught, served and asked from a pod and from outside; uninstalling keeps what is the user's."""
+"""Story 1: the charts installed, the quickstart's manifests applied as they are, SmolLM2 taught, served and asked from
+a pod and from outside; uninstalling keeps what is the user's.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ CHAT = ("--once", QUESTION, "--temperature", "0", "--max-tokens", "24")
 
 @pytest.fixture
 def models(story: Story) -> Iterator[Path]:
-    """The folder with the fetched model behind the claim `models` of the quickstart, as an administrator would provide it."""
+    """The folder with the fetched model behind the claim `models` of the quickstart, as an administrator would provide
+    it.
+    """
     folder = Path(os.environ.get("STOKER_CACHE") or Path.home() / ".cache" / "stoker") / "models"
     assert (folder / "smollm2-135m-instruct" / "model.safetensors").exists(), f"no model in {folder}: make model"
     name = f"{story.namespace}-models"

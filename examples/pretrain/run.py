@@ -1,6 +1,8 @@
-"""`make pretrain`: a small model from random weights on the standard library's own source, its loss over time, some code that it completes.
+"""`make pretrain`: a small model from random weights on the standard library's own source, its loss over time, some
+code that it completes.
 
-Every step is a command that a person can type; it is printed before it runs. Nothing is fetched: the corpus is what this Python brings.
+Every step is a command that a person can type; it is printed before it runs. Nothing is fetched: the corpus is what
+this Python brings.
 
     python examples/pretrain/run.py                # 1,200 steps, minutes
     python examples/pretrain/run.py --steps 60     # only to see it run
@@ -123,9 +125,7 @@ def wait_for(*manifests: str | Path, more: tuple[str, ...] = ()) -> None:
     files = [part for name in manifests for part in ("-f", relative(HERE / name))]
     code = run("local", "apply", *files, *more, "--detach", "--wait", "--timeout", str(LIMIT_S))
     if code != 0:
-        say(
-            "\nThis did not work. What the job wrote: .venv/bin/stoker local logs tj/small-coder --state .stoker/pretrain"
-        )
+        say("\nThe run failed. The job's log: .venv/bin/stoker local logs tj/small-coder --state .stoker/pretrain")
         run("local", "down", quiet=True)
         sys.exit(code)
 
@@ -137,7 +137,8 @@ def show_losses() -> list[tuple[int, float]]:
     losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "validation"]
     first = next(line for line in lines if line["kind"] == "step")
     say(
-        f"\n=== validation loss (the training loss of step 1 was {first['loss']:.2f}; {sorted(speeds)[len(speeds) // 2]:,.0f} tokens/s)"
+        f"\n=== validation loss (the training loss of step 1 was {first['loss']:.2f}; "
+        f"{sorted(speeds)[len(speeds) // 2]:,.0f} tokens/s)"
     )
     for step, loss in losses:
         say(f"  step {step:4}  {loss:6.3f}  {'█' * round(8 * loss)}")

@@ -1,6 +1,7 @@
 """`make quickstart`: asks a real model, teaches it with two ranks, serves the verified checkpoint, asks again.
 
-Every step is a command that a person can type; it is printed before it runs. The cluster is left running for further questions.
+Every step is a command that a person can type; it is printed before it runs. The cluster is left running for further
+questions.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def apply(*manifests: Path) -> None:
     code = run("local", "apply", *files, "--claim", claim, "--detach", "--wait", "--timeout", str(LIMIT_S))
     if code != 0:
         say(
-            "\nThis did not work. What the pods wrote is in the logs: .venv/bin/stoker local get pods --state .stoker/quickstart"
+            "\nThe quickstart failed. The pods and their logs: "
+            ".venv/bin/stoker local get pods --state .stoker/quickstart"
         )
         run("local", "down", quiet=True)
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""What goes into the two images, read from their Dockerfiles: the Dockerfiles themselves are built in the end-to-end run."""
+"""Contents of the two images, read from their Dockerfiles, which the end-to-end run builds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_image_sees_and_takes_its_own_source_roots_only(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", CONTENTS)
-def test_an_image_is_installed_by_hash_and_runs_as_nobody_in_particular(image: str) -> None:
+def test_an_image_is_installed_by_hash_and_runs_as_an_unprivileged_user(image: str) -> None:
     text = (ROOT / "images" / f"{image}.Dockerfile").read_text()
     assert text.count("pip install") == text.count("--require-hashes") == 1
     assert text.count(f"install-locked.sh /opt/stoker/lock/{image}.txt '.'") == 1, "everything of the lock file"

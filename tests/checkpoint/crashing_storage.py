@@ -14,7 +14,7 @@ from stoker.checkpoint.storage import PosixStorage, Sink
 
 
 class Countdown:
-    """Dies by SIGKILL when the given number of operations has been done; with `torn`, in the middle of the next write."""
+    """Dies by SIGKILL after the given number of operations; with `torn`, in the middle of the next write."""
 
     def __init__(self, operations: int, *, torn: bool = False) -> None:
         self.left = operations
@@ -123,8 +123,8 @@ class ForgetfulSink:
 class ForgetfulStorage(PosixStorage):
     """Writes for real, and keeps beside it what a power cut after each operation could leave.
 
-    Two extremes of what file systems do: `names` keeps every name at once, but of a file's bytes only the synced ones; `synced` keeps names
-    only once their folder was synced.
+    Two extremes of what file systems do: `names` keeps every name at once, but of a file's bytes only the synced ones;
+    `synced` keeps names only once their folder was synced.
     """
 
     def __init__(self, root: Path) -> None:

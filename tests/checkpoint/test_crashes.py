@@ -1,4 +1,7 @@
-"""Whatever goes wrong during a save or after it: the step before loads, or there is a clear refusal. Never a wrong tensor."""
+"""Whatever goes wrong during a save or after it: the step before loads, or there is a clear refusal.
+
+Never a wrong tensor.
+"""
 
 from __future__ import annotations
 

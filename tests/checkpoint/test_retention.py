@@ -97,7 +97,7 @@ def test_who_opens_a_checkpoint_while_it_is_given_up_finds_nothing(root: Checkpo
             found.append(type(error))
 
     reader = threading.Thread(target=read)
-    with PosixStorage().claim(folder / MANIFEST_FILE):
+    with PosixStorage().lock_exclusive(folder / MANIFEST_FILE):
         reader.start()
         folder.rename(root.root / f".deleting-{name(1)}")
     reader.join()
@@ -107,17 +107,17 @@ def test_who_opens_a_checkpoint_while_it_is_given_up_finds_nothing(root: Checkpo
 def test_one_claims_a_file_and_several_hold_it(root: CheckpointRoot) -> None:
     storage, manifest = PosixStorage(), root.root / name(1) / MANIFEST_FILE
     manifest.chmod(0o444)
-    with storage.claim(manifest), pytest.raises(CheckpointInUse, match="is being read"):
-        storage.claim(manifest)
-    first, second = storage.hold(manifest), storage.hold(manifest)
+    with storage.lock_exclusive(manifest), pytest.raises(CheckpointInUse, match="is being read"):
+        storage.lock_exclusive(manifest)
+    first, second = storage.lock_shared(manifest), storage.lock_shared(manifest)
     assert first is not None
     assert second is not None
     first.close()
     with pytest.raises(CheckpointInUse):
-        storage.claim(manifest)
+        storage.lock_exclusive(manifest)
     second.close()
-    storage.claim(manifest).close()
-    assert storage.hold(manifest.with_name("nothing")) is None
+    storage.lock_exclusive(manifest).close()
+    assert storage.lock_shared(manifest.with_name("nothing")) is None
 
 
 @pytest.mark.parametrize("place", ["missing", "file", "file/inside"])

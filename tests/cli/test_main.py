@@ -36,13 +36,74 @@ def test_help_of_a_verb_has_an_example(words: list[str]) -> None:
     assert "stoker " + words[0] in out
 
 
-@pytest.mark.parametrize("verb", ["plan", "bench", "submit"])
-def test_what_is_not_built_is_refused(verb: str) -> None:
-    assert stoker(verb, "-f", "job.yaml", code=64) == f"not supported yet: stoker {verb} -f job.yaml\n"
+INSTEAD = {"plan": "stoker train --render", "bench": "make bench", "submit": "kubectl apply -f FILE"}
+
+
+@pytest.mark.parametrize("verb", INSTEAD)
+def test_what_is_not_built_says_so_and_what_to_use_instead(verb: str) -> None:
+    refused = stoker(verb, "-f", "job.yaml", code=64)
+    assert refused.startswith(f"stoker {verb} is not built yet. Until then: ")
+    assert INSTEAD[verb] in refused
+    for option in ("-h", "--help"):
+        helped = " ".join(stoker(verb, option).split())
+        assert "Not built yet." in helped
+        assert INSTEAD[verb] in helped
 
 
 def test_an_unknown_verb_is_a_usage_error() -> None:
-    assert "No such command 'fly'" in stoker("fly", code=2)
+    assert "No such command 'fly'" in stoker("fly", code=64)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["local", "get", "--no-such"],
+        ["local", "apply"],
+        ["local", "describe", "pod"],
+        ["train"],
+        ["serve"],
+        ["chat", "--no-such"],
+        ["model", "info", "/nowhere/at/all"],
+        ["model", "fly"],
+        ["checkpoint", "verify"],
+        ["checkpoint", "fly"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_has_one_exit_code(words: list[str]) -> None:
+    assert "rror" in stoker(*words, code=64)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        *([verb] for verb in VERBS),
+        *(["local", verb] for verb in ("apply", "get", "describe", "logs", "delete", "down", "status")),
+        *(["checkpoint", verb] for verb in ("list", "verify", "show", "diff", "export")),
+        *(["model", verb] for verb in ("convert", "info")),
+    ],
+    ids=" ".join,
+)
+def test_every_verb_has_a_short_and_a_long_help(words: list[str]) -> None:
+    short, long = stoker(*words, "-h"), stoker(*words, "--help")
+    assert short == long
+    assert "sage: " in long
+
+
+def test_the_list_of_no_folder_is_an_error(tmp_path: Path) -> None:
+    assert stoker("checkpoint", "list", str(tmp_path / "gone"), code=67) == f"error: {tmp_path}/gone does not exist\n"
+    (tmp_path / "file").write_text("")
+    assert "file is not a folder" in stoker("checkpoint", "list", str(tmp_path / "file"), code=67)
+    assert stoker("checkpoint", "list", str(tmp_path)) == ""
+
+
+def test_a_conversation_needs_no_torch() -> None:
+    code = "import json, sys; import stoker.cli.chat; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(run.stdout))
+    assert [name for name in loaded if name.split(".")[0] in ("torch", "numpy")] == []
+    assert [name for name in loaded if name.startswith(("stoker.engine", "stoker.model", "stoker.operator"))] == []
 
 
 def test_the_version_is_the_packages() -> None:
@@ -61,7 +122,10 @@ def test_it_starts_in_less_than_a_third_of_a_second() -> None:
 
 
 def test_no_verb_imports_more_than_it_needs() -> None:
-    code = "import json, sys; from stoker.cli.main import stoker, VERBS; [stoker.get_command(None, v) for v in VERBS]; print(json.dumps(sorted(sys.modules)))"
+    code = (
+        "import json, sys; from stoker.cli.main import stoker, VERBS;"
+        "[stoker.get_command(None, v) for v in VERBS]; print(json.dumps(sorted(sys.modules)))"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(run.stdout))
     assert loaded & {"torch", "numpy", "pydantic", "yaml", "httpx", "rich", "starlette", "jsonschema"} == set()

@@ -42,11 +42,11 @@ def test_scalars_are_what_kubectl_reads(text: str, value: Any) -> None:
     ("text", "problem"),
     [
         ("a: {b: 1, b: 2}", "the key b appears twice in one mapping"),
-        ("[a]: b", "a key must be a text"),
+        ("[a]: b", "a key must be a string"),
         ("1e400", "1e400 is too large for a number"),
         ("!!binary aGk=", "could not determine a constructor"),
         ("!!python/name:os.system", "could not determine a constructor"),
-        ("a: &a [*a]", "the anchor a holds itself"),
+        ("a: &a [*a]", "the anchor a contains itself"),
         ("[" * 5000, "more than 100 levels"),
     ],
 )

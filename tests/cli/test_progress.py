@@ -30,6 +30,7 @@ class Film:
         self.pictures = list(pictures)
         self.events = events
         self.time_s = 0.0
+        self.problems: list[str] = []
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         if kind == "Event":

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
@@ -116,6 +116,6 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
             max_queued_requests=1000,
             chunk_tokens=chunk,
         )
-        return LLMEngine(execute(wrap(runner)), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
+        return LLMEngine(execute(wrap(runner)), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 
     return make

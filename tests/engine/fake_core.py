@@ -21,6 +21,7 @@ from stoker.engine.core.messages import (
     Delta,
     Drain,
     Finish,
+    Heartbeat,
     Hello,
     Message,
     ModelFacts,
@@ -29,13 +30,15 @@ from stoker.engine.core.messages import (
     RequestFacts,
     Stats,
     Stop,
-    TokenLogprobs,
     pack,
     unpack,
 )
+from stoker.engine.execution.step import TokenLogprobs
 
 BOS, EOS, VOCABULARY = 256, 257, 258
 MAX_MODEL_LEN = 200
+QUIET_S = 2.0
+"""The silence that this core promises to keep below."""
 
 
 class ByteCodec:
@@ -96,7 +99,8 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """The output is what follows `say:` in the prompt (choice `c` > 0: with its number before), then EOS.
 
-    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
+    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
+    `slow` (one token every 20 ms), `hang`.
     """
 
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
@@ -138,6 +142,7 @@ class FakeCore:
                 self._front = front
                 await self.send(self.state)
                 await self.send(self.stats())
+                self._tasks.setdefault("heart", asyncio.create_task(self._beat()))
             elif isinstance(message, AddRequest):
                 self.requests.append(message)
                 self._tasks[message.request_id] = asyncio.create_task(self._answer(message))
@@ -154,6 +159,11 @@ class FakeCore:
             elif isinstance(message, Stop):
                 self.stopped.set()
 
+    async def _beat(self) -> None:
+        while True:
+            await self.send(Heartbeat(QUIET_S, 0.03))
+            await asyncio.sleep(QUIET_S / 10)
+
     async def _drain(self, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
         while self.running and time.monotonic() < deadline:
@@ -165,9 +175,11 @@ class FakeCore:
 
     def stats(self) -> Stats:
         return Stats(
-            time_s=time.monotonic(), steps=5, progressed_s=0.0, running=len(self.running), waiting=2, total_blocks=64,
+            time_s=time.monotonic(), steps=5, progressed_s=time.monotonic(), running=len(self.running), waiting=2,
+            total_blocks=64,
             free_blocks=40, cached_blocks=8, owned_blocks=16, prompt_tokens=100, generation_tokens=50, preemptions=3,
             prefix_queries=90, prefix_hits=30, finished={"stop": 4, "length": 1, "abort": 0, "error": 0}, refused={},
+            step_tokens=(2, 2, 0, 0, 0, 1, *(0,) * 8), step_tokens_sum=150, block_audits=3, leaked_blocks=0,
         )  # fmt: skip
 
     async def _answer(self, request: AddRequest) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker.engine.core.blocks import BlockManager, Copy
+from tests.engine.audits import assert_sound
 
 
 def test_an_owner_gets_blocks_for_all_its_tokens() -> None:
@@ -22,7 +26,7 @@ def test_too_few_blocks_change_nothing() -> None:
     assert blocks.admit("b", range(100, 108)) is None
     assert not blocks.grow("a", 17)
     assert blocks.num_free == 1
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_a_computed_prefix_is_found_and_the_last_token_is_always_computed() -> None:
@@ -33,7 +37,7 @@ def test_a_computed_prefix_is_found_and_the_last_token_is_always_computed() -> N
     assert blocks.admit("c", range(9)) == 8
     assert list(blocks.table("c"))[:2] == list(blocks.table("a"))
     assert blocks.num_owned == 4  # a: 2; b: one of its own; c: one of its own
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_what_is_not_computed_is_not_found() -> None:
@@ -79,7 +83,7 @@ def test_cached_blocks_are_evicted_oldest_first_and_the_end_of_a_prefix_before_i
     assert (blocks.num_free, blocks.num_cached) == (0, 4)
     blocks.admit("c", [9])
     assert blocks.admit("d", [1, 1, 2, 2, 5]) == 2  # the block of 2, 2 was the oldest
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_two_that_computed_the_same_at_once_keep_their_own_blocks() -> None:
@@ -88,7 +92,7 @@ def test_two_that_computed_the_same_at_once_keep_their_own_blocks() -> None:
         assert blocks.admit(owner, [1, 1, 2, 2]) == 0
     for owner in "ab":
         blocks.commit(owner, [1, 1, 2, 2], 4)
-    blocks.audit()
+    assert_sound(blocks.audit())
     blocks.release("a")
     blocks.release("b")
     assert (blocks.num_free, blocks.num_cached) == (6, 2)
@@ -106,7 +110,7 @@ def test_a_fork_shares_every_block_and_the_first_writer_copies_the_partial_one()
     assert copy == Copy(partial, blocks.table("b")[1])
     assert copy.target != partial
     assert not blocks.is_shared("a", 6)
-    blocks.audit()
+    assert_sound(blocks.audit())
 
 
 def test_without_the_prefix_cache_nothing_is_kept() -> None:
@@ -194,7 +198,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        self.blocks.audit()
+        assert_sound(self.blocks.audit())
 
     @invariant()
     def every_owner_reads_its_own_tokens(self) -> None:
@@ -206,3 +210,87 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def damaged() -> BlockManager:
+    """Two owners that share the first of three blocks each, one cached block, five free ones."""
+    blocks = BlockManager(11, 2)
+    for owner in ("a", "gone"):
+        blocks.admit(owner, [1, 2, 3, 4, ord(owner[0])])
+        blocks.commit(owner, [1, 2, 3, 4, ord(owner[0])], 4)
+    blocks.fork("a", "b")
+    blocks.release("gone")
+    assert_sound(blocks.audit())
+    return blocks
+
+
+def lose_a_free_block(blocks: BlockManager) -> None:
+    blocks._free.pop()
+
+
+def forget_a_table(blocks: BlockManager) -> None:
+    del blocks._tables["a"], blocks._tables["b"]
+
+
+def keep_a_reference(blocks: BlockManager) -> None:
+    blocks._references[blocks.table("a")[0]] += 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "num_leaked"),
+    [
+        pytest.param(lose_a_free_block, 1, id="a free block lost"),
+        pytest.param(forget_a_table, 3, id="tables forgotten"),
+        pytest.param(keep_a_reference, 1, id="a reference kept"),
+    ],
+)
+def test_an_audit_finds_lost_blocks_and_gives_them_back(harm: Callable[[BlockManager], None], num_leaked: int) -> None:
+    blocks = damaged()
+    harm(blocks)
+    audit = blocks.audit()
+    assert (len(audit.leaked), audit.faults) == (num_leaked, ())
+    blocks.repair(audit)
+    assert_sound(blocks.audit())
+    for owner in list(blocks._tables):
+        blocks.release(owner)
+    assert_sound(blocks.audit())
+    assert blocks.num_owned == 0
+    assert blocks.num_available == blocks.num_blocks
+
+
+def free_an_owned_block(blocks: BlockManager) -> str:
+    block = blocks.table("a")[0]
+    blocks._free.append(block)
+    return f"block {block} is owned and also free or cached"
+
+
+def list_a_free_block_twice(blocks: BlockManager) -> str:
+    blocks._free.append(blocks._free[0])
+    return f"block {blocks._free[0]} is listed 2 times as free or cached"
+
+
+def drop_a_reference(blocks: BlockManager) -> str:
+    block = blocks.table("a")[2]
+    blocks._references[block] -= 1
+    return f"block {block} is in 2 tables with 1 references"
+
+
+def miscount_owned_blocks(blocks: BlockManager) -> str:
+    blocks._num_owned += 1
+    return "3 blocks are owned, 4 were counted"
+
+
+def find_a_free_block(blocks: BlockManager) -> str:
+    blocks._free.append(blocks._cached.popitem()[0] if blocks._cached else next(iter(blocks._key_of)))
+    return "a free block can be found"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [free_an_owned_block, list_a_free_block_twice, drop_a_reference, miscount_owned_blocks, find_a_free_block],
+    ids=lambda harm: harm.__name__,
+)
+def test_an_audit_names_what_cannot_be_repaired(harm: Callable[[BlockManager], str]) -> None:
+    blocks = damaged()
+    wanted = harm(blocks)
+    assert wanted in blocks.audit().faults

@@ -10,12 +10,13 @@ import pytest
 import torch
 import transformers
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 
 OUTPUT = 20
@@ -32,7 +33,7 @@ def drive(engine: LLMEngine) -> list[Delta]:
     deltas: list[Delta] = []
     while engine.has_unfinished:
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
     return deltas
 
 
@@ -284,7 +285,9 @@ def test_a_prompt_that_is_not_finite_poisons_nobody_who_gets_its_blocks_later(
     assert drive(engine)[-1].finish_reason == "error"
     assert engine.stats().cached_blocks == 0
     for number in range(4):  # enough to use every block
-        engine.add_request("good", [100 + number, *range(100, 116)], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))  # fmt: skip
+        engine.add_request(
+            "good", [100 + number, *range(100, 116)], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        )
         assert drive(engine)[-1].finish_reason == "length"
 
 

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.build_step import StepInput, StepOutput
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.test_overlap import Late
 
 BLOCK, VOCABULARY, POISON = 2, 50, 13
@@ -26,7 +27,8 @@ def next_token(tokens: list[int], seed: int, choice: int) -> int:
 
 
 class Machine:
-    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is seen."""
+    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is
+    seen."""
 
     def __init__(self, faults: Iterator[str]) -> None:
         self.faults = faults
@@ -132,7 +134,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    engine = LLMEngine(executor(Machine(endless())), scheduler, Limits(VOCABULARY, 18, ()), overlap=overlap)
+    engine = LLMEngine(executor(Machine(endless())), scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     deltas: list[Delta] = []
     step = 0
@@ -148,7 +150,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
             if goes is not None and comes + goes == step:
                 deltas += [delta for _, delta in engine.abort_request(name)]
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         step += 1
         assert step < 600, "somebody starves"
     assert engine.requests == {}

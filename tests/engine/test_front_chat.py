@@ -46,6 +46,7 @@ def test_a_conversation_remembers_and_forgets(
             out = capsys.readouterr().out
             assert "one" in out
             assert "not finite" in out
+            assert f"tiny at {s.url}" in out.replace("\n", "")
             prompts = [bytes(request.prompt_tokens).decode() for request in s.core.requests]
             assert prompts[2] == "<user>say:one<assistant>one<user>say:two<assistant>"  # the failed answer is left out
             assert prompts[3] == "<user>say:three<assistant>"

@@ -1,4 +1,5 @@
-"""The same engine on a GPU with the reference kernels: the tokens of the CPU, and bitwise one answer in deterministic mode."""
+"""The same engine on a GPU with the reference kernels: the tokens of the CPU, and bitwise one answer in deterministic
+mode."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
@@ -22,8 +22,9 @@ from stoker.engine.sampling import SamplingParams
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import KernelsName, Ops
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.pod.capabilities import KernelsName
 from tests.engine.test_engine import drive, tokens_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -97,7 +98,7 @@ def engine_of(
         max_queued_requests=1000,
         chunk_tokens=chunk,
     )
-    return LLMEngine(OnDevice(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
+    return LLMEngine(OnDevice(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 
 
 def prompts_of(count: int, longest: int = 300) -> list[list[int]]:
@@ -181,7 +182,7 @@ def test_graphs_and_overlap_change_no_token(twin: Any, dtype: torch.dtype) -> No
             for deltas in answer(engine, prompts, kinds)
         ]
         runner = engine.executor.runner  # type: ignore[attr-defined]
-        assert {bool(kind.prompts) for kind in runner.graphs.graphs} == ({True, False} if graphs else set())
+        assert {bool(shape.prompts) for shape in runner.graphs.graphs} == ({True, False} if graphs else set())
     for key, other in found.items():
         assert other == found[False, False], key
 
@@ -203,11 +204,11 @@ def test_requests_that_join_while_others_decode_get_the_same_answers_from_graphs
     prompts = prompts_of(40, longest=120)
     params = lambda index: replace(kinds(index) if deterministic else GREEDY, max_tokens=5 + index % 13)  # noqa: E731
     found: list[list[Delta]] = []
-    kinds_seen: set[bool] = set()
+    shapes_seen: set[bool] = set()
     for graphs in (True, True, False):
         engine = engine_of(twin, graphs=graphs, deterministic=deterministic, seats=16, chunk=100, num_blocks=90)
         runner = engine.executor.runner  # type: ignore[attr-defined]
-        while len(found) == 1 and runner.warm():  # the second engine has all graphs before it begins
+        while len(found) == 1 and runner.capture_next_graph():  # the second engine has all graphs before it begins
             pass
         deltas: list[Delta] = []
         for index, prompt in enumerate(prompts):
@@ -215,9 +216,9 @@ def test_requests_that_join_while_others_decode_get_the_same_answers_from_graphs
             deltas += [delta for _, delta in engine.step()]
         deltas += drive(engine)
         assert [delta.error for delta in deltas if delta.error] == []
-        kinds_seen |= {bool(kind.prompts and kind.decodes) for kind in runner.graphs.graphs}
+        shapes_seen |= {bool(shape.prompts and shape.decodes) for shape in runner.graphs.graphs}
         found.append(sorted(deltas, key=lambda delta: (int(delta.request_id), delta.choice)))
-    assert kinds_seen == {True, False}
+    assert shapes_seen == {True, False}
     facts = [
         [(d.request_id, d.choice, d.tokens, d.logprobs, d.prompt_logprobs, d.finish_reason) for d in deltas]
         for deltas in found

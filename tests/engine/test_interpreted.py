@@ -14,9 +14,10 @@ TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size"
 
 
 def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) -> None:
-    """Padding, sequences that ended, tables longer than one turn of the copy; `prompts`: start and length of each chunk."""
-    from stoker.engine.execution.pass_inputs import fill_run, split
-    from stoker.engine.execution.pass_shape import Kind
+    """Padding, sequences that ended, tables longer than one turn of the copy; `prompts`: start and length of each
+    chunk."""
+    from stoker.engine.execution.pass_inputs import pack_inputs, split
+    from stoker.engine.execution.pass_shape import PassShape
     from stoker.engine.execution.step_kernels import COLUMNS, NEVER, TILE, fill_pass
     from stoker.engine.execution.step_rows import StepRows
     from stoker.model.paged_attend import PagedSize
@@ -25,10 +26,10 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
     torch.manual_seed(num_decodes)
     num_tokens = num_decodes + sum(length for _, length in prompts)
     if prompts:
-        kind = Kind(tokens=num_tokens + TILE + 5, decodes=num_decodes + 2, prompts=len(prompts) + 2)
+        shape = PassShape(tokens=num_tokens + TILE + 5, decodes=num_decodes + 2, prompts=len(prompts) + 2)
     else:
-        kind = Kind(tokens=num_decodes + 2, decodes=num_decodes + 2, prompts=0)
-    num_seats, block_size, columns = kind.sequences, 2, COLUMNS + 9
+        shape = PassShape(tokens=num_decodes + 2, decodes=num_decodes + 2, prompts=0)
+    num_seats, block_size, columns = shape.sequences, 2, COLUMNS + 9
     tokens_SL = torch.randint(1, 99, (num_seats, columns * block_size), dtype=torch.int32)
     tables_SC = torch.randint(1, 999, (num_seats, columns), dtype=torch.int32)
     ended_S = torch.full((num_seats,), NEVER, dtype=torch.int32)
@@ -48,23 +49,23 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
         sample_seats=seats[:num_decodes],
     )
     blocks = np.arange(1000, 1000 + num_decodes)
-    size = PagedSize(max_tokens=kind.tokens, max_sequences=kind.sequences, max_blocks=columns)
+    size = PagedSize(max_tokens=shape.tokens, max_sequences=shape.sequences, max_blocks=columns)
     buffers = PagedBuffers(torch.zeros(1, 1, 2, block_size, 1, 16), 1, size)
     for buffer in (buffers.slots, buffers.query_start, buffers.seq_lens, buffers.block_tables):
         buffer.fill_(-77)
-    tokens_T, positions_T = torch.full((2, kind.tokens), -77, dtype=torch.int32)
+    tokens_T, positions_T = torch.full((2, shape.tokens), -77, dtype=torch.int32)
     known_SC = tables_SC.clone()
-    inputs = split(torch.from_numpy(fill_run(kind, rows, blocks)), kind)
+    inputs = split(torch.from_numpy(pack_inputs(shape, rows, blocks)), shape)
     fill_pass(
         inputs, tokens_SL, tables_SC, ended_S,
         tokens_T=tokens_T, positions_T=positions_T, buffers=buffers, block_size=block_size,
     )  # fmt: skip
-    expected = torch.zeros(3, kind.tokens, dtype=torch.int32)
+    expected = torch.zeros(3, shape.tokens, dtype=torch.int32)
     expected[2] = -1
-    seq_lens = torch.zeros(kind.sequences, dtype=torch.int32)
+    seq_lens = torch.zeros(shape.sequences, dtype=torch.int32)
     for chunk, (seat, start, length) in enumerate(zip(seats, rows.starts, rows.lengths, strict=True)):
         is_decode = chunk < num_decodes
-        sequence = chunk if is_decode else kind.decodes + chunk - num_decodes
+        sequence = chunk if is_decode else shape.decodes + chunk - num_decodes
         table = known_SC[seat].clone()
         if is_decode:
             table[start // block_size] = int(blocks[chunk])
@@ -81,8 +82,8 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
     assert torch.equal(torch.stack((tokens_T, positions_T, buffers.slots)), expected)
     assert torch.equal(buffers.seq_lens, seq_lens)
     if prompts:
-        decodes = [min(row, num_decodes) for row in range(kind.decodes)]
-        ends = [num_tokens] * (kind.prompts + 1 - len(prompts))
+        decodes = [min(row, num_decodes) for row in range(shape.decodes)]
+        ends = [num_tokens] * (shape.prompts + 1 - len(prompts))
         assert buffers.query_start.tolist() == [*decodes, *rows.begins[num_decodes:-1].tolist(), *ends]
 
 
@@ -103,9 +104,10 @@ def check_finish_rows() -> None:
 
 
 def check_engine(architecture: str) -> None:
-    """Every kind of request, overlapped, with captured decode steps: the tokens of the reference kernels, step by step."""
+    """Every kind of request, overlapped, with captured decode steps: the tokens of the reference kernels, step by
+    step."""
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.engine import LLMEngine, ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import InProcess, OnDevice
     from stoker.model.kernels.ops import Ops
@@ -130,7 +132,7 @@ def check_engine(architecture: str) -> None:
             blocks, max_batch_tokens=TINY["budget"], max_requests=TINY["seats"], max_queued_requests=99
         )
         execute = OnDevice if kernels == "fused" else InProcess
-        engine = LLMEngine(execute(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
+        engine = LLMEngine(execute(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
         prompts = random_prompts(3, seed=4, shared=True)
         for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4])):
             engine.add_request(str(index), prompts[index][:17], replace(params, max_tokens=4))
@@ -142,7 +144,7 @@ def check_engine(architecture: str) -> None:
         answers.append(tokens_of(deltas))
         if kernels == "fused":
             assert runner.graphs is not None
-            assert {bool(kind.prompts) for kind in runner.graphs.graphs} == {True, False}
+            assert {bool(shape.prompts) for shape in runner.graphs.graphs} == {True, False}
     assert answers[0] == answers[1]
 
 

@@ -72,7 +72,9 @@ def test_text_goes_on_where_the_prompt_ends(twins: dict[str, Any], tmp_path: Pat
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "\u2581w0"))
     tokenizer.decoder = tokenizers.decoders.Metaspace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    config = EngineConfig(model=ServedModelConfig(path=str(tmp_path)), threads=torch.get_num_threads(), cache=CacheConfig(num_blocks=60))  # fmt: skip
+    config = EngineConfig(
+        model=ServedModelConfig(path=str(tmp_path)), threads=torch.get_num_threads(), cache=CacheConfig(num_blocks=60)
+    )
     with LLM(config) as llm:
         completion = only(
             llm.generate([5, 6], SamplingParams(temperature=0, max_tokens=3), progress=False)

@@ -7,12 +7,13 @@ import pytest
 
 from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 FACTS = m.RequestFacts(3, 2, 1, 0, 1.0, 1.5, 2.0, 2.0, 3.0)
 DELTA = m.Delta(
-    "a", 1, (4, 5), (m.TokenLogprobs(-0.5, ((4, -0.5), (5, -1.0))), m.TokenLogprobs(-1.0, ())),
-    (None, m.TokenLogprobs(-2.0, ())), "stop", 2, None, FACTS,
+    "a", 1, (4, 5), (TokenLogprobs(-0.5, ((4, -0.5), (5, -1.0))), TokenLogprobs(-1.0, ())),
+    (None, TokenLogprobs(-2.0, ())), "stop", 2, None, FACTS,
 )  # fmt: skip
 MODEL = m.ModelFacts("/m", "/m", None, "bfloat16", 100, 64, (2,), 16, 8)
 
@@ -28,7 +29,8 @@ MESSAGES = [
     m.CoreState("Serving", "", MODEL),
     m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
     m.Refused("a", "queue_full", "1024 requests wait", None),
-    m.Stats(1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}),
+    m.Stats(1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0),
+    m.Heartbeat(10.0, 0.03),
 ]
 
 
@@ -50,7 +52,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 2"):
+    with pytest.raises(ProtocolError, match="not a message of protocol 3"):
         m.unpack(frame)
 
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from tests.engine.audits import assert_sound
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tokens_of
 
@@ -31,7 +32,7 @@ class Late:
         assert sum(not one.done for one in self.steps) <= 2, "at most one step under way while another is prepared"
         return self.steps[-1]
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -168,7 +169,7 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others_alone(
         for _ in range(moment):
             deltas += [delta for _, delta in engine.step()]
         engine.abort_request("gone")
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         deltas += drive(engine)
         assert tokens_of([delta for delta in deltas if delta.request_id == "other"])["other", 0] == wanted, moment
         assert engine.stats().free_blocks == 60

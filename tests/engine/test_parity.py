@@ -1,4 +1,5 @@
-"""In deterministic mode the engine's log-probabilities are the trainer's, bit for bit, whatever the engine does to the batch."""
+"""In deterministic mode the engine's log-probabilities are the trainer's, bit for bit, whatever the engine does to the
+batch."""
 
 from __future__ import annotations
 

@@ -11,51 +11,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.core.build_step import StepInput
-from stoker.engine.execution.pass_inputs import ALIGNMENT, fill_run, run_length, sample_places, split
-from stoker.engine.execution.pass_shape import MOST_TOKENS, Kind, decode_sizes, most_tokens, step_kinds
+from stoker.engine.execution.pass_inputs import ALIGNMENT, pack_inputs, packed_length, sample_places, split
+from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, decode_sizes, most_tokens, pass_shapes
+from stoker.engine.execution.step import StepInput
 from stoker.engine.execution.step_rows import no_rows, step_rows
 from stoker.model.config import ModelConfig
 
-MANY = step_kinds(256, MOST_TOKENS)
+MANY = pass_shapes(256, MOST_TOKENS)
 CASES = [
-    pytest.param((1, 1, 0), Kind(1, 1, 0), id="one decodes"),
-    pytest.param((9, 9, 0), Kind(16, 16, 0), id="nine decode"),
-    pytest.param((128, 0, 1), Kind(128, 0, 4), id="a prompt alone"),
-    pytest.param((129, 1, 1), Kind(192, 8, 6), id="a prompt beside a decode"),
-    pytest.param((200, 160, 4), Kind(256, 256, 8), id="many decode"),
-    pytest.param((100, 90, 4), Kind(128, 128, 4), id="decodes fill the rows at most"),
-    pytest.param((60, 0, 5), Kind(192, 0, 6), id="many short prompts"),
-    pytest.param((1, 1, 2), Kind(16, 8, 4), id="a decode that forks"),
+    pytest.param((1, 1, 0), PassShape(1, 1, 0), id="one decodes"),
+    pytest.param((9, 9, 0), PassShape(16, 16, 0), id="nine decode"),
+    pytest.param((128, 0, 1), PassShape(128, 0, 4), id="a prompt alone"),
+    pytest.param((129, 1, 1), PassShape(192, 8, 6), id="a prompt beside a decode"),
+    pytest.param((200, 160, 4), PassShape(256, 256, 8), id="many decode"),
+    pytest.param((100, 90, 4), PassShape(128, 128, 4), id="decodes fill the rows at most"),
+    pytest.param((60, 0, 5), PassShape(192, 0, 6), id="many short prompts"),
+    pytest.param((1, 1, 2), PassShape(16, 8, 4), id="a decode that forks"),
     pytest.param((2049, 1, 1), None, id="too long"),
     pytest.param((300, 0, 65), None, id="too many prompts"),
 ]
 
 
 @pytest.mark.parametrize(("step", "wanted"), CASES)
-def test_a_step_takes_the_smallest_pass_that_holds_it(step: tuple[int, int, int], wanted: Kind | None) -> None:
+def test_a_step_takes_the_smallest_pass_that_holds_it(step: tuple[int, int, int], wanted: PassShape | None) -> None:
     assert MANY.choose(*step) == wanted
 
 
 @given(st.integers(1, 300), st.integers(1, 3000))
 def test_every_kind_holds_its_own_numbers_and_fits_the_largest(num_seats: int, max_tokens: int) -> None:
-    kinds = step_kinds(num_seats, max_tokens)
-    every = (*kinds.decodes, *kinds.mixed)
-    assert sorted(kinds.idle[len(kinds.first) :]) == sorted(every)
-    for kind in every:
-        assert kinds.choose(*kind[:3]) == kind
-        assert kind.decodes <= min(kind.tokens, num_seats)
-        assert all(map(int.__ge__, kinds.largest[:3], kind[:3]))
-        assert run_length(kind) <= run_length(kinds.largest)
-    assert kinds.decodes[-1].decodes == num_seats
-    assert max(kind.tokens for kind in kinds.mixed) == max_tokens
+    shapes = pass_shapes(num_seats, max_tokens)
+    every = (*shapes.decodes, *shapes.mixed)
+    assert sorted(shapes.idle[len(shapes.first) :]) == sorted(every)
+    for shape in every:
+        assert shapes.choose(*shape[:3]) == shape
+        assert shape.decodes <= min(shape.tokens, num_seats)
+        assert all(map(int.__ge__, shapes.largest[:3], shape[:3]))
+        assert packed_length(shape) <= packed_length(shapes.largest)
+    assert shapes.decodes[-1].decodes == num_seats
+    assert max(shape.tokens for shape in shapes.mixed) == max_tokens
 
 
 def test_idle_time_begins_with_what_the_first_requests_need() -> None:
     first, largest, alone, *_ = [*MANY.first, *MANY.idle[len(MANY.first) :]][3:]
-    assert first == Kind(8, 8, 0)
+    assert first == PassShape(8, 8, 0)
     assert largest == MANY.mixed[-1] == MANY.largest
-    assert alone == Kind(MOST_TOKENS, 0, 64)
+    assert alone == PassShape(MOST_TOKENS, 0, 64)
     decodes_alone = replace(MANY, mixed=())
     assert decodes_alone.idle == (*MANY.first, *reversed(MANY.decodes))
     assert decodes_alone.choose(128, 0, 1) is None
@@ -63,9 +63,9 @@ def test_idle_time_begins_with_what_the_first_requests_need() -> None:
 
 def test_padding_is_at_most_half_of_the_rows() -> None:
     for num_tokens in range(8, MOST_TOKENS + 1):
-        kind = MANY.choose(num_tokens, 0, 1)
-        assert kind is not None
-        assert kind.tokens <= 2 * num_tokens
+        shape = MANY.choose(num_tokens, 0, 1)
+        assert shape is not None
+        assert shape.tokens <= 2 * num_tokens
 
 
 def test_decode_sizes_end_with_the_seats() -> None:
@@ -121,40 +121,40 @@ def test_every_chunk_and_sample_has_its_place_in_the_pass(chunks: list[tuple[int
     for chunk, (seat, (start, length, _)) in enumerate(zip(step.seats, chunks, strict=True)):
         place = rows.places[chunk]
         assert (rows.seats[place], rows.starts[place], rows.lengths[place]) == (seat, start, length)
-    kind = step_kinds(16, 64).choose(rows.num_tokens, rows.num_decodes, max(rows.num_prompts, rows.num_others))
-    if kind is None:  # more forks than any pass has prompts
+    shape = pass_shapes(16, 64).choose(rows.num_tokens, rows.num_decodes, max(rows.num_prompts, rows.num_others))
+    if shape is None:  # more forks than any pass has prompts
         assert max(rows.num_prompts, rows.num_others) > 4
         return
     blocks = np.arange(rows.num_decodes) + 500
-    inputs = split(fill_run(kind, rows, blocks), kind)
-    places = sample_places(kind, rows)
+    inputs = split(pack_inputs(shape, rows, blocks), shape)
+    places = sample_places(shape, rows)
     assert len(set(places)) == len(step.sample_seats)
     assert inputs.seats[places].tolist() == list(step.sample_seats)
-    assert np.delete(inputs.seats, places).tolist() == [-1] * (kind.sequences - len(places))
+    assert np.delete(inputs.seats, places).tolist() == [-1] * (shape.sequences - len(places))
     assert inputs.following[places].tolist() == [sum(chunks[chunk][:2]) for chunk in step.sample_chunks]
     assert inputs.blocks[: rows.num_decodes].tolist() == blocks.tolist()
-    if kind.prompts:
+    if shape.prompts:
         lasts = [int(rows.begins[rows.places[chunk]]) + chunks[chunk][1] - 1 for chunk in step.sample_chunks]
         assert inputs.rows[places].tolist() == lasts
         taken = inputs.prompt_seats >= 0
-        assert taken.tolist() == [True] * rows.num_prompts + [False] * (kind.prompts - rows.num_prompts)
+        assert taken.tolist() == [True] * rows.num_prompts + [False] * (shape.prompts - rows.num_prompts)
         assert (np.diff(inputs.begins)[taken] > 0).all()
         assert (np.diff(inputs.begins)[~taken] == 0).all()
         assert (inputs.begins[0], inputs.begins[-1]) == (rows.num_decodes, rows.num_tokens)
 
 
 def test_parts_begin_at_aligned_places_and_do_not_overlap() -> None:
-    for kind in (*MANY.decodes, *MANY.mixed):
-        run = np.zeros(run_length(kind), dtype=np.int32)
-        for number, part in enumerate(split(run, kind), 1):
+    for shape in (*MANY.decodes, *MANY.mixed):
+        run = np.zeros(packed_length(shape), dtype=np.int32)
+        for number, part in enumerate(split(run, shape), 1):
             assert (part.__array_interface__["data"][0] - run.__array_interface__["data"][0]) % (4 * ALIGNMENT) == 0
             assert not part.any()
             part.fill(number)
 
 
 def test_nothing_but_padding_has_no_sequence() -> None:
-    for kind in (Kind(4, 4, 0), Kind(16, 8, 4), Kind(16, 0, 4)):
-        inputs = split(fill_run(kind, no_rows(), np.empty(0, dtype=np.int64)), kind)
+    for shape in (PassShape(4, 4, 0), PassShape(16, 8, 4), PassShape(16, 0, 4)):
+        inputs = split(pack_inputs(shape, no_rows(), np.empty(0, dtype=np.int64)), shape)
         assert set(inputs.seats) == {-1}
         assert set(inputs.prompt_seats) <= {-1}
         assert set(inputs.begins) <= {0}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.build import build_engine
 from stoker.engine.config import CacheConfig, EngineConfig, EngineParallelismConfig, SchedulerConfig, ServedModelConfig
+from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.ranks import Ranks

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stoker.engine.core.build_step import Opening
 from stoker.engine.execution.sampler import Rows, SeatValues, sample, score, uniform
+from stoker.engine.execution.step import Opening
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import Ops
 
@@ -86,8 +86,13 @@ CASES = {
     "tiny top_p": SamplingParams(top_p=1e-6),
     "min_p": SamplingParams(min_p=0.2),
     "top_k and top_p": SamplingParams(top_k=20, top_p=0.5),
-    "everything": SamplingParams(temperature=1.4, top_k=60, top_p=0.9, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.3),
-    "rewards repetition": SamplingParams(presence_penalty=-1.0, frequency_penalty=-0.5, repetition_penalty=0.7, top_k=5),
+    "everything": SamplingParams(
+        temperature=1.4, top_k=60, top_p=0.9, min_p=0.01,
+        presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.3,
+    ),
+    "rewards repetition": SamplingParams(
+        presence_penalty=-1.0, frequency_penalty=-0.5, repetition_penalty=0.7, top_k=5
+    ),
     "greedy with penalties": SamplingParams(temperature=0, presence_penalty=2, repetition_penalty=2),
     "bias": SamplingParams(logit_bias={5: 100.0, 9: 99.0}, temperature=2),
     "bans": SamplingParams(logit_bias={5: -100.0}, bad_token_ids=tuple(range(10, 300)), top_p=0.9),

@@ -31,9 +31,26 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("text")
-    assert refused(capsys, tmp_path / "gone") == f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"  # fmt: skip
+    assert refused(capsys, tmp_path / "gone") == (
+        f"stoker serve: {tmp_path}/gone does not exist; a folder or a GGUF file is needed"
+    )
     assert refused(capsys, tmp_path / "notes.txt") == f"stoker serve: {tmp_path}/notes.txt is not a GGUF file"
-    assert refused(capsys, tmp_path).endswith("neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)")  # fmt: skip
+    assert refused(capsys, tmp_path).endswith(
+        "neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json)"
+    )
+
+
+def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert "names of the Hugging Face hub are not supported" in message
+    assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir DIR" in message
+
+
+def test_an_option_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--no-such-option"])
+    assert ended.value.code == 64
+    assert "stoker serve: error: " in capsys.readouterr().err
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -18,6 +19,7 @@ import httpx
 import pytest
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.http.text import TextCodec
 from stoker.engine.program import Engine, Environment
 from stoker.pod.config_file import parse
@@ -31,6 +33,7 @@ from tests.engine.fake_core import ByteCodec
 from tests.engine.serving import events, run, until
 
 COMPLETIONS = "/v1/completions"
+WATCH = WatchLimits()
 
 
 def fake_core(config_file: Path, address: str) -> Sequence[str]:
@@ -50,13 +53,18 @@ def no_codec(folder: Path) -> TextCodec:
 
 @asynccontextmanager
 async def program(
-    folder: Path, command: Any = fake_core, open_codec: Any = ByteCodec, **settings: Any
+    folder: Path,
+    command: Any = fake_core,
+    open_codec: Any = ByteCodec,
+    watch: WatchLimits = WATCH,
+    **settings: Any,
 ) -> AsyncIterator[Program]:
-    config = parse(
-        EngineConfig, {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6, **settings}
-    )
+    base = {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6}
+    config = parse(EngineConfig, {**base, **settings})
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    environment = Environment(pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result)
+    environment = Environment(
+        pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result, watch=watch
+    )
     engine = Engine(config, environment, folder)
     ended = asyncio.create_task(engine.run())
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=20) as http:
@@ -72,7 +80,8 @@ def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
         async with program(tmp_path) as p:
             await until(lambda: p.engine.front.ready)
             status = (await p.http.get("/status")).json()
-            assert {"program": "engine", "pod_uid": "pod-1", "phase": "Serving", "models": ["tiny"], "total_blocks": 64}.items() <= status.items()  # fmt: skip
+            program_facts = {"program": "engine", "pod_uid": "pod-1", "phase": "Serving"}
+            assert {**program_facts, "models": ["tiny"], "total_blocks": 64}.items() <= status.items()
             assert status["model_digest"] == "abcdef0123456789"
             running = asyncio.ensure_future(
                 p.http.post(COMPLETIONS, json={"prompt": "slow say:" + "x" * 40, "max_tokens": 50})
@@ -142,6 +151,39 @@ def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) ->
             assert not p.engine.front.ready
 
     run(scenario)
+
+
+def test_a_stopped_core_fails_readiness_then_liveness_and_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        def command(config_file: Path, address: str) -> Sequence[str]:
+            return ["sh", "-c", f'echo $$ > {tmp_path}/pid; exec "$@"', "sh", *fake_core(config_file, address)]
+
+        async with program(tmp_path, command, watch=WatchLimits(dead_factor=2, dead_floor_s=0)) as p:
+            await until_answers(p, "/readyz", 200)
+            pid = int((tmp_path / "pid").read_text())
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                await until_answers(p, "/readyz", 503)
+                message = (await p.http.get("/status")).json()["message"]
+                assert re.fullmatch(r"EngineStalled: no news from the core for \d+ s, usual step 0.03 s", message)
+                refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+                assert message.partition(" for ")[0] in refused.json()["error"]["message"]
+                await until_answers(p, "/livez", 503)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until_answers(p, "/readyz", 200)
+            await until_answers(p, "/livez", 200)
+            assert (await p.http.get("/status")).json()["message"] == ""
+            assert (await p.http.post(COMPLETIONS, json={"prompt": "say:abc"})).json()["choices"][0]["text"] == "abc"
+
+    run(scenario)
+
+
+async def until_answers(p: Program, path: str, status: int, timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s):
+        while (await p.http.get(path)).status_code != status:
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from stoker.pod.termination_message import parse_termination_message
 from tests.engine.conftest import SHAPE, VOCAB
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEXT = "The quick brown fox jumps over the lazy dog. Naïve cafés serve 3 €uro coffee; größer, 漢字 and more."
 
 
@@ -66,8 +69,8 @@ class Served:
         with torch.no_grad():
             complete: Any = self.twin.generate
             out = complete(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count, do_sample=False,
-                pad_token_id=0, eos_token_id=2, temperature=1.0,
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count,
+                do_sample=False, pad_token_id=0, eos_token_id=2, temperature=1.0,
             )[0]  # fmt: skip
         return [token for token in out[len(prompt) :].tolist() if token != 2]
 

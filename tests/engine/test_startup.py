@@ -1,4 +1,5 @@
-"""What an engine does before its first request: the rehearsal on one layer, the weights beside it, the clock of its parts."""
+"""What an engine does before its first request: the kernel warm-up on one layer, the weights beside it, the clock of
+its parts."""
 
 from __future__ import annotations
 
@@ -8,27 +9,29 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.core.kernel_warmup import rehearsal
+from stoker.engine.core.kernel_warmup import kernel_warmup
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 
 
-def rehearse(twin: Any, attention: str = "auto") -> Any:
+def warm_up(twin: Any, attention: str = "auto") -> Any:
     config = ModelConfig.from_hugging_face(twin.config.to_dict())
-    return rehearsal(config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention)
+    return kernel_warmup(
+        config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention
+    )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_the_first_steps_are_played_beside_the_reading_of_weights(architecture: str, twins: dict[str, Any]) -> None:
     read = []
-    with rehearse(twins[architecture]):
+    with warm_up(twins[architecture]):
         read.append("weights")
     assert read == ["weights"]
 
 
-def test_what_goes_wrong_in_a_rehearsal_ends_the_start(twins: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="'flash' is not built"), rehearse(twins["llama"], "flash"):
+def test_what_goes_wrong_in_the_kernel_warmup_ends_the_start(twins: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="'flash' is not built"), warm_up(twins["llama"], "flash"):
         pass
 
 

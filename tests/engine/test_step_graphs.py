@@ -1,4 +1,5 @@
-"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read nothing but their buffers."""
+"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read nothing but their
+buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
-from stoker.model.kernels.ops import KernelsName
+from stoker.pod.capabilities import KernelsName
+from tests.engine.audits import assert_sound
 from tests.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
@@ -102,7 +104,7 @@ def engine_of(
     twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
 ) -> Any:
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import Limits, LLMEngine
+    from stoker.engine.core.engine import LLMEngine, ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops
@@ -117,7 +119,7 @@ def engine_of(
         max_queued_requests=99,
         chunk_tokens=chunk,
     )
-    return LLMEngine(OnDevice(runner), scheduler, Limits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
+    return LLMEngine(OnDevice(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
 
 
 Facts = dict[tuple[str, int], tuple[list[int], list[float], Any]]
@@ -136,7 +138,7 @@ def answers(engine: Any, requests: list[tuple[int, int, int]]) -> Facts:
                 ]
                 engine.add_request(str(number), prompt[-length:] if number % 2 else prompt[:length], KINDS[kind])
         deltas += [delta for _, delta in engine.step()]
-        engine.scheduler.audit()
+        assert_sound(engine.scheduler.audit())
         step += 1
     errors = [delta.error for delta in deltas if delta.error]
     assert not errors, errors
@@ -184,13 +186,14 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
 
     check()
     assert preemptions > 0
-    assert {bool(kind.prompts) for kind in seen} == {True, False}
-    variants = {(kind.samples, kind.filtered) for kind in seen if kind.prompts}
+    assert {bool(shape.prompts) for shape in seen} == {True, False}
+    variants = {(shape.samples, shape.filtered) for shape in seen if shape.prompts}
     assert variants == {(True, False), (True, True), (False, False)}
 
 
 class Failing(Poisoned):
-    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is old."""
+    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is
+    old."""
 
     def __init__(self, captures: set[int], replays: set[int]) -> None:
         super().__init__()
@@ -250,6 +253,7 @@ def check_no_memory() -> None:
 
 
 def test_steps_as_graphs_when_interpreted() -> None:
-    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that fail; no memory for a second graph."""
+    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that
+    fail; no memory for a second graph."""
     mixes = [(check_mixes, (False, 2)), (check_mixes, (True, 0))]
     interpreted.run([*mixes, (check_no_memory, ()), (check_failing_steps, ())])

@@ -69,7 +69,9 @@ def qwen3() -> ModelConfig:
 
 
 class Server:
-    """The least of an engine: gives sequences blocks in scattered order, runs chunks, collects the logprobs of every position."""
+    """The least of an engine: gives sequences blocks in scattered order, runs chunks, collects the logprobs of every
+    position.
+    """
 
     def __init__(self, decoder: Decoder, num_blocks: int = 64, block_size: int = 8) -> None:
         self.decoder = decoder

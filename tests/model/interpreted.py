@@ -1,4 +1,5 @@
-"""Runs checks of Triton kernels in child processes that interpret them on CPU tensors: Triton decides at import whether to interpret.
+"""Runs checks of Triton kernels in child processes that interpret them on CPU tensors: Triton decides at import whether
+to interpret.
 
 A check is a function at the top of its file that raises where a kernel is wrong; its arguments can be pickled.
 """
@@ -26,7 +27,10 @@ CHILDREN = 2
 
 
 def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:
-    """Make every call `(check, arguments)` in one of some children. Raises AssertionError with the traces of those that failed."""
+    """Make every call `(check, arguments)` in one of some children.
+
+    Raises AssertionError with the traces of those that failed.
+    """
     named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
     shares = [named[first::CHILDREN] for first in range(min(CHILDREN, len(named)))]
     with ThreadPoolExecutor(CHILDREN) as pool:

@@ -1,4 +1,7 @@
-"""A target outside of the vocabulary is loud: its logprob is NaN, and so is the loss. One of weight 0 may be any number."""
+"""A target outside of the vocabulary is loud: its logprob is NaN, and so is the loss.
+
+One of weight 0 may be any number.
+"""
 
 from __future__ import annotations
 

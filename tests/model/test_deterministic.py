@@ -1,4 +1,6 @@
-"""Deterministic mode: the engine's logprobs are the trainer's, bit for bit, whatever the batch, the chunks and the cache."""
+"""Deterministic mode: the engine's logprobs are the trainer's, bit for bit, whatever the batch, the chunks and the
+cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fused attention kernels against plain float64 formulas: on tiny shapes interpreted on the CPU, on a table of shapes on the GPU, where bits are compared too."""
+"""The fused attention kernels against plain float64 formulas: on tiny shapes interpreted on the CPU, on a table of
+shapes on the GPU, where bits are compared too.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,10 @@ PACKED = [
     Case(6, 2, 10, lengths=(60,), window=9),
 ]
 PAGED = [
-    Case(32, 8, 128, chunks=tuple((old, 1) for old in (0, 1, 15, 16, 63, 64, 127, 128, 700, 2000)), block_size=16, dtype=torch.bfloat16),
+    Case(
+        32, 8, 128, chunks=tuple((old, 1) for old in (0, 1, 15, 16, 63, 64, 127, 128, 700, 2000)), block_size=16,
+        dtype=torch.bfloat16,
+    ),
     Case(32, 8, 128, chunks=((5000, 1),), block_size=64, dtype=torch.bfloat16),
     Case(16, 8, 128, chunks=((300, 1), (17, 1), (0, 200), (500, 131)), block_size=16, dtype=torch.bfloat16),
     Case(9, 3, 64, chunks=((300, 1), (200, 64), (0, 3)), block_size=32, dtype=torch.bfloat16),

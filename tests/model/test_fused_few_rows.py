@@ -1,4 +1,6 @@
-"""Products of few rows, alone or with norm and SwiGLU in the same kernel, against the single operations; and where the single operations have to be called."""
+"""Products of few rows, alone or with norm and SwiGLU in the same kernel, against the single operations; and where the
+single operations have to be called.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.model.kernels.ops import Ops
 from tests.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
 """Rows, outputs, depth."""
-GPU_SHAPES: list[Shape] = [(1, 1024, 3072), (1, 4096, 1024), (1, 6144, 4096), (1, 4096, 14336), (1, 2, 16), (1, 250, 576), (2, 1024, 2048), (3, 1000, 1024), (4, 6, 2048), (4, 28672, 4096)]  # fmt: skip
+GPU_SHAPES: list[Shape] = [(1, 1024, 3072), (1, 4096, 1024), (1, 6144, 4096), (1, 4096, 14336), (1, 2, 16), (1, 250,
+    576), (2, 1024, 2048), (3, 1000, 1024), (4, 6, 2048), (4, 28672, 4096)]  # fmt: skip
 SMALL_SHAPES: list[Shape] = [(1, 2, 16), (1, 6, 1024), (3, 4, 2032), (2, 10, 48)]
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
 EPS = 1e-5
@@ -97,13 +101,15 @@ def check_operations(device: str, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def check_sequences(device: str, kernels: str, deterministic: bool, has_grad: bool) -> None:
-    """Results and gradients have the bits of the single operations, and a weight's gradient goes where its owner wants it."""
+    """Results and gradients have the bits of the single operations, and a weight's gradient goes where its owner wants
+    it.
+    """
     ops = Ops(kernels, deterministic=deterministic)  # type: ignore[arg-type]
     for rows, is_gated in ((1, False), (1, True), (5, False), (5, True)):
         leaves = leaves_of(rows, 8, 32, F32, device)
         first, second = ([leaf.clone().requires_grad_(has_grad) for leaf in leaves] for _ in range(2))
         place = torch.full_like(leaves[3], float("nan"))
-        first[3].gradient_place = place.detach  # type: ignore[attr-defined]
+        set_grad_destination(first[3], place.detach)
         found, expected = whole(ops, first, None, is_gated), sequence(ops, second, None, is_gated)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])

@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels import reference
+from stoker.model.kernels.grad_destination import set_grad_destination
 from tests.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
-GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257, 320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
+GPU_PRODUCTS: list[Shape] = [(0, 64, 64), (1, 4096, 1024), (3, 6144, 512), (17, 100, 96), (64, 1000, 256), (65, 257,
+    320), (300, 520, 1024), (1000, 96, 48)]  # fmt: skip
 SMALL_PRODUCTS: list[Shape] = [(0, 4, 16), (3, 5, 40), (66, 7, 32)]
 
 
@@ -69,7 +71,7 @@ def check_gradient_places(device: str) -> None:
     weights = [torch.nn.Parameter(fresh(rows, 32, dtype=F32, device=device)) for rows in (32, 9)]
     places = [torch.full_like(weight, float("nan"), requires_grad=False) for weight in weights]
     for weight, place in zip(weights, places, strict=True):
-        weight.gradient_place = place.detach  # type: ignore[attr-defined]
+        set_grad_destination(weight, place.detach)
     hidden = kernels.linear(x, weights[0], None)
     targets, ones = torch.arange(6, device=device), torch.ones(6, device=device)
     kernels.cross_entropy(hidden, weights[1], targets, ones, 0, None)[0].backward()

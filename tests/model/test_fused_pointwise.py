@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels import reference
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from tests.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -152,8 +153,8 @@ def check_rotate(device: str, shape: tuple[int, int, int, int], dtype: torch.dty
     exact = case.exact()
     leaves, exact_leaves = case.leaves(), exact.leaves()
     poison(device)
-    results = rotation.rotate(*case.parts()[:2], case.cos, case.sin, *case.norms, 1e-6)
-    wanted = reference.rotate(*exact.parts()[:2], exact.cos, exact.sin, *exact.norms, 1e-6)
+    results = rotation.rotate(*case.parts()[:2], Rotation(case.cos, case.sin, *case.norms, 1e-6))
+    wanted = reference.rotate(*exact.parts()[:2], Rotation(exact.cos, exact.sin, *exact.norms, 1e-6))
     for one, other in zip(results, wanted, strict=True):
         close(one, other, dtype)
     outer = [fresh(*result.shape, dtype=dtype, device=device) for result in results]
@@ -185,13 +186,12 @@ def check_rotate_and_write(
     expected_cache = cache.clone()
     exact = case.exact()
     with torch.no_grad():
-        wanted_q, wanted_k = reference.rotate(*exact.parts()[:2], exact.cos, exact.sin, *exact.norms, 1e-6)
+        wanted_q, wanted_k = reference.rotate(*exact.parts()[:2], Rotation(exact.cos, exact.sin, *exact.norms, 1e-6))
         poison(device)
         on_device = slots.to(device)
         q, k, v = case.parts()
-        result = rotation.rotate_and_write(
-            q, k, v, case.cos, case.sin, *case.norms, 1e-6, cache, layer, Written(on_device, on_device, tokens)
-        )
+        into = CacheLayer(cache, layer, Written(on_device, on_device, tokens))  # type: ignore[arg-type]
+        result = rotation.rotate_and_write(q, k, v, Rotation(case.cos, case.sin, *case.norms, 1e-6), into)
         block, offset = slots[kept].long() // block_size, slots[kept].long() % block_size
         expected_cache[block, layer, 0, offset] = wanted_k[kept.to(device)].to(dtype)
         expected_cache[block, layer, 1, offset] = v[kept.to(device)]

@@ -22,7 +22,8 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "top_k": {"temperature": (1.0,), "top_k": (1, 5, 50, 0, -1, 100000000)},
     "top_p": {"temperature": (0.8, 1.5), "top_p": (0.9, 0.3, 1.0, 0.001, 0.999)},
     "min_p": {"temperature": (1.0, 2.0), "min_p": (0.0, 0.1, 1.0, 0.02)},
-    "all": {"temperature": (1.0, 0.0, 0.7), "top_k": (40, 3, 0, 1000), "top_p": (0.95, 0.5, 1.0, 0.8, 0.9), "min_p": (0.01, 0.0)},
+    "all": {"temperature": (1.0, 0.0, 0.7), "top_k": (40, 3, 0, 1000), "top_p": (0.95, 0.5, 1.0, 0.8, 0.9),
+    "min_p": (0.01, 0.0)},
 }  # fmt: skip
 PENALTIES: dict[str, tuple[float, ...]] = {
     "presence_penalty": (0.0, 0.7, -0.5),
@@ -45,7 +46,9 @@ class Case(NamedTuple):
 def table_for(device: str, seats: int, settings: dict[str, tuple[float, ...]]) -> SamplingTable:
     neutral = {name: 1.0 if name in ("temperature", "top_p", "repetition_penalty") else 0.0 for name in NUMBERS}
     columns = [
-        torch.tensor([(settings.get(name) or (neutral[name],))[seat % len(settings.get(name) or (0,))] for seat in range(seats)])
+        torch.tensor(
+            [(settings.get(name) or (neutral[name],))[seat % len(settings.get(name) or (0,))] for seat in range(seats)]
+        )
         for name in NUMBERS
     ]  # fmt: skip
     keys = torch.randint(-(2**62), 2**62, (seats, 2))
@@ -157,7 +160,7 @@ def check_padding_and_broken_rows(device: str) -> None:
 
 
 def check_rows_without_a_limit(device: str, positions: range | tuple[int, ...], vocab_size: int) -> None:
-    """Their tokens do not depend on whether another row has a limit: the same logits are drawn from at many positions."""
+    """Rows without a limit draw the same tokens whether or not another row has one, at many positions."""
     from stoker.model.kernels.fused import sampler
 
     wave_V = torch.arange(vocab_size, dtype=F32).mul_(0.7).sin_().mul_(3)
@@ -232,9 +235,15 @@ SHAPES: dict[str, Callable[[int, int], Tensor]] = {
     "close": lambda rows, vocab_size: torch.randn(rows, vocab_size) * 1e-4 - 5,
     "crowded": lambda rows, vocab_size: torch.randn(rows, vocab_size) - 12 * (torch.arange(vocab_size) > 3000),
     "few levels": lambda rows, vocab_size: torch.randn(rows, vocab_size).round(),
-    "below -0": lambda rows, vocab_size: torch.randn(rows, vocab_size).mul(-3).abs().neg().index_fill(1, torch.tensor([3]), -0.0),
-    "an outlier": lambda rows, vocab_size: torch.randn(rows, vocab_size).index_fill(1, torch.tensor([vocab_size // 2]), 9.0),
-    "mostly banned": lambda rows, vocab_size: torch.randn(rows, vocab_size).masked_fill(torch.arange(vocab_size) % 9 > 0, -float("inf")),
+    "below -0": lambda rows, vocab_size: (
+        torch.randn(rows, vocab_size).mul(-3).abs().neg().index_fill(1, torch.tensor([3]), -0.0)
+    ),
+    "an outlier": lambda rows, vocab_size: (
+        torch.randn(rows, vocab_size).index_fill(1, torch.tensor([vocab_size // 2]), 9.0)
+    ),
+    "mostly banned": lambda rows, vocab_size: (
+        torch.randn(rows, vocab_size).masked_fill(torch.arange(vocab_size) % 9 > 0, -float("inf"))
+    ),
 }  # fmt: skip
 """Distributions of logits: they take different ways to their limit."""
 LIMITS: dict[str, tuple[float, ...]] = {
@@ -256,7 +265,9 @@ BOTH_LIMITS: dict[str, tuple[float, ...]] = {
 def check_limits(
     device: str, shape: str, rows: int, vocab_size: int, limits: dict[str, tuple[float, ...]] = LIMITS
 ) -> None:
-    """The limit itself, not only the token that is drawn: as many tokens are left as by sorting, each split's sum is theirs, and no bit depends on how many rows there are."""
+    """The limit itself, not only the token that is drawn: as many tokens are left as by sorting, each split's sum is
+    theirs, and no bit depends on how many rows there are.
+    """
     from stoker.model.kernels.fused.sampling.limits import apply_limits
     from stoker.model.kernels.fused.sampling.scan import SPLIT, make_scan, sum_splits
 

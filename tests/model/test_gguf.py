@@ -22,7 +22,10 @@ from stoker.model.weights.gguf_file import BLOCK_NAMES, TENSOR_NAMES, GgufError,
 from stoker.model.weights.gguf_weights import convert
 from stoker.model.weights.source import open_weights
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 CHARACTERS = [*map(chr, range(33, 127)), "Ġ"]
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *CHARACTERS, "he", "ll", "Ġw"]
 VOCAB_SIZE = len(TOKENS)

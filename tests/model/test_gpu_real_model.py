@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct on a GPU: bfloat16 within its bound of transformers, and in deterministic mode one answer, packed or paged, bit for bit."""
+"""SmolLM2-135M-Instruct on a GPU: bfloat16 within its bound of transformers, and in deterministic mode one answer,
+packed or paged, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,18 @@ from transformers import AutoModelForCausalLM
 
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import KernelsName, Ops
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import PagedAttend, PagedSize
 from stoker.model.tokenizer import Tokenizer
 from stoker.model.weights.source import open_weights
+from stoker.pod.capabilities import KernelsName
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real_model]
 
 OF_99_PERCENT, MEAN = 0.3, 0.06
-"""Of the difference between log-probabilities. transformers in bfloat16 is as far from itself in float32 (0.17 and 0.04); a token that nobody expects may differ by more than 1."""
+"""Of the difference between log-probabilities. transformers in bfloat16 is as far from itself in float32 (0.17 and
+0.04); a token that nobody expects may differ by more than 1.
+"""
 TEXT = Path(__file__).parents[2] / "LICENSE"
 NUM_TOKENS = 600
 SIZE = PagedSize(max_tokens=NUM_TOKENS, max_sequences=4, max_blocks=40)

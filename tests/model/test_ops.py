@@ -12,6 +12,7 @@ from torch import Tensor
 from stoker.model.kernels import reference
 from stoker.model.kernels.cross_entropy import ChunkBytes, chunked_cross_entropy
 from stoker.model.kernels.ops import MissingKernel, Ops, resolve_kernels
+from stoker.model.kernels.rotation import Rotation
 from stoker.model.kernels.sequences import group_by_length, pack_sequences
 
 BOTH = pytest.mark.parametrize("ops", [Ops(), Ops(deterministic=True)], ids=["reference", "deterministic"])
@@ -58,7 +59,7 @@ CASES: dict[str, tuple[Callable[[Ops], object], str]] = {
     "add_rms_norm": (lambda ops: ops.add_rms_norm(seeded(3, 4), seeded(2, 4), seeded(4), 1e-5), r"residual \(2, 4\)"),
     "swiglu": (lambda ops: ops.swiglu(seeded(3, 5)), "must hold gate and up"),
     "rotate": (
-        lambda ops: ops.rotate(seeded(3, 2, 4), seeded(3, 1, 4), seeded(2, 1, 4), seeded(2, 1, 4)),
+        lambda ops: ops.rotate(seeded(3, 2, 4), seeded(3, 1, 4), Rotation(seeded(2, 1, 4), seeded(2, 1, 4))),
         r"cos \(2, 1, 4\) do not fit",
     ),
     "packed_attention": (
@@ -160,7 +161,7 @@ def test_rotation_keeps_lengths_and_position_zero(ops: Ops) -> None:
         torch.cat((angles.cos(), angles.cos()), -1)[:, None],
         torch.cat((-angles.sin(), angles.sin()), -1)[:, None],
     )
-    rotated, _ = ops.rotate(q, k, cos, sin)
+    rotated, _ = ops.rotate(q, k, Rotation(cos, sin))
     assert torch.equal(rotated[0], q[0])
     torch.testing.assert_close(rotated.norm(dim=-1), q.norm(dim=-1))
     torch.testing.assert_close(rotated[1, :, 0], q[1, :, 0] * angles[1, 0].cos() - q[1, :, 4] * angles[1, 0].sin())
@@ -171,8 +172,8 @@ def test_neighbours_in_one_product_rotate_as_they_do_apart() -> None:
     q, k = both[:, :4], both[:, 4:]
     cos, sin = seeded(5, 1, 8), seeded(5, 1, 8).flip(0)
     with torch.inference_mode():
-        together = Ops().rotate(q, k, cos, sin)
-        apart = Ops().rotate(q.clone(), k.clone(), cos, sin)
+        together = Ops().rotate(q, k, Rotation(cos, sin))
+        apart = Ops().rotate(q.clone(), k.clone(), Rotation(cos, sin))
     assert torch.equal(together[0], apart[0])
     assert torch.equal(together[1], apart[1])
 

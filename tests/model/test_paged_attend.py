@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ def test_prefill_chunks_and_decode_in_one_step_equal_the_packed_pass(
     server = make_server(decoder)
     tables = [server.table(len(sequence)) for sequence in SEQUENCES]
     seen: list[list[torch.Tensor]] = [[] for _ in SEQUENCES]
-    # prefill alone; prefill chunk, decode, whole prompt; decode of far lengths (two groups); decode in order (the whole pass)
+    # prefill alone; prefill chunk, decode, whole prompt; decode of far lengths (two groups);
+    # decode in order (the whole pass)
     for step in [
         [(0, 0, 50)],
         [(1, 0, 20), (0, 50, 51), (2, 0, 4), (3, 0, 20)],
@@ -121,3 +123,22 @@ def test_blocks_are_copied_whole(llama: ModelConfig) -> None:
 def test_a_position_beyond_the_models_context_is_refused(llama: ModelConfig) -> None:
     with pytest.raises(IndexError):
         RotaryTable(llama).rows(torch.tensor([256]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' /proc")
+def test_a_cache_takes_memory_as_its_blocks_are_used(llama: ModelConfig) -> None:
+    block_mib = KVCache.block_bytes(llama, block_size=256, dtype=torch.bfloat16) / 2**20
+    num_blocks = round(512 / block_mib)
+    before_mib = anonymous_mib()
+    cache = KVCache(llama, num_blocks=num_blocks, block_size=256, dtype=torch.bfloat16)
+    assert anonymous_mib() - before_mib < 64
+    assert not cache.data[[0, num_blocks // 2, num_blocks - 1]].any()
+    cache.data[: num_blocks // 4].fill_(1)
+    assert 100 < anonymous_mib() - before_mib < 250
+    assert cache.data.is_contiguous()
+    assert cache.data.data_ptr() % 64 == 0
+
+
+def anonymous_mib() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024

@@ -174,7 +174,10 @@ def test_a_folder_opens_and_a_missing_one_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_needs_no_torch() -> None:
-    code = "import sys, stoker.model.tokenizer, stoker.model.weights.gguf_tokenizer, stoker.model.config; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, stoker.model.tokenizer, stoker.model.weights.gguf_tokenizer, stoker.model.config; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

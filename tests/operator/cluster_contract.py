@@ -1,4 +1,4 @@
-"""What every `Cluster` must do. A test module makes a subclass with a factory; LocalCluster passes it, and so will Kubernetes."""
+"""The contract of every `Cluster`. A test module makes a subclass with a factory, for LocalCluster and KubeCluster."""
 
 from __future__ import annotations
 
@@ -278,7 +278,9 @@ class ClusterContract:
             with pytest.raises(Invalid):
                 await cluster.patch(ref_of(pod), {"spec": {"restartPolicy": "Always"}})
             affinity: dict[str, Any] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["local"]}]}]
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["local"]}]}
+                ]
             }}}  # fmt: skip
             patched = await cluster.patch(ref_of(pod), {"spec": {"affinity": affinity}})
             assert patched["spec"]["affinity"] == affinity

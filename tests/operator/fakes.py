@@ -1,4 +1,4 @@
-"""Doubles at the seams of the operator: a clock that a test moves, processes that a test ends, a cluster that fails on purpose."""
+"""Doubles at the interfaces of the operator: a clock, processes and a cluster that tests control."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stoker.operator.api.metadata import Status
 from stoker.operator.cluster.interface import Cluster, Keep, PodUnreachable, ServerError, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.objects import Admit, Keeper, ObjectStore
-from stoker.operator.cluster.local.pod_life import Node
-from stoker.operator.cluster.local.process import Command, Exit, Process
+from stoker.operator.cluster.local.node import Node
+from stoker.operator.cluster.local.objects import Admit, ObjectStorage, ObjectStore
+from stoker.operator.cluster.local.process import Command, Process, ProcessExit
 from stoker.operator.cluster.pod_http import PodHttp
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.outcome import Outcome, derive_plan
 from stoker.operator.service.local.kubelet import Kubelet
 from stoker.pod.control_key import new_private_key
 
@@ -78,7 +81,7 @@ class FakeProcess:
         self.pid = number
         self.stubborn = False
         self.signals: list[str] = []
-        self._end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
 
     @property
     def alive(self) -> bool:
@@ -95,9 +98,9 @@ class FakeProcess:
 
     def end(self, code: int, signal: int | None = None) -> None:
         if not self._end.done():
-            self._end.set_result(Exit(code, signal))
+            self._end.set_result(ProcessExit(code, signal))
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         return await self._end
 
 
@@ -115,11 +118,11 @@ class FakeRunner:
 
 @dataclass
 class FakePods:
-    """Answers of pods without a network: `answers` by pod uid for polls; calls are recorded and answered by `on_call`."""
+    """Answers of pods without a network: `answers` by pod uid for polls; `on_call` answers recorded calls."""
 
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    on_call: Callable[[Call], Mapping[str, Any]] = lambda _: {}
+    calls: list[ControlCall] = field(default_factory=list)
+    on_call: Callable[[ControlCall], Mapping[str, Any]] = lambda _: {}
 
 
 @dataclass
@@ -142,7 +145,7 @@ class _PolledCluster(LocalCluster):
         super().__init__(*given)
         self.fake_pods = pods
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         self.fake_pods.calls.append(call)
         return self.fake_pods.on_call(call)
 
@@ -158,12 +161,12 @@ def embedded(
     gpus: tuple[str, ...] = (),
     admit: Admit | None = None,
     pods: FakePods | None = None,
-    keeper: Keeper | None = None,
+    keeper: ObjectStorage | None = None,
 ) -> Embedded:
-    """Call within a running event loop. With `pods`, polls and calls are answered by it; with a `keeper`, objects survive."""
+    """Call within a running event loop. `pods` answers polls and calls; with a `keeper`, objects survive."""
     clock = FakeClock()
     numbers = itertools.count(1)
-    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, keeper=keeper)
+    objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, storage=keeper)
     addresses = Addresses("loopback", lambda _: True)
     ready: dict[tuple[str, int], bool] = {}
 
@@ -182,7 +185,7 @@ def embedded(
 
 
 class Flaky:
-    """A cluster that raises before or after the n-th write (1 is the first), once: a crash between two requests, or before an answer."""
+    """A cluster that raises once, before or after the n-th write (1 is the first), as a crash would."""
 
     def __init__(self, inner: Cluster, *, fail_at: int, after: bool) -> None:
         self.inner = inner
@@ -224,7 +227,7 @@ class Flaky:
     async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
         return await self._write(lambda: self.inner.delete(ref, grace_s=grace_s))
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         return await self._write(self.inner.call, call)
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
@@ -239,3 +242,9 @@ class Flaky:
         if failing:
             raise ServerError(f"the answer of write {self.writes} was lost")
         return answer
+
+
+def reconcile_nothing(seen: Observed, _settings: Settings, now: datetime, plan: Plan | None = None) -> Plan:
+    """`plan`, and the part of a status that is derived for every kind alike."""
+    status = Status.model_validate(seen.resource.get("status") or {})
+    return derive_plan(Outcome(plan=plan or Plan()), seen=seen, status=status, fields={}, now=now)

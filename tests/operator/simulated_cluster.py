@@ -1,6 +1,7 @@
-"""A cluster without time and threads: objects in a dictionary, plans carried out one action at a time, pods that do what a test says.
+"""A cluster without time and threads: objects in a dictionary, plans carried out action by action, pods led by a test.
 
-The slow twin of executor, informers and kubelet for property tests: a plan may stop after any action (a crash), and pods may do anything that pods do.
+The slow twin of executor, informers and kubelet for property tests: a plan may stop after any action (a crash), and
+pods may do anything that pods do.
 """
 
 from __future__ import annotations

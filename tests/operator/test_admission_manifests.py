@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from stoker.operator.admission.admission import Admission
-from stoker.operator.admission.cause import Cause, Invalid
 from stoker.operator.admission.cel_rules import RuleError
+from stoker.operator.admission.status_cause import InvalidObject, StatusCause
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.crd import KIND_INFOS, definition
 from stoker.operator.api.enginepool import EnginePool
@@ -42,7 +42,7 @@ def test_a_bad_manifest_is_refused_with_its_message(
     admission: Admission, kind: str, changes: dict[str, Any], text: str
 ) -> None:
     manifest = changed(GOOD[kind], changes)
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidObject) as refused:
         admission.admit(manifest)
     assert str(refused.value) == f'{kind}.stoker.dev "{manifest["metadata"]["name"]}" is invalid: {text}'
 
@@ -122,7 +122,7 @@ def test_a_mount_may_belong_to_a_volume_of_the_pod_template(admission: Admission
 
 
 def test_all_wrong_fields_are_named_at_once(admission: Admission) -> None:
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidObject) as refused:
         admission.admit(changed(JOB, {"spec.memory.zeroStage": 9, "spec.training.totalSteps": 0}))
     assert [(cause.field, cause.reason) for cause in refused.value.causes] == [
         ("spec.memory.zeroStage", "FieldValueInvalid"),
@@ -131,10 +131,10 @@ def test_all_wrong_fields_are_named_at_once(admission: Admission) -> None:
 
 
 def test_another_version_is_refused(admission: Admission) -> None:
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidObject) as refused:
         admission.admit({**JOB, "apiVersion": "stoker.dev/v9"})
     assert refused.value.causes == [
-        Cause("apiVersion", 'Invalid value: "stoker.dev/v9": must be stoker.dev/v1alpha1', "FieldValueInvalid")
+        StatusCause("apiVersion", 'Invalid value: "stoker.dev/v9": must be stoker.dev/v1alpha1', "FieldValueInvalid")
     ]
 
 
@@ -158,6 +158,13 @@ def _milliseconds(admission: Admission, stored: dict[str, Any]) -> float:
 def test_a_folder_without_crds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no CRD files"):
         Admission.from_folder(tmp_path)
+
+
+def test_a_number_beyond_64_bits_is_refused(admission: Admission) -> None:
+    with pytest.raises(
+        InvalidObject, match=r"spec.training.seed in body should be less than or equal to 9223372036854775807"
+    ):
+        admission.admit(changed(JOB, {"spec.training.seed": 2**63}))
 
 
 def test_a_rule_that_does_not_compile_is_refused_with_its_place() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from stoker.operator.admission.admission import Admission
-from stoker.operator.admission.cause import Invalid
+from stoker.operator.admission.status_cause import InvalidObject
 from tests.operator.bad_manifests import CHECKPOINT, DELETE, DEPLOYMENT, GOOD, JOB, POOL, changed
 
-_FIXED = "is fixed, it says what is trained: make a new TrainingJob"
+_FIXED = "is fixed: make a new TrainingJob"
 _FROM_FOLDER = {"spec.model": DELETE, "spec.modelFrom": {"huggingFace": {"path": "/m"}}}
 _SECOND = {"name": "b", "template": {"config": {}, "pod": {}}, "share": 40}
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ("model", JOB, {}, {"spec.model.numLayers": 4}, f"spec.model: Forbidden: model {_FIXED}"),
-    ("model to modelFrom", JOB, {}, _FROM_FOLDER, "spec: Forbidden: model and modelFrom cannot replace each other: make a new TrainingJob"),
+    ("model to modelFrom", JOB, {}, _FROM_FOLDER, "spec: Forbidden: model and modelFrom are fixed: make a new TrainingJob"),
     ("modelFrom", JOB, _FROM_FOLDER, {"spec.modelFrom.huggingFace.path": "/n"}, f"spec.modelFrom: Forbidden: modelFrom {_FIXED}"),
     ("training", JOB, {}, {"spec.training.totalSteps": 20}, f"spec.training: Forbidden: training {_FIXED}"),
     ("optimization", JOB, {}, {"spec.optimization.learningRate": "1e-4"}, f"spec.optimization: Forbidden: optimization {_FIXED}"),
@@ -59,7 +59,7 @@ def test_what_is_fixed_cannot_change(
 ) -> None:
     old = admission.admit(changed(good, before))
     new = changed(old, change)
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidObject) as refused:
         admission.admit(new, old)
     assert str(refused.value) == f'{good["kind"]}.stoker.dev "x" is invalid: {text}'
     admission.admit(new)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from stoker.operator.api.schema import NotStructural, status_schema, structural_schema
-from stoker.operator.api.value import Value, measured
+from stoker.operator.api.value import Value, described_elsewhere, list_map, measured
 
 
 class Inner(Value):
@@ -34,6 +34,15 @@ class Sample(Value):
     plain: Plain | None = None
 
 
+class Told(Value):
+    first: Inner
+    again: Annotated[Inner | None, Field(json_schema_extra=described_elsewhere())] = None
+    """As `first`."""
+    listed: Annotated[
+        tuple[Inner, ...], Field(max_length=2, json_schema_extra={**list_map("size"), **described_elsewhere()})
+    ] = ()
+
+
 EXPECTED = {
     "optional": {"type": "integer"},
     "inner": {
@@ -42,7 +51,7 @@ EXPECTED = {
         "default": {},
         "properties": {"size": {"type": "integer", "default": 3, "description": "How big."}},
     },
-    "again": {"type": "object", "description": "Inside.", "properties": {"size": {"type": "integer", "default": 3}}},
+    "again": {"type": "object", "properties": {"size": {"type": "integer", "default": 3}}},
     "constant": {"type": "string", "enum": ["x"], "default": "x"},
     "items": {
         "type": "array",
@@ -50,7 +59,7 @@ EXPECTED = {
         "items": {"type": "object", "properties": {"size": {"type": "integer", "default": 3}}},
     },
     "either": {"x-kubernetes-int-or-string": True, "minimum": 1, "maxLength": 4, "default": 1},
-    "big": {"type": "integer", "format": "int64", "minimum": 0, "default": 0},
+    "big": {"type": "integer", "minimum": 0, "default": 0},
     "open": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
     "byName": {"type": "object", "maxProperties": 5, "additionalProperties": {"type": "string"}},
     "plain": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
@@ -66,13 +75,35 @@ def test_only_fields_without_a_default_are_required() -> None:
     assert structural_schema(Sample)["required"] == ["open"]
 
 
-def test_a_status_loses_defaults_rules_and_limits_but_keeps_lengths() -> None:
+def test_a_status_loses_defaults_rules_and_limits_but_keeps_numbers_of_items_and_list_keys() -> None:
     schema = {
         "type": "array",
         "maxItems": 3,
         "items": {"type": "string", "maxLength": 3, "pattern": "x", "default": "x"},
     }
-    assert status_schema(schema) == {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 3}}
+    assert status_schema(schema) == {"type": "array", "maxItems": 3, "items": {"type": "string"}}
+    keyed = {
+        "type": "array",
+        "x-kubernetes-list-map-keys": ["id"],
+        "items": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id", "name"]},
+    }
+    assert status_schema(keyed)["items"]["required"] == ["id"]
+
+
+def test_members_that_another_field_explains_are_preserved_and_not_described() -> None:
+    found = structural_schema(Told)["properties"]
+    assert found["again"] == {
+        "type": "object",
+        "description": "As `first`.",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    assert found["listed"]["items"] == {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+        "properties": {"size": {"type": "integer", "default": 3}},
+        "required": ["size"],
+    }
+    assert found["first"]["properties"]["size"]["description"] == "How big."
 
 
 class TwoTypes(BaseModel):

@@ -1,5 +1,7 @@
-"""The custom resources and the programs' configurations name the same things: a section's fields are the configuration's in camelCase.
-The only test that may import both sides."""
+"""A section of a custom resource has the fields of the program's configuration, in camelCase.
+
+With `test_contract_capabilities.py` the only test that may import both sides.
+"""
 
 import json
 from typing import Any, get_args
@@ -43,8 +45,8 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.CheckpointPolicy, trainer.CheckpointConfig, {"storage", "deletionPolicy"}, {"root"}),
     (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
-    (engine_settings.Cache, CacheConfig, set(), set()),
-    (engine_settings.Scheduler, SchedulerConfig, set(), set()),
+    (engine_settings.CacheSettings, CacheConfig, set(), set()),
+    (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
     (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile", "allowedOrigins"}),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (

@@ -24,9 +24,9 @@ from stoker.operator.cluster.interface import (
 )
 from stoker.operator.domain.applied_hash import with_applied_hash
 from stoker.operator.domain.labels import APPLIED_HASH, JOB_UID
-from stoker.operator.domain.plan import Call, Event, Key, Object, Patch, Plan, Ref, Scale
-from stoker.operator.loop.execute import Executor, event_object
-from stoker.operator.loop.object_pruning import kept
+from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Patch, Plan, Ref, Scale
+from stoker.operator.loop.execute import PlanExecutor, event_object
+from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
 from tests.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
@@ -59,7 +59,9 @@ def wish(resource: Object, world: Mapping[str, Object]) -> Plan:
         scale=(Scale(ref_of(world["pool"]), 3),),
         delete=(ref_of(world["old"]),),
         calls=(
-            Call(Ref("Pod", "default", "gated", world["gated"]["metadata"]["uid"]), "POST", "/drain", {"id": "one"}),
+            ControlCall(
+                Ref("Pod", "default", "gated", world["gated"]["metadata"]["uid"]), "POST", "/drain", {"id": "one"}
+            ),
         ),
         events=(Event("Normal", "Working", "it works"),),
     )
@@ -91,7 +93,7 @@ def test_fields_are_carried_out_in_their_order(tmp_path: Path) -> None:
         world = embedded(tmp_path, pods=FakePods())
         made = await new_world(world)
         recorder = Recorder(world.cluster)
-        executor = Executor(recorder, store_of(world), FakeClock())
+        executor = PlanExecutor(recorder, store_of(world), FakeClock())
         await executor.execute(made["resource"], wish(made["resource"], made))
         assert recorder.names == [
             "patch",  # a finalizer that is added
@@ -118,7 +120,7 @@ def test_a_converged_plan_makes_no_call(tmp_path: Path) -> None:
         world.objects.create(config)
         resource = world.objects.update_status(ref_of(resource), {"phase": "Working"})
         recorder = Recorder(world.cluster)
-        executor = Executor(recorder, store_of(world), FakeClock())
+        executor = PlanExecutor(recorder, store_of(world), FakeClock())
         plan = Plan(
             finalizers=("stoker.dev/old",),
             status={"phase": "Working"},
@@ -132,12 +134,12 @@ def test_a_converged_plan_makes_no_call(tmp_path: Path) -> None:
 
 def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
     async def story() -> None:
-        def refuse(call: Call) -> Mapping[str, Any]:
+        def refuse(call: ControlCall) -> Mapping[str, Any]:
             raise PodUnreachable(call.pod.name)
 
         world = embedded(tmp_path, pods=FakePods(on_call=refuse))
         made = await new_world(world)
-        executor = Executor(world.cluster, store_of(world), FakeClock())
+        executor = PlanExecutor(world.cluster, store_of(world), FakeClock())
         with pytest.raises(PodUnreachable):
             await executor.execute(made["resource"], wish(made["resource"], made))
         assert world.objects.of_kind("Event") == []
@@ -148,7 +150,7 @@ def test_a_failure_stops_what_comes_after_it(tmp_path: Path) -> None:
 
 def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) -> None:
     async def story() -> None:
-        def answer(call: Call) -> Mapping[str, Any]:
+        def answer(call: ControlCall) -> Mapping[str, Any]:
             if call.pod.name == "deaf":
                 raise PodUnreachable(call.pod.name)
             return {}
@@ -156,9 +158,11 @@ def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) 
         pods = FakePods(on_call=answer)
         world = embedded(tmp_path, pods=pods)
         made = await new_world(world)
-        calls = tuple(Call(Ref("Pod", "default", name, name), "PUT", "/backends", {}) for name in ("deaf", "well"))
+        calls = tuple(
+            ControlCall(Ref("Pod", "default", name, name), "PUT", "/backends", {}) for name in ("deaf", "well")
+        )
         with pytest.raises(PodUnreachable, match="deaf"):
-            await Executor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(calls=calls))
+            await PlanExecutor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(calls=calls))
         assert [call.pod.name for call in pods.calls] == ["deaf", "well"]
 
     asyncio.run(story())
@@ -170,7 +174,7 @@ def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tm
         made = await new_world(world)
         world.objects.create(owned(gated_pod("ours"), made["resource"]))
         world.objects.create(gated_pod("theirs"))
-        executor = Executor(world.cluster, Store(), FakeClock())
+        executor = PlanExecutor(world.cluster, Store(), FakeClock())
         await executor.execute(made["resource"], Plan(create=(owned(gated_pod("ours"), made["resource"]),)))
         with pytest.raises(Conflict, match="theirs exists and belongs to another owner"):
             await executor.execute(made["resource"], Plan(create=(owned(gated_pod("theirs"), made["resource"]),)))
@@ -182,14 +186,14 @@ def test_a_service_of_somebody_else_is_not_taken_over(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path)
         made = await new_world(world)
-        executor = Executor(world.cluster, Store(), FakeClock())
+        executor = PlanExecutor(world.cluster, Store(), FakeClock())
         ours, theirs = service("ours"), service("theirs")
         world.objects.create(theirs)
         await executor.execute(made["resource"], Plan(apply=(owned(ours, made["resource"]),)))
         with pytest.raises(NameTaken, match="Service default/theirs exists and belongs to another owner"):
             await executor.execute(made["resource"], Plan(apply=(owned(theirs, made["resource"]),)))
         assert "ownerReferences" not in world.objects.get(Key("Service", "default", "theirs"))["metadata"]
-        again = Executor(world.cluster, Store(), FakeClock())
+        again = PlanExecutor(world.cluster, Store(), FakeClock())
         await again.execute(made["resource"], Plan(apply=(owned(ours, made["resource"]),)))
 
     asyncio.run(story())
@@ -215,7 +219,7 @@ def test_an_object_without_owner_is_ours_by_its_uid_label(tmp_path: Path) -> Non
         body = config_map("save")
         body["metadata"]["labels"] = {JOB_UID: "job"}
         world.objects.create(body)
-        executor = Executor(world.cluster, Store(), FakeClock())
+        executor = PlanExecutor(world.cluster, Store(), FakeClock())
         await executor.execute(made["resource"], Plan(create=(body,)))
         other = {**body, "metadata": {**body["metadata"], "labels": {JOB_UID: "another"}}}
         with pytest.raises(Conflict):
@@ -230,9 +234,9 @@ def test_own_writes_are_in_the_store_at_once(tmp_path: Path) -> None:
         await world.kubelet.stop(0)  # nobody else writes
         made = await new_world(world)
         store = store_of(world)
-        await Executor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))
+        await PlanExecutor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))
         for kind in ("Pod", "ConfigMap"):
-            assert store.of_kind(kind) == [kept(found) for found in world.objects.of_kind(kind)]
+            assert store.of_kind(kind) == [pruned(found) for found in world.objects.of_kind(kind)]
         found = store.by_uid(made["resource"]["metadata"]["uid"])
         assert found is not None
         assert found["status"] == {"phase": "Working"}
@@ -247,7 +251,9 @@ def test_a_status_for_an_older_version_is_a_conflict(tmp_path: Path) -> None:
         made = await new_world(world)
         world.objects.patch(ref_of(made["resource"]), {"metadata": {"labels": {"changed": "yes"}}})
         with pytest.raises(Conflict):
-            await Executor(world.cluster, Store(), FakeClock()).execute(made["resource"], Plan(status={"phase": "Old"}))
+            await PlanExecutor(world.cluster, Store(), FakeClock()).execute(
+                made["resource"], Plan(status={"phase": "Old"})
+            )
 
     asyncio.run(story())
 
@@ -257,7 +263,7 @@ def test_the_same_event_appears_once_in_ten_minutes(tmp_path: Path) -> None:
         world = embedded(tmp_path)
         made = await new_world(world)
         clock = FakeClock()
-        executor = Executor(world.cluster, Store(), clock)
+        executor = PlanExecutor(world.cluster, Store(), clock)
         plan = Plan(events=(Event("Warning", "Refused", "no"),))
         for _ in range(3):
             await executor.execute(made["resource"], plan)
@@ -289,7 +295,9 @@ def test_events_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
         world = embedded(tmp_path)
         made = await new_world(world)
         flaky = Flaky(world.cluster, fail_at=1, after=False)
-        await Executor(flaky, Store(), FakeClock()).execute(made["resource"], Plan(events=(Event("Normal", "A", "b"),)))
+        await PlanExecutor(flaky, Store(), FakeClock()).execute(
+            made["resource"], Plan(events=(Event("Normal", "A", "b"),))
+        )
         assert world.objects.of_kind("Event") == []
 
     asyncio.run(story())
@@ -333,7 +341,7 @@ WANTED = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 11), st.booleans(), st.booleans()), max_size=4))
 def test_any_crash_points_then_a_retry_converge(tmp_path: Path, crashes: list[tuple[int, bool, bool]]) -> None:
-    """Each crash happens at some write, before or after it took effect; the operator comes back with an empty or a stale store."""
+    """Crashes happen before or after any write; the operator comes back with an empty or a stale store."""
 
     async def story() -> None:
         pods = FakePods()
@@ -346,7 +354,7 @@ def test_any_crash_points_then_a_retry_converge(tmp_path: Path, crashes: list[tu
             resource = world.objects.get(("EnginePool", "default", "resource"))  # type: ignore[arg-type]
             flaky = Flaky(world.cluster, fail_at=fail_at, after=after)
             try:
-                await Executor(flaky, store, FakeClock()).execute(resource, wish(resource, made))
+                await PlanExecutor(flaky, store, FakeClock()).execute(resource, wish(resource, made))
             except ServerError:
                 continue
         assert what_is_wanted(world) == WANTED
@@ -369,11 +377,11 @@ def test_a_refused_pod_costs_few_requests_however_many_are_wanted(tmp_path: Path
         cluster = Refusing(world.cluster)
         children = tuple(owned(gated_pod(f"child-{number:04}"), held) for number in range(1000))
         with pytest.raises(Invalid):
-            await Executor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
+            await PlanExecutor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
         assert len(cluster.names) == 1 + 2 + 4
         cluster.names.clear()
         with pytest.raises(Invalid):  # a second try finds the others
-            await Executor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
+            await PlanExecutor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
 
     asyncio.run(story())
 
@@ -394,7 +402,7 @@ def test_many_pods_are_made_side_by_side_and_no_more_than_allowed(tmp_path: Path
         held = (await new_world(world))["resource"]
         cluster = Slow(world.cluster)
         children = tuple(owned(gated_pod(f"child-{number}"), held) for number in range(200))
-        await Executor(cluster, Store(), FakeClock(), max_requests=8).execute(held, Plan(create=children))
+        await PlanExecutor(cluster, Store(), FakeClock(), max_requests=8).execute(held, Plan(create=children))
         assert len(world.objects.of_kind("Pod")) >= 200
         assert cluster.most == 8
 
@@ -411,8 +419,8 @@ def test_a_lost_pod_is_removed_without_waiting(tmp_path: Path) -> None:
         world = embedded(tmp_path, pods=FakePods())
         made = await new_world(world)
         cluster = Graces(world.cluster)
-        plan = Plan(delete=(ref_of(made["old"]),), force=(ref_of(made["gated"]),))
-        await Executor(cluster, Store(), FakeClock()).execute(made["resource"], plan)
+        plan = Plan(delete=(ref_of(made["old"]),), force_delete=(ref_of(made["gated"]),))
+        await PlanExecutor(cluster, Store(), FakeClock()).execute(made["resource"], plan)
         assert cluster.names == [f"{made['old']['metadata']['name']} None", "gated 0"]
 
     asyncio.run(story())
@@ -433,10 +441,10 @@ def test_a_namespace_that_refuses_everything_new_is_remembered(tmp_path: Path) -
         cluster, store, clock = Ending(world.cluster), Store(), FakeClock()
         plan = Plan(create=(owned(gated_pod("child"), held),))
         with pytest.raises(NamespaceTerminating):
-            await Executor(cluster, store, clock).execute(held, plan)
+            await PlanExecutor(cluster, store, clock).execute(held, plan)
         assert store.is_terminating("default", clock.monotonic())
         cluster.ending = False
-        await Executor(cluster, store, clock).execute(held, plan)
+        await PlanExecutor(cluster, store, clock).execute(held, plan)
         assert not store.is_terminating("default", clock.monotonic())
 
     asyncio.run(story())

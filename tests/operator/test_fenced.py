@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.operator.cluster.fenced import FencedCluster, NotLeading
-from stoker.operator.domain.plan import Call, Ref
+from stoker.operator.domain.plan import ControlCall, Ref
 from tests.operator.cluster_contract import config_map, ref_of
 from tests.operator.fakes import FakeClock
 from tests.operator.test_key_ring import local_cluster
@@ -22,7 +22,7 @@ WRITES: list[Callable[[FencedCluster, Ref], Awaitable[Any]]] = [
     lambda cluster, one: cluster.update_status(one, {}),
     lambda cluster, one: cluster.scale(one, 2),
     lambda cluster, one: cluster.delete(one),
-    lambda cluster, _: cluster.call(Call(POD, "POST", "/drain", {})),
+    lambda cluster, _: cluster.call(ControlCall(POD, "POST", "/drain", {})),
 ]
 
 

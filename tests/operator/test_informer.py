@@ -15,7 +15,7 @@ from stoker.operator.cluster.interface import Gone, Keep, Listing, ServerError, 
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.domain.plan import Object
 from stoker.operator.loop.informer import MAX_SILENCE_S, Informer
-from stoker.operator.loop.object_pruning import kept
+from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import config_map, ref_of
 from tests.operator.fakes import FakeClock, settle
@@ -246,7 +246,7 @@ def test_whatever_happens_the_store_ends_up_equal(troubles: list[str]) -> None:
                 await settle(8)
         cluster.trouble.clear()
         await clock.advance(MAX_SILENCE_S * 2 + 60)
-        assert store.of_kind("ConfigMap") == [kept(found) for found in cluster.objects.of_kind("ConfigMap")]
+        assert store.of_kind("ConfigMap") == [pruned(found) for found in cluster.objects.of_kind("ConfigMap")]
         await stop(task)
 
     asyncio.run(story())

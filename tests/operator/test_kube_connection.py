@@ -1,4 +1,4 @@
-"""Requests to an API server: what goes wrong on the way is the seam's error, and the next request begins anew."""
+"""Requests to an API server: a failure on the way is the interface's error, and the next request starts afresh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import certifi
 import pytest
 
 from stoker.operator.cluster.interface import ClusterError
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.domain.clock import SystemClock
@@ -37,7 +37,7 @@ def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_p
     authority.write_text("half written")
 
     async def story() -> None:
-        connection = Connection(kubeconfig(tmp_path, authority), RateLimit(SystemClock(), per_second=100, burst=100))
+        connection = ApiConnection(kubeconfig(tmp_path, authority), RateLimit(SystemClock(), per_second=100, burst=100))
         with pytest.raises(ClusterError, match=r"GET /version: .*(certificate|PEM)"):
             await connection.request("GET", "/version", resource="version")
         authority.write_text(whole)
@@ -50,7 +50,7 @@ def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_p
 
 def test_a_closed_connection_opens_again(tmp_path: Path) -> None:
     async def story() -> None:
-        connection = Connection(
+        connection = ApiConnection(
             kubeconfig(tmp_path, Path(certifi.where())), RateLimit(SystemClock(), per_second=100, burst=100)
         )
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What an API server refuses becomes an error of the seam that says what to do next."""
+"""An API server's refusal becomes an error of the interface that names what to do next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.cluster import interface as seam
+from stoker.operator.cluster import interface
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.errors import error_of, status_of
 from stoker.operator.cluster.kube.kube_cluster import pod_url
@@ -20,21 +20,21 @@ def cause(**given: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("code", "body", "expected"),
     [
-        (404, {"reason": "NotFound"}, seam.NotFound),
-        (409, {"reason": "AlreadyExists"}, seam.AlreadyExists),
-        (409, {"reason": "Conflict"}, seam.Conflict),
-        (409, {"details": cause(reason="NamespaceTerminating")}, seam.NamespaceTerminating),
-        (410, {"reason": "Expired"}, seam.Gone),
-        (400, {"reason": "BadRequest"}, seam.Invalid),
-        (422, {"details": cause(field="spec.replicas")}, seam.Invalid),
-        (422, {"details": cause(field="metadata.uid")}, seam.Conflict),
-        (401, {}, seam.Forbidden),
-        (403, {"reason": "Forbidden"}, seam.Forbidden),
-        (403, {"details": cause(reason="NamespaceTerminating")}, seam.NamespaceTerminating),
-        (429, {}, seam.TooManyRequests),
-        (500, {"reason": "InternalError"}, seam.ServerError),
-        (504, {"reason": "Timeout"}, seam.ServerError),
-        (415, {}, seam.ClusterError),
+        (404, {"reason": "NotFound"}, interface.NotFound),
+        (409, {"reason": "AlreadyExists"}, interface.AlreadyExists),
+        (409, {"reason": "Conflict"}, interface.Conflict),
+        (409, {"details": cause(reason="NamespaceTerminating")}, interface.NamespaceTerminating),
+        (410, {"reason": "Expired"}, interface.Gone),
+        (400, {"reason": "BadRequest"}, interface.Invalid),
+        (422, {"details": cause(field="spec.replicas")}, interface.Invalid),
+        (422, {"details": cause(field="metadata.uid")}, interface.Conflict),
+        (401, {}, interface.Forbidden),
+        (403, {"reason": "Forbidden"}, interface.Forbidden),
+        (403, {"details": cause(reason="NamespaceTerminating")}, interface.NamespaceTerminating),
+        (429, {}, interface.TooManyRequests),
+        (500, {"reason": "InternalError"}, interface.ServerError),
+        (504, {"reason": "Timeout"}, interface.ServerError),
+        (415, {}, interface.ClusterError),
     ],
 )
 def test_each_answer_has_its_error(code: int, body: dict[str, Any], expected: type[Exception]) -> None:
@@ -59,7 +59,7 @@ def test_how_long_to_wait_is_taken_from_header_or_details(
     headers: dict[str, str], details: dict[str, Any], seconds: float | None
 ) -> None:
     error = error_of(429, {"details": details}, headers, "GET pods")
-    assert isinstance(error, seam.TooManyRequests)
+    assert isinstance(error, interface.TooManyRequests)
     assert error.retry_after_s == seconds
 
 
@@ -88,7 +88,7 @@ def test_a_pod_is_reached_at_its_address_and_named_port() -> None:
     assert pod_url(pod("10.0.0.1", ports)) == "http://10.0.0.1:8080"
     assert pod_url(pod("fd00::1", ports)) == "http://[fd00::1]:8080"
     assert pod_url(pod("10.0.0.1", [{"containerPort": 9}])) == "http://10.0.0.1:9"
-    with pytest.raises(seam.PodUnreachable, match="no address"):
+    with pytest.raises(interface.PodUnreachable, match="no address"):
         pod_url(pod("", ports))
-    with pytest.raises(seam.PodUnreachable, match="no port"):
+    with pytest.raises(interface.PodUnreachable, match="no port"):
         pod_url(pod("10.0.0.1", []))

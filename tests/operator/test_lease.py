@@ -1,4 +1,4 @@
-"""Leader election: one replica works at a time, a holder stops before another may begin, a clean end hands over at once."""
+"""Leader election: one replica works at a time, a holder stops before another begins, a clean end hands over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Conflict, NotFound
 from stoker.operator.domain.plan import Object
-from stoker.operator.service.lease import Elector, Step, Terms, decide, renewed_spec, sighted
+from stoker.operator.service.lease import Elector, LeaseStep, Terms, decide, renewed_spec, sighted
 from tests.operator.fakes import FakeClock, settle
 
 TERMS = Terms(duration_s=15, renew_deadline_s=10, retry_s=2)
@@ -105,10 +105,10 @@ def lease(holder: str, renewed: str = "t0", duration: int = 15) -> Object:
 
 def test_a_holder_renews_and_others_wait_until_it_was_silent_for_its_whole_duration() -> None:
     seen = sighted(lease("a"), None, 100.0)
-    assert decide(seen, "a", 1000.0) is Step.RENEW
-    assert decide(seen, "b", 114.9) is Step.WAIT
-    assert decide(seen, "b", 115.0) is Step.ACQUIRE
-    assert decide(sighted(lease(""), None, 100.0), "b", 100.0) is Step.ACQUIRE
+    assert decide(seen, "a", 1000.0) is LeaseStep.RENEW
+    assert decide(seen, "b", 114.9) is LeaseStep.WAIT
+    assert decide(seen, "b", 115.0) is LeaseStep.ACQUIRE
+    assert decide(sighted(lease(""), None, 100.0), "b", 100.0) is LeaseStep.ACQUIRE
 
 
 def test_silence_counts_from_the_last_change_that_was_seen() -> None:
@@ -121,7 +121,7 @@ def test_silence_counts_from_the_last_change_that_was_seen() -> None:
 
 def test_what_the_holder_wrote_about_the_time_is_not_believed() -> None:
     ages_ago = "1999-01-01T00:00:00.000000Z"
-    assert decide(sighted(lease("a", ages_ago), None, 100.0), "b", 101.0) is Step.WAIT
+    assert decide(sighted(lease("a", ages_ago), None, 100.0), "b", 101.0) is LeaseStep.WAIT
 
 
 def test_a_takeover_counts_as_a_transition_and_a_renewal_does_not() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.cluster.local.process import Command, Exit, Process, ShimRunner, StartError
+from stoker.operator.cluster.local.process import Command, Process, ProcessExit, ShimRunner, StartError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc and subreapers are Linux's")
 
@@ -70,7 +70,7 @@ def test_output_exit_code_and_environment_arrive(tmp_path: Path) -> None:
     async def story(runner: ShimRunner) -> None:
         code = "import os, sys; print(os.environ['X'], os.getcwd()); print('err', file=sys.stderr); sys.exit(64)"
         process = await runner.start(command(tmp_path, code, X="1"))
-        assert await process.wait() == Exit(64)
+        assert await process.wait() == ProcessExit(64)
         assert sorted((tmp_path / "log").read_text().splitlines()) == [f"1 {tmp_path}", "err"]
 
     run(story)
@@ -88,11 +88,12 @@ def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 def test_sigterm_reaches_the_main_process_alone_and_its_exit_code_counts(tmp_path: Path) -> None:
     async def story(runner: ShimRunner) -> None:
-        code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(78)); print('up', flush=True); time.sleep(600)"
+        handler = "signal.signal(15, lambda *_: sys.exit(78))"
+        code = f"import signal, sys, time; {handler}; print('up', flush=True); time.sleep(600)"
         process = await runner.start(command(tmp_path, code))
         await until(lambda: "up" in (tmp_path / "log").read_text())
         process.terminate()
-        assert await process.wait() == Exit(78)
+        assert await process.wait() == ProcessExit(78)
 
     run(story)
 
@@ -100,7 +101,7 @@ def test_sigterm_reaches_the_main_process_alone_and_its_exit_code_counts(tmp_pat
 def test_a_signal_is_reported_as_a_container_runtime_does(tmp_path: Path) -> None:
     async def story(runner: ShimRunner) -> None:
         process = await runner.start(command(tmp_path, "import os; os.kill(os.getpid(), 11)"))
-        assert await process.wait() == Exit(139, 11)
+        assert await process.wait() == ProcessExit(139, 11)
 
     run(story)
 
@@ -111,7 +112,7 @@ def test_killing_a_pod_kills_everything_below_it(tmp_path: Path, orphan: bool) -
         process = await runner.start(command(tmp_path, FAMILY.format(orphan=orphan)))
         pids = await family(process, tmp_path)
         process.kill()
-        assert await process.wait() == Exit(137, 9)
+        assert await process.wait() == ProcessExit(137, 9)
         assert not [pid for pid in pids if lives(pid)]
 
     run(story)
@@ -132,7 +133,7 @@ def test_a_killed_shim_takes_its_pod_along(tmp_path: Path) -> None:
     async def story(runner: ShimRunner) -> None:
         process = await runner.start(command(tmp_path, "import time; time.sleep(600)"))
         os.kill(parent(process.pid), signal.SIGKILL)
-        assert await process.wait() == Exit(137, 9)
+        assert await process.wait() == ProcessExit(137, 9)
         await until(lambda: not lives(process.pid))
 
     run(story)
@@ -144,7 +145,8 @@ from pathlib import Path
 from stoker.operator.cluster.local.process import Command, ShimRunner
 async def main():
     folder = Path(sys.argv[1])
-    await ShimRunner().start(Command([sys.executable, '-S', '-c', sys.argv[2]], dict(os.environ), folder, folder / 'log'))
+    argv = [sys.executable, '-S', '-c', sys.argv[2]]
+    await ShimRunner().start(Command(argv, dict(os.environ), folder, folder / 'log'))
     await asyncio.sleep(600)
 asyncio.run(main())
 """

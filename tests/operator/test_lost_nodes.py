@@ -8,48 +8,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.operator.domain.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
+from stoker.operator.domain.lost_nodes import Carrier, NodeLimits, NodeLoss, NodeSilence, Outage, classify, note_silence
 
-LIMITS = Limits(lost_s=10, outage_share=0.5, outage_nodes=3)
+LIMITS = NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3)
 
 
 @dataclass
 class Looks:
     """Looks at nodes one after the other."""
 
-    limits: Limits = LIMITS
-    known: Silence = field(default_factory=Silence)
+    limits: NodeLimits = LIMITS
+    known: NodeSilence = field(default_factory=NodeSilence)
     now_s: float = 0.0
 
-    def after(self, seconds: float, nodes: str, *, heard: bool = True, zones: str = "") -> Verdict:
-        """One look; a capital letter is a node that answers, a small one is silent. `zones` has a letter for each node."""
+    def after(self, seconds: float, nodes: str, *, heard: bool = True, zones: str = "") -> NodeLoss:
+        """One look. Capital letters are nodes that answer, small ones are silent; `zones` has a letter for each."""
         self.now_s += seconds
         places = zones or " " * len(nodes)
         carriers = {
             name.lower(): Carrier(name.islower(), zone.strip()) for name, zone in zip(nodes, places, strict=True)
         }
-        self.known = listen(self.known, carriers, self.now_s, self.limits, heard=heard)
-        return judge(self.known, self.now_s, self.limits)
+        self.known = note_silence(self.known, carriers, self.now_s, self.limits, watched=heard)
+        return classify(self.known, self.now_s, self.limits)
 
 
 def test_a_silent_node_is_lost_when_its_time_is_over() -> None:
     looks = Looks()
-    assert looks.after(0, "aBCD") == Verdict(left_s={"a": 10})
-    assert looks.after(6, "aBCD") == Verdict(left_s={"a": 4})
-    assert looks.after(4, "aBCD") == Verdict(lost=frozenset("a"))
+    assert looks.after(0, "aBCD") == NodeLoss(left_s={"a": 10})
+    assert looks.after(6, "aBCD") == NodeLoss(left_s={"a": 4})
+    assert looks.after(4, "aBCD") == NodeLoss(lost=frozenset("a"))
 
 
 def test_a_node_that_spoke_meanwhile_has_its_whole_time_again() -> None:
     looks = Looks()
     looks.after(0, "aB")
     looks.after(9, "AB")
-    assert looks.after(1, "aB") == Verdict(left_s={"a": 10})
+    assert looks.after(1, "aB") == NodeLoss(left_s={"a": 10})
 
 
 def test_more_than_half_of_the_nodes_silent_at_once_is_an_outage() -> None:
     looks = Looks()
     held = looks.after(0, "abcDE")
-    assert held == Verdict(outages=dict.fromkeys("abc", Outage(silent=3, nodes=5)))
+    assert held == NodeLoss(outages=dict.fromkeys("abc", Outage(silent=3, nodes=5)))
     assert looks.after(3600, "abcDE") == held
     assert held.outages["a"].text == "3 of 5 nodes with pods are silent at once"
 
@@ -59,11 +59,11 @@ def test_more_than_half_of_the_nodes_silent_at_once_is_an_outage() -> None:
     [
         ("abcDEF", LIMITS),
         ("ab", LIMITS),
-        ("abcde", Limits(lost_s=10, outage_share=1, outage_nodes=1)),
+        ("abcde", NodeLimits(lost_s=10, outage_share=1, outage_nodes=1)),
     ],
     ids=["just half", "too few", "outages are turned off"],
 )
-def test_fewer_are_lost_one_by_one(nodes: str, limits: Limits) -> None:
+def test_fewer_are_lost_one_by_one(nodes: str, limits: NodeLimits) -> None:
     looks = Looks(limits)
     looks.after(0, nodes)
     assert looks.after(10, nodes).lost == frozenset(name for name in nodes if name.islower())
@@ -81,8 +81,8 @@ def test_an_outage_of_one_zone_holds_only_there() -> None:
 def test_after_an_outage_the_nodes_that_stay_silent_have_their_whole_time() -> None:
     looks = Looks()
     looks.after(0, "abcdE")
-    assert looks.after(300, "abCDE") == Verdict(left_s={"a": 10, "b": 10})
-    assert looks.after(10, "aBCDE") == Verdict(lost=frozenset("a"))
+    assert looks.after(300, "abCDE") == NodeLoss(left_s={"a": 10, "b": 10})
+    assert looks.after(10, "aBCDE") == NodeLoss(lost=frozenset("a"))
 
 
 def test_a_node_that_was_about_to_be_lost_is_not_once_others_follow() -> None:
@@ -95,15 +95,15 @@ def test_a_node_that_was_about_to_be_lost_is_not_once_others_follow() -> None:
 def test_nothing_is_lost_by_what_went_on_while_nobody_listened() -> None:
     looks = Looks()
     looks.after(0, "aB")
-    assert looks.after(60, "aB", heard=False) == Verdict(left_s={"a": 10})
-    assert looks.after(60, "aB") == Verdict(left_s={"a": 10})
-    assert looks.after(10, "aB") == Verdict(lost=frozenset("a"))
+    assert looks.after(60, "aB", heard=False) == NodeLoss(left_s={"a": 10})
+    assert looks.after(60, "aB") == NodeLoss(left_s={"a": 10})
+    assert looks.after(10, "aB") == NodeLoss(lost=frozenset("a"))
 
 
 def test_without_a_waiting_time_too_nothing_is_lost_unheard_or_in_an_outage() -> None:
-    looks = Looks(Limits(lost_s=0, outage_share=0.5, outage_nodes=3))
-    assert looks.after(0, "aBCD") == Verdict(lost=frozenset("a"))
-    assert looks.after(0, "aBCD", heard=False) == Verdict(left_s={"a": 1})
+    looks = Looks(NodeLimits(lost_s=0, outage_share=0.5, outage_nodes=3))
+    assert looks.after(0, "aBCD") == NodeLoss(lost=frozenset("a"))
+    assert looks.after(0, "aBCD", heard=False) == NodeLoss(left_s={"a": 1})
     assert looks.after(0, "abcD", heard=True).lost == frozenset()
 
 
@@ -122,10 +122,10 @@ MOMENTS = st.lists(
     min_size=1,
     max_size=25,
 )
-ANY_LIMITS = st.builds(Limits, st.integers(0, 12), st.sampled_from([0.2, 0.5, 0.75, 1.0]), st.integers(1, 4))
+ANY_LIMITS = st.builds(NodeLimits, st.integers(0, 12), st.sampled_from([0.2, 0.5, 0.75, 1.0]), st.integers(1, 4))
 
 
-def in_outage(node: int, moment: Moment, limits: Limits) -> bool:
+def in_outage(node: int, moment: Moment, limits: NodeLimits) -> bool:
     """By the words of the documentation."""
     groups = [set(NODES), {other for other, zone in NODES.items() if zone and zone == NODES[node]}]
     for group in groups:
@@ -137,16 +137,16 @@ def in_outage(node: int, moment: Moment, limits: Limits) -> bool:
 
 @given(MOMENTS, ANY_LIMITS)
 def test_a_node_is_lost_exactly_when_it_was_silent_heard_and_alone_for_long_enough(
-    moments: list[Moment], limits: Limits
+    moments: list[Moment], limits: NodeLimits
 ) -> None:
-    known, now_s = Silence(), 0.0
+    known, now_s = NodeSilence(), 0.0
     quiet_since: dict[int, float] = {}
     before: Moment | None = None
     for moment in moments:
         now_s += moment.passed_s
         carriers = {str(node): Carrier(node in moment.silent, zone) for node, zone in NODES.items()}
-        known = listen(known, carriers, now_s, limits, heard=moment.heard)
-        verdict = judge(known, now_s, limits)
+        known = note_silence(known, carriers, now_s, limits, watched=moment.heard)
+        verdict = classify(known, now_s, limits)
         for node in NODES:
             good = [
                 found is not None and node in found.silent and found.heard and not in_outage(node, found, limits)

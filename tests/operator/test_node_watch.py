@@ -11,14 +11,14 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from stoker.operator.cluster.interface import ServerError, WatchEvent
-from stoker.operator.domain.lost_nodes import Limits, Outage, Verdict
-from stoker.operator.domain.plan import Key, Object, Plan
+from stoker.operator.domain.lost_nodes import NodeLimits, NodeLoss, Outage
+from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.node_watch import LOOK_S, NodeCounts, NodeWatch
 from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import Store
 from tests.operator.cluster_contract import owned, pool, ref_of
-from tests.operator.fakes import Embedded, FakeClock, FakePods, embedded, settle
+from tests.operator.fakes import Embedded, FakeClock, FakePods, embedded, reconcile_nothing, settle
 
 
 class World:
@@ -27,10 +27,10 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = Store()
-        self.hears = True
+        self.watched = True
         self.woken: list[str] = []
-        limits = Limits(lost_s=10, outage_share=0.5, outage_nodes=3)
-        self.watch = NodeWatch(self.store, self.clock, limits, lambda: self.hears, self._wake)
+        limits = NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3)
+        self.watch = NodeWatch(self.store, self.clock, limits, lambda: self.watched, self._wake)
         self.version = 0
 
     def node(self, name: str, ready: str = "True", zone: str = "") -> None:
@@ -58,16 +58,16 @@ class World:
 def test_a_silent_node_with_pods_has_its_time_from_when_it_was_seen() -> None:
     world = World()
     world.nodes(a="Unknown", b="True", c="True")
-    assert world.watch.verdict() == Verdict(left_s={"a": 10})
+    assert world.watch.losses() == NodeLoss(left_s={"a": 10})
     world.clock.passed_s = 10
-    assert world.watch.verdict() == Verdict(lost=frozenset("a"))
+    assert world.watch.losses() == NodeLoss(lost=frozenset("a"))
 
 
 def test_a_node_that_answers_badly_is_not_silent() -> None:
     world = World()
     world.nodes(a="False")
     world.clock.passed_s = 100
-    assert world.watch.verdict() == Verdict()
+    assert world.watch.losses() == NodeLoss()
 
 
 def test_a_node_that_speaks_is_not_lost_a_moment_later() -> None:
@@ -75,19 +75,19 @@ def test_a_node_that_speaks_is_not_lost_a_moment_later() -> None:
     world.nodes(a="Unknown", b="True", c="True")
     world.watch.look()
     world.clock.passed_s = 20
-    assert world.watch.verdict().lost == {"a"}
+    assert world.watch.losses().lost == {"a"}
     world.node("a", "True")
-    assert world.watch.verdict() == Verdict()
+    assert world.watch.losses() == NodeLoss()
 
 
 def test_only_nodes_with_pods_that_have_not_ended_count() -> None:
     world = World()
     world.nodes(a="Unknown", b="Unknown", c="Unknown", d="True", e="True", f="True", g="True")
-    assert world.watch.verdict().outages == {}
+    assert world.watch.losses().outages == {}
     for name in ("e", "f", "g"):
         world.pod(name, "Succeeded")
     world.clock.passed_s = LOOK_S
-    assert world.watch.verdict().outages["a"] == Outage(silent=3, nodes=4)
+    assert world.watch.losses().outages["a"] == Outage(silent=3, nodes=4)
 
 
 def test_whom_an_outage_concerns_looks_again_when_it_begins_and_when_it_ends() -> None:
@@ -112,7 +112,7 @@ def test_an_outage_of_a_zone_is_counted_once_and_named() -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
         world.node(name, "Unknown" if name < "d" else "True", "x" if name < "d" else "y")
         world.pod(name)
-    assert world.watch.verdict().outages["b"] == Outage(silent=3, nodes=3, zone="x")
+    assert world.watch.losses().outages["b"] == Outage(silent=3, nodes=3, zone="x")
     assert world.watch.counts.outages == 1
 
 
@@ -121,7 +121,7 @@ def test_a_node_that_is_gone_is_not_silent_any_more() -> None:
     world.nodes(a="Unknown")
     world.watch.look()
     world.store.remove(Key("Node", "", "a"), "uid-a", 100)
-    assert world.watch.verdict() == Verdict()
+    assert world.watch.losses() == NodeLoss()
     assert world.watch.counts.silent == 0
 
 
@@ -129,12 +129,12 @@ def test_silence_counts_from_when_news_can_arrive_again() -> None:
     world = World()
     world.nodes(a="Unknown", b="True")
     world.watch.look()
-    world.hears = False
+    world.watched = False
     world.clock.passed_s = 60
-    assert world.watch.verdict().lost == frozenset()
-    world.hears = True
+    assert world.watch.losses().lost == frozenset()
+    world.watched = True
     world.clock.passed_s = 120
-    assert world.watch.verdict() == Verdict(left_s={"a": 10})
+    assert world.watch.losses() == NodeLoss(left_s={"a": 10})
 
 
 def test_the_operator_keeps_the_pods_of_an_outage_says_so_and_ends_it(tmp_path: Path) -> None:
@@ -150,8 +150,7 @@ async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str)
     for name in nodes:
         world.objects.create(node(name))
         world.objects.create(pod_on(name, owner))
-    reconcilers = {"EnginePool": lambda *_: Plan()}
-    operator = Operator(cluster, settings, reconcilers, clock=world.clock, jitter=lambda: 0.5)
+    operator = Operator(cluster, settings, {"EnginePool": reconcile_nothing}, clock=world.clock, jitter=lambda: 0.5)
     work = asyncio.ensure_future(operator.run())
     try:
         await world.clock.advance(1)
@@ -165,11 +164,11 @@ async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str)
 async def _an_outage(folder: Path) -> None:
     world = embedded(folder, pods=FakePods())
     async with at_work(world, world.cluster, Settings(), "abcd") as operator:
-        operator.metrics.watch(operator.figures)
+        operator.metrics.watch(operator.state)
         for name in "abc":
             silence(world.objects, name, "Unknown")
         await world.clock.advance(3600)
-        text = "no pod is taken for lost: 3 of 4 nodes with pods are silent at once"
+        text = "no pod counts as lost: 3 of 4 nodes with pods are silent at once"
         assert [found["message"] for found in conditions(world.objects)] == [text]
         assert [found["message"] for found in world.objects.of_kind("Event")] == [text]
         assert not any(found["metadata"].get("deletionTimestamp") for found in world.objects.of_kind("Pod"))
@@ -181,9 +180,9 @@ async def _an_outage(folder: Path) -> None:
             silence(world.objects, name, "True")
         await world.clock.advance(9)
         assert conditions(world.objects) == []
-        assert operator.nodes.verdict().lost == frozenset()
+        assert operator.nodes.losses().lost == frozenset()
         await world.clock.advance(2)
-        assert operator.nodes.verdict().lost == {"c"}
+        assert operator.nodes.losses().lost == {"c"}
 
 
 class Unreachable:
@@ -220,15 +219,15 @@ async def _an_api_server_that_is_away(folder: Path) -> None:
     async with at_work(world, cluster, Settings(node_lost_s=100), "ab") as operator:
         silence(world.objects, "a", "Unknown")
         await world.clock.advance(50)
-        assert 40 < operator.nodes.verdict().left_s["a"] <= 51
+        assert 40 < operator.nodes.losses().left_s["a"] <= 51
         cluster.away = True
         await world.clock.advance(200)
-        assert operator.nodes.verdict().lost == frozenset()
+        assert operator.nodes.losses().lost == frozenset()
         cluster.away = False
         await world.clock.advance(60)
-        assert operator.nodes.verdict().lost == frozenset()
+        assert operator.nodes.losses().lost == frozenset()
         await world.clock.advance(100)
-        assert operator.nodes.verdict().lost == {"a"}
+        assert operator.nodes.losses().lost == {"a"}
 
 
 def node(name: str) -> Object:

@@ -16,7 +16,8 @@ NAMESPACE = "team"
 
 
 def thing(kind: str, name: str, spec: Any = None, *, owner: str = "", **labels: str) -> Object:
-    names = {"job": JOB, "job_uid": JOB_UID, "deployment": DEPLOYMENT, "deployment_uid": DEPLOYMENT_UID, "checkpoint_uid": CHECKPOINT_UID, "role": ROLE}  # fmt: skip
+    names = {"job": JOB, "job_uid": JOB_UID, "checkpoint_uid": CHECKPOINT_UID, "role": ROLE}
+    names |= {"deployment": DEPLOYMENT, "deployment_uid": DEPLOYMENT_UID}
     metadata: Object = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1"}
     metadata["labels"] = {names[label]: value for label, value in labels.items()}
     if owner:
@@ -26,7 +27,11 @@ def thing(kind: str, name: str, spec: Any = None, *, owner: str = "", **labels: 
 
 
 WORLD = [
-    thing("TrainingJob", "job", {"checkpoint": {"storage": {"claimName": "disk"}}, "workers": {"volumes": [{"configMap": {"name": "data"}}]}}),
+    thing(
+        "TrainingJob",
+        "job",
+        {"checkpoint": {"storage": {"claimName": "disk"}}, "workers": {"volumes": [{"configMap": {"name": "data"}}]}},
+    ),
     thing("TrainingJob", "next", {"modelFrom": {"checkpoint": {"name": "save"}}}),
     thing("Pod", "trainer-0", owner="TrainingJob/job", job="job", job_uid="uid-job", role="trainer"),
     thing("Pod", "trainer-1", owner="TrainingJob/job", job="job", job_uid="uid-job", role="trainer"),
@@ -35,13 +40,15 @@ WORLD = [
     thing("InferenceDeployment", "chat", {"model": {"checkpointSelector": {"jobRef": {"name": "job"}}}}),
     thing("EnginePool", "pool", owner="InferenceDeployment/chat", deployment="chat", deployment_uid="uid-chat"),
     thing("Pod", "engine", owner="EnginePool/pool", deployment="chat", deployment_uid="uid-chat", role="engine"),
-    thing("Pod", "router", owner="InferenceDeployment/chat", deployment="chat", deployment_uid="uid-chat", role="router"),
+    thing(
+        "Pod", "router", owner="InferenceDeployment/chat", deployment="chat", deployment_uid="uid-chat", role="router"
+    ),
     thing("PersistentVolumeClaim", "disk"),
     thing("ConfigMap", "data"),
     thing("ConfigMap", "stoker-control-keys"),
     thing("ConfigMap", "foreign"),
     thing("Pod", "foreign"),
-]  # fmt: skip
+]
 WORLD[6]["status"] = {"currentCheckpoint": {"name": "save"}}
 
 SEEN: dict[tuple[str, str], dict[str, list[str]]] = {

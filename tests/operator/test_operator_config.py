@@ -1,24 +1,25 @@
-"""The operator's configuration file: strict, complete without a single key, and carried over to what reconcilers see."""
+"""The operator's configuration file: strict, complete without a single key, and passed on to the reconcilers."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
-from stoker.operator.domain.lost_nodes import Limits
-from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.lost_nodes import NodeLimits
+from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.service.config import OperatorConfig
 from stoker.pod.config_file import ConfigError, parse
 
 
 def test_an_empty_file_means_the_defaults_of_the_settings() -> None:
-    assert parse(OperatorConfig, {}).settings() == Settings()
+    assert parse(OperatorConfig, {}).settings() == Settings(sees_secrets=False)
 
 
 def test_what_is_configured_reaches_the_reconcilers() -> None:
@@ -39,7 +40,51 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_resources == {"limits": {"memory": "1Gi"}}
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
-    assert settings.node_limits == Limits(lost_s=3, outage_share=0.25, outage_nodes=7)
+    assert settings.node_limits == NodeLimits(lost_s=3, outage_share=0.25, outage_nodes=7)
+
+
+FIXED = {
+    "operator_version",
+    "python",
+    "control_public_keys",  # from the key ring
+    "control_keys_config_map",
+    "network_policies",  # from `OperatorConfig.policies`, with the operator's own namespace
+    "agent_port",
+    "rendezvous_port",
+    "engine_port",
+    "router_port",
+    "router_acknowledge_s",
+}
+"""Settings that no installation chooses."""
+
+
+def test_every_other_setting_can_be_configured() -> None:
+    """`OperatorConfig.settings` copies field by field: one that is forgotten keeps its default."""
+    amounts = {"limits": {"memory": "3Gi"}}
+    config = parse(
+        OperatorConfig,
+        {
+            "images": {"runtime": "r:1", "control": "c:1", "pull_policy": "Never", "pull_secrets": ["registry"]},
+            "poll": {"interval_s": 1.5, "timeout_s": 1.5},
+            "api": {"max_requests": 3},
+            "routers": {"resources": amounts},
+            "tasks": {"resources": amounts, "deadline_s": 61},
+            "watch": {"secrets": False},
+            "pods": {"drain_timeout_s": 3, "node_lost_s": 3, "node_outage_share": 0.25, "node_outage_nodes": 7},
+            "workers": 3,
+            "resync_interval_s": 3,
+        },
+    )
+    chosen, default = config.settings(), Settings()
+    same = {field.name for field in fields(Settings) if getattr(chosen, field.name) == getattr(default, field.name)}
+    assert same == FIXED
+
+
+def test_network_policies_are_off_until_they_are_configured() -> None:
+    assert parse(OperatorConfig, {}).policies("stoker-system") is None
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    config = parse(OperatorConfig, {"network_policies": {"enabled": True, "metrics_from": [peer]}})
+    assert config.policies("stoker-system") == NetworkPolicies(operator_namespace="stoker-system", metrics_from=(peer,))
 
 
 def leaves(model: type[BaseModel]) -> Iterator[str]:
@@ -61,7 +106,7 @@ def test_every_key_is_documented() -> None:
     ("given", "problem"),
     [
         ({"lease": {"duration": 3}}, "unknown key lease.duration"),
-        ({"lease": {"renew_deadline_s": 20}}, "renew_deadline_s 20 < duration_s 15 is needed"),
+        ({"lease": {"renew_deadline_s": 20}}, "is needed, got retry_s 2, renew_deadline_s 20, duration_s 15"),
         ({"namespaces": ["No Such"]}, r"namespaces\.0"),
         ({"api": {"qps": 0}}, r"api\.qps"),
         ({"tasks": {"resources": {"request": {}}}}, r"tasks\.resources"),

@@ -1,9 +1,10 @@
-"""The whole loop on an embedded cluster with fake processes: a small reconciler that keeps one pod per EnginePool replica."""
+"""The whole loop on an embedded cluster with fake processes; its reconciler keeps one pod per EnginePool replica."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from stoker.operator.cluster.interface import Forbidden, TooManyRequests
 from stoker.operator.domain.plan import Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 from tests.operator.cluster_contract import config_map, owned, pool, ref_of
-from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, settle
+from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, reconcile_nothing, settle
 
 SETTINGS = Settings(workers=2, resync_interval_s=600)
 KEY = Key("EnginePool", "default", "pool")
@@ -48,6 +49,12 @@ def reconcile_pods(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
         create=tuple(pod(name, resource) for name in wanted if name not in found),
         delete=tuple(ref_of(p) for p in [*surplus, *ended] if not p["metadata"].get("deletionTimestamp")),
     )
+
+
+def reconcile_with_status(seen: Observed, settings_: Settings, now: datetime) -> Plan:
+    """The same pods, and a status that is derived as for every kind."""
+    plan = replace(reconcile_pods(seen, settings_, now), status=None)
+    return reconcile_nothing(seen, settings_, now, plan)
 
 
 def run(
@@ -308,7 +315,7 @@ def test_what_is_refused_is_in_the_status_until_it_is_taken(tmp_path: Path) -> N
         assert running_pods(world) == ["pool-0"]
         assert "message" not in world.objects.get(KEY)["status"]
 
-    run(tmp_path, story, wrap=Quota)
+    run(tmp_path, story, reconcile_with_status, wrap=Quota)
 
 
 def test_a_name_that_somebody_else_has_is_told(tmp_path: Path) -> None:
@@ -320,7 +327,7 @@ def test_a_name_that_somebody_else_has_is_told(tmp_path: Path) -> None:
         assert status["message"] == "Pod default/pool-0 exists and belongs to another owner"
         assert [event["reason"] for event in world.objects.of_kind("Event")] == ["Refused"]
 
-    run(tmp_path, story)
+    run(tmp_path, story, reconcile_with_status)
 
 
 def test_an_api_server_that_asks_for_patience_gets_it(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""An operator that has just started has asked no pod yet: what its predecessor wrote stays until a pod says otherwise."""
+"""An operator that has just started has polled no pod: the status before stays until a pod reports."""
 
 from __future__ import annotations
 
-from tests.operator.test_reconcile_serving import Serving
-from tests.operator.test_reconcile_trainingjob import Run
+from tests.operator.serving_world import Serving
+from tests.operator.training_world import Run
 
 
 def test_a_running_job_stays_running() -> None:

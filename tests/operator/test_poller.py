@@ -49,16 +49,16 @@ def test_answers_reach_the_store_and_only_news_wakes(tmp_path: Path) -> None:
         store, clock, woken = Store(), FakeClock(), list[str]()
         store.put(pod("e", "engine"))
         poller = Poller(cluster, store, clock, lambda found: woken.append(found["metadata"]["name"]), interval_s=2)
-        await poller.look()
+        await poller.poll_once()
         assert store.report("uid-e") is None
         pods.answers["uid-e"] = {"phase": "Loading"}
-        await poller.look()
+        await poller.poll_once()
         await clock.advance(3)
-        await poller.look()
+        await poller.poll_once()
         assert woken == ["e"]
         del pods.answers["uid-e"]
         await clock.advance(4)
-        await poller.look()
+        await poller.poll_once()
         assert store.report("uid-e") == {"phase": "Loading"}
 
     asyncio.run(story())

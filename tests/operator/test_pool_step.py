@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.operator.reconcile.enginepool.step import Counts, Step, next_step, resolve
+from stoker.operator.reconcile.enginepool.step import Counts, ReplicaStep, next_step, resolve
 
 SMALL = st.integers(0, 6)
 
@@ -26,7 +26,7 @@ def test_a_step_keeps_the_budget(replicas: int, surge: int, unavailable: int, co
 def test_repeated_steps_end_at_the_wanted_replicas(replicas: int, surge: int, unavailable: int, counts: Counts) -> None:
     for _ in range(60):
         step = next_step(replicas, surge, unavailable, counts)
-        if step == Step() and counts.new_unready == 0:
+        if step == ReplicaStep() and counts.new_unready == 0:
             break
         counts = Counts(
             new_ready=counts.new_ready + counts.new_unready - step.drop_new_unready - step.drain_new + step.create_new,

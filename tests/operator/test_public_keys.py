@@ -13,10 +13,10 @@ import pytest
 from stoker.operator.cluster.interface import Forbidden
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.store import Store
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 from tests.operator.cluster_contract import pool
 from tests.operator.fakes import Embedded, FakePods, embedded
 
@@ -31,7 +31,7 @@ class World:
         self.inner = inner
         self.refused: set[str] = set()
         self.store = Store()
-        self.executor = Executor(self, self.store, inner.clock)
+        self.executor = PlanExecutor(self, self.store, inner.clock)
         self.settings = SETTINGS
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.meanwhile: Callable[[], None] = lambda: None
@@ -76,8 +76,8 @@ def in_namespace(body: Object, namespace: str) -> Object:
 def test_they_leave_a_namespace_without_resources_and_no_other(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         put(world, in_namespace(pool("serves"), "b"))
-        await world.keys.leave("a")
-        await world.keys.leave("b")
+        await world.keys.remove_if_unused("a")
+        await world.keys.remove_if_unused("b")
         assert world.left() == ["b"]
         assert world.store.get(Key("ConfigMap", "a", NAME)) is None
 
@@ -89,7 +89,7 @@ def test_a_namespace_that_refuses_keeps_its_own_and_hinders_no_other(
 ) -> None:
     async def story(world: World) -> None:
         world.refused = {"a"}
-        await world.keys.leave_emptied()
+        await world.keys.remove_unused()
         assert world.left() == ["a"]
         assert "the public keys stay in namespace a: no" in caplog.text
 
@@ -101,7 +101,7 @@ def test_a_namesake_of_somebody_else_stays(tmp_path: Path) -> None:
         metadata = {"name": NAME, "namespace": "c"}
         theirs: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}}
         put(world, theirs)
-        await world.keys.leave_emptied()
+        await world.keys.remove_unused()
         assert world.left() == ["c"]
 
     run(tmp_path, story)
@@ -110,7 +110,7 @@ def test_a_namesake_of_somebody_else_stays(tmp_path: Path) -> None:
 def test_a_resource_that_comes_while_they_leave_gets_them_back(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.meanwhile = lambda: put(world, in_namespace(pool("serves"), "a"))
-        await world.keys.leave("a")
+        await world.keys.remove_if_unused("a")
         assert world.left() == ["a", "b"]
         assert world.store.get(Key("ConfigMap", "a", NAME)) is not None
 
@@ -130,7 +130,7 @@ def test_new_keys_go_to_every_namespace_that_has_old_ones(tmp_path: Path) -> Non
 def test_it_takes_no_request_where_there_are_none(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         before = world.inner.objects.version
-        await world.keys.leave("nowhere")
+        await world.keys.remove_if_unused("nowhere")
         assert world.inner.objects.version == before
 
     run(tmp_path, story)

@@ -1,132 +1,30 @@
-"""The reconciles of InferenceDeployment and EnginePool, in a simulated cluster: single stories, then any order and any crash point."""
+"""The reconciles of InferenceDeployment and EnginePool: single stories, then any order and any crash point."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
-from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.plan import Key
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
-from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
 from stoker.operator.reconcile.inferencedeployment.view import pool_object_name
 from stoker.pod.exit_code import Cause
-from tests.operator.simulated_cluster import Crash, SimulatedCluster
-
-CHAT = Key("InferenceDeployment", "default", "chat")
-POOL = Key("EnginePool", "default", "chat-main")
-
-
-class Serving:
-    """A cluster with one deployment, and an environment that behaves."""
-
-    def __init__(self, *, model: dict[str, Any] | None = None, replicas: int = 1, **spec: Any) -> None:
-        reconcilers = {"InferenceDeployment": reconcile_inferencedeployment, "EnginePool": reconcile_enginepool}
-        self.cluster = SimulatedCluster(reconcilers)
-        self.cluster.add(
-            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}, "spec": {}}
-        )
-        body = {
-            "model": model or {"checkpointSelector": {"jobRef": {"name": "run"}}},
-            "pools": [{"name": "main", "replicas": replicas}],
-            **spec,
-        }
-        self.cluster.add(
-            {
-                "apiVersion": "stoker.dev/v1alpha1",
-                "kind": "InferenceDeployment",
-                "metadata": {"name": "chat"},
-                "spec": body,
-            }
-        )
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return dict(self.cluster.objects[CHAT].get("status", {}))
-
-    @property
-    def pool_status(self) -> dict[str, Any]:
-        return dict(self.cluster.objects[POOL].get("status", {}))
-
-    def checkpoint(self, step: int, *, verified: bool = True, **status: Any) -> Object:
-        conditions = [
-            {"type": "Verified", "status": "True", "reason": "ByAgent", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        ]
-        made = self.cluster.add(
-            {
-                "apiVersion": "stoker.dev/v1alpha1",
-                "kind": "Checkpoint",
-                "metadata": {"name": f"run-{step}", "labels": {"stoker.dev/job": "run", "stoker.dev/job-uid": "u"}},
-                "spec": {"source": {"jobRef": {"name": "run"}}},
-            }
-        )
-        made["status"] = {
-            "phase": "Complete",
-            "storage": {"claimName": "claim", "path": "run"},
-            "folder": f"step-{step:08d}.00000000",
-            "step": step,
-            "digest": f"d{step}",
-            "conditions": conditions if verified else [],
-            **status,
-        }
-        self.cluster._touch(made)
-        return made
-
-    def engines(self, revision: str | None = None) -> list[Object]:
-        found = self.cluster.pods("engine")
-        return [p for p in found if revision in (None, p["metadata"]["labels"]["stoker.dev/revision"])]
-
-    def live(self) -> None:
-        """One round of an environment that behaves: pods get ready, routers take snapshots, engines drain, deleted pods end."""
-        cluster = self.cluster
-        for pod in [*cluster.pods("engine"), *cluster.pods("router")]:
-            cluster.run(pod)
-        self.take_snapshots()
-        self.drain_engines()
-        cluster.collect()
-
-    def take_snapshots(self, *, healthy: bool = True) -> None:
-        """Routers follow, and have probed every backend."""
-        stored = [c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends")]
-        for pod in self.cluster.pods("router"):
-            if stored and pod["status"]["phase"] == "Running":
-                snapshot = json.loads(stored[0]["data"]["backends.json"])
-                backends = [{**backend, "healthy": healthy} for backend in snapshot["backends"]]
-                self.cluster.report(pod, {"snapshot_version": snapshot["version"], "backends": backends})
-
-    def drain_engines(self) -> None:
-        asked = {name for name, path, _ in self.cluster.calls if path == "/drain"}
-        for pod in self.engines():
-            phase = (
-                "Drained"
-                if pod["metadata"]["name"] in asked and "stoker.dev/draining" in pod["metadata"]["labels"]
-                else "Serving"
-            )
-            self.cluster.report(pod, {"phase": phase})
-
-    def rest(self, rounds: int = 30) -> None:
-        """Until nothing changes any more."""
-        for _ in range(rounds):
-            self.cluster.settle_once()
-            self.live()
-            self.cluster.advance(2)
-        for _ in range(3):
-            self.cluster.settle_once()
-
-    def condition(self, name: str) -> str:
-        return next((c["status"] for c in self.status.get("conditions", ()) if c["type"] == name), "absent")
-
-    def snapshot(self) -> dict[str, Any]:
-        stored = next(c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends"))
-        return dict(json.loads(stored["data"]["backends.json"]))
+from tests.operator.serving_world import (
+    CHAT,
+    EVENTS,
+    POOL,
+    Serving,
+    condition_of,
+    disturb,
+    label_of,
+    running_engines,
+    running_routers,
+)
 
 
 def test_deployments_with_the_same_long_beginning_have_pools_of_their_own() -> None:
@@ -259,6 +157,34 @@ def test_an_engine_that_ends_is_replaced_with_growing_delay_and_its_cause_is_sho
     assert (serving.pool_status["failures"], serving.status["phase"]) == (0, "Serving")
 
 
+def test_one_replica_that_keeps_failing_beside_a_ready_one_is_replaced_ever_more_slowly_and_says_why() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    waits = []
+    for _ in range(3):
+        serving.cluster.end(running_engines(serving)[-1], Cause.RANK_FAILED, detail="no device")
+        for _ in range(2):
+            serving.cluster.settle_once()
+        assert "1 of 2 replicas are ready" in serving.status["message"]
+        assert "RankFailed: no device" in serving.status["message"]
+        waits.append(next(s for s in range(60) if another_engine_runs(serving, 1 if s else 0)))
+    assert (waits, serving.pool_status["phase"]) == ([1, 2, 4], "Degraded")
+    serving.cluster.vanish(running_engines(serving)[-1])
+    serving.rest()
+    assert (serving.status["phase"], serving.pool_status["failures"]) == ("Serving", 0)
+
+
+def another_engine_runs(serving: Serving, seconds: float) -> bool:
+    """Whether a new engine has started; it does not become ready."""
+    serving.cluster.advance(seconds)
+    for _ in range(2):
+        serving.cluster.settle_once()
+    for pod in serving.engines():
+        serving.cluster.run(pod, ready=False)
+    return len(running_engines(serving)) == 2
+
+
 def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     serving = Serving(model={"checkpointRef": {"name": "run-10"}})
     serving.checkpoint(10, phase="Corrupt")
@@ -335,14 +261,6 @@ def test_a_paused_rollout_stays_where_it_is_and_goes_on_from_there() -> None:
     assert (serving.status["rollout"]["phase"], serving.status["ready"]) == ("Completed", "3/3")
 
 
-def label_of(pod: Object, name: str) -> str:
-    return str(pod["metadata"]["labels"][f"stoker.dev/{name}"])
-
-
-def running_engines(serving: Serving) -> list[Object]:
-    return [found for found in serving.engines() if found["status"]["phase"] == "Running"]
-
-
 def test_a_pool_that_is_renamed_serves_until_the_new_one_is_ready() -> None:
     serving = Serving()
     serving.checkpoint(10)
@@ -400,10 +318,6 @@ def test_routers_that_end_one_after_the_other_are_replaced_ever_more_slowly_and_
     assert serving.status["phase"] == "Serving"
 
 
-def running_routers(serving: Serving) -> list[Object]:
-    return [found for found in serving.cluster.pods("router") if found["status"]["phase"] == "Running"]
-
-
 def another_router_runs(serving: Serving, seconds: float) -> bool:
     serving.cluster.advance(seconds)
     for _ in range(3):
@@ -413,76 +327,72 @@ def another_router_runs(serving: Serving, seconds: float) -> bool:
     return bool(running_routers(serving))
 
 
-def test_what_is_not_built_yet_is_refused_by_name_and_leaves_what_serves() -> None:
-    serving = Serving()
+@pytest.mark.parametrize("autoscaling", [None, {"min": 0, "max": 4, "mode": "external"}], ids=["fixed", "external"])
+def test_a_deployment_without_replicas_is_scaled_to_zero_and_not_ready(autoscaling: dict[str, Any] | None) -> None:
+    pool = {"name": "main", "replicas": 1, **({"autoscaling": autoscaling} if autoscaling else {})}
+    serving = Serving(pools=[pool])
     serving.checkpoint(10)
     serving.rest()
-    serving.cluster.change_spec(
-        CHAT,
-        lambda spec: (
-            spec["router"].update(policy="cacheAware")
-            if "router" in spec
-            else spec.update(router={"policy": "cacheAware"})
-        ),
+    if autoscaling:
+        serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=0))
+    else:
+        serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    serving.rest()
+    assert serving.engines() == []
+    assert (serving.status["phase"], serving.status["ready"]) == ("ScaledToZero", "0/0")
+    assert serving.status["message"] == "scaled to zero: no replicas in pool main"
+    assert [serving.condition(name) for name in ("Ready", "Reconciling", "Stalled")] == ["False", "absent", "absent"]
+    assert (serving.pool_status["phase"], condition_of(serving.pool_status, "Ready")["status"]) == (
+        "ScaledToZero",
+        "False",
+    )
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
+    serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=1))
+    serving.rest()
+    assert (serving.status["phase"], serving.condition("Ready")) == ("Serving", "True")
+
+
+def test_fields_that_an_external_scaler_makes_void_are_named_with_their_values() -> None:
+    autoscaling = {"min": 1, "max": 4, "ttftMs": 300, "mode": "external"}
+    serving = Serving(pools=[{"name": "main", "replicas": 1, "autoscaling": autoscaling}])
+    serving.checkpoint(10)
+    serving.rest()
+    assert condition_of(serving.status, "AutoscalingLimited")["message"] == (
+        "spec.pools[main].autoscaling: min 1, max 4, ttftMs 300 have no effect with mode"
+        " external: configure them in the scaler that writes /scale of EnginePool chat-main"
+    )
+    assert serving.condition("Ready") == "True"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].pop("autoscaling"))
+    serving.rest()
+    assert serving.condition("AutoscalingLimited") == "absent"
+
+
+STUCK = "EngineStalled: no progress for 12 s"
+
+
+def test_an_engine_that_makes_no_progress_says_why_the_deployment_is_not_ready_until_it_is_replaced() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    stuck = serving.engines()[0]
+    stuck["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    serving.cluster.report(stuck, {"phase": "Serving", "message": STUCK})
+    for _ in range(2):
+        serving.cluster.settle_once()
+    assert serving.pool_status["message"] == f"1 of 2 replicas are ready: {STUCK}"
+    assert (serving.status["ready"], serving.status["message"]) == ("1/2", serving.pool_status["message"])
+    assert (serving.condition("Ready"), serving.condition("Reconciling")) == ("False", "True")
+    assert stuck["metadata"]["uid"] not in {backend["pod_uid"] for backend in serving.snapshot()["backends"]}
+
+    serving.cluster.kill(stuck)  # as the kubelet does after the liveness probe has failed
+    for _ in range(2):
+        serving.cluster.settle_once()
+    assert (
+        f"RankKilled: the pod ended without a termination message; last reported: {STUCK}" in serving.status["message"]
     )
     serving.rest()
-    assert "not supported yet: spec.router.policy cacheAware" in serving.status["message"]
-    assert len(serving.engines()) == 1
-
-
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "deployment",
-                "pool",
-                "run",
-                "snapshots",
-                "drain",
-                "collect",
-                "kill engine",
-                "kill router",
-                "vanish",
-                "checkpoint",
-                "scale",
-                "wait",
-            ]
-        ),
-        st.integers(0, 6),
-    ),
-    max_size=50,
-)
-
-
-def disturb(serving: Serving, event: str, number: int) -> None:
-    cluster = serving.cluster
-    engines, routers = cluster.pods("engine"), cluster.pods("router")
-    if event in {"deployment", "pool"}:
-        key = CHAT if event == "deployment" else POOL
-        if key in cluster.objects:
-            with contextlib.suppress(Crash):
-                cluster.reconcile(key, crash_after=number if number < 6 else None)
-    elif event == "run":
-        for pod in [*engines, *routers][: number + 1]:
-            cluster.run(pod)
-    elif event == "snapshots":
-        serving.take_snapshots()
-    elif event == "drain":
-        serving.drain_engines()
-    elif event == "collect":
-        cluster.collect()
-    elif event == "kill engine" and engines:
-        cluster.kill(engines[number % len(engines)])
-    elif event == "kill router" and routers:
-        cluster.kill(routers[number % len(routers)])
-    elif event == "vanish" and engines:
-        cluster.vanish(engines[number % len(engines)])
-    elif event == "checkpoint":
-        serving.checkpoint(10 * (number + 1))
-    elif event == "scale":
-        cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=number % 4))
-    elif event == "wait":
-        cluster.advance(60 * number)
+    assert (serving.status["phase"], serving.status["ready"], serving.pool_status["failures"]) == ("Serving", "2/2", 0)
+    assert STUCK in serving.pool_status["lastFailure"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

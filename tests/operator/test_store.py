@@ -111,7 +111,7 @@ VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.bool
 
 @given(VERSIONS, st.randoms(use_true_random=False))
 def test_news_in_any_order_end_in_the_newest_state(history: list[tuple[str, int, bool]], random: Any) -> None:
-    """Each name has one life: versions 1..n, perhaps a deletion at the end. Whatever arrives late or twice, the end is the same."""
+    """Versions 1..n of each name, perhaps a deletion at the end: late or repeated news change nothing."""
     last = {name: max(v for n, v, _ in history if n == name) for name in {n for n, _, _ in history}}
     deleted = {name for name, _, gone in history if gone}
     news = [*history, *random.sample(history, len(history) // 2)]
@@ -183,3 +183,17 @@ def test_objects_are_counted_by_kind() -> None:
     store.put(thing("two", 2))
     store.put(pod("three", 3, "Running"))
     assert store.counts() == {"ConfigMap": 2, "Pod": 1}
+
+
+def test_a_spec_with_its_accepted_and_its_pinned_copy_is_kept_once() -> None:
+    def spec() -> dict[str, Any]:
+        return {"workers": {"replicas": 2}, "training": {"totalSteps": 100}}
+
+    store = Store()
+    for name in ("one", "two"):
+        metadata = {"name": name, "namespace": "a", "uid": f"uid-{name}", "resourceVersion": "1"}
+        status = {"acceptedSpec": spec(), "pinned": {"intent": "i", "spec": spec()}}
+        store.put({"kind": "TrainingJob", "metadata": metadata, "spec": spec(), "status": status})
+    one, two = (store.get(Key("TrainingJob", "a", name)) or {} for name in ("one", "two"))
+    held = [one["spec"], one["status"]["acceptedSpec"], one["status"]["pinned"]["spec"], two["status"]["acceptedSpec"]]
+    assert len({id(found) for found in held}) == 1

@@ -37,7 +37,8 @@ def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
             "1 of 1 nodes lack cpu, 1 of 1 nodes lack memory",
         ),
         (
-            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: "
+            "0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
             "2 didn't match Pod's node affinity/selector",
         ),
         (

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.pod.exit_code import CAUSES, EXIT_CODES, Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, SaveReport, TerminationMessage, parse_termination_message
 
-FIGURES = {
+METRICS = {
     "tokens": 10**13,
     "loss": 2.123456789012345,
     "validation_loss": 2.123456789012345,
@@ -38,26 +38,26 @@ def record(step: int, **fields: Any) -> SaveReport:
 
 
 def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
-    word = TerminationMessage(
+    message = TerminationMessage(
         cause=Cause.HANG,
         step=7,
         rank=1,
         detail="no step for 600 s",
-        saves=(record(5, figures=FIGURES),),
+        saves=(record(5, metrics=METRICS),),
         result={"a": 1},
     )
     log = tmp_path / "log"
     log.write_text("x" * 5000)
-    word.write(log)
-    assert parse_termination_message(log.read_text()) == word
+    message.write(log)
+    assert parse_termination_message(log.read_text()) == message
 
 
 def test_only_the_last_eight_saves_are_kept() -> None:
-    word = parse_termination_message(
+    message = parse_termination_message(
         TerminationMessage(cause=Cause.COMPLETED, saves=tuple(map(record, range(20)))).encode().decode()
     )
-    assert word is not None
-    assert [save.step for save in word.saves] == list(range(12, 20))
+    assert message is not None
+    assert [save.step for save in message.saves] == list(range(12, 20))
 
 
 @given(
@@ -66,43 +66,46 @@ def test_only_the_last_eight_saves_are_kept() -> None:
     extra=st.integers(0, 600),
 )
 def test_it_never_exceeds_its_limit_and_always_parses(detail: str, saves: int, extra: int) -> None:
-    word = TerminationMessage(
+    message = TerminationMessage(
         cause=Cause.RANK_FAILED,
         detail=detail,
         saves=tuple(record(step, folder="f" * extra) for step in range(saves)),
     )
-    encoded = word.encode()
+    encoded = message.encode()
     assert len(encoded) <= MAX_BYTES
     read = parse_termination_message(encoded.decode())
     assert read is not None
     assert read.cause == Cause.RANK_FAILED
-    assert read.saves == word.saves[len(word.saves) - len(read.saves) :]
+    assert read.saves == message.saves[len(message.saves) - len(read.saves) :]
 
 
 def test_a_long_detail_is_shortened_before_a_save_is_dropped() -> None:
-    word = parse_termination_message(
+    message = parse_termination_message(
         TerminationMessage(cause=Cause.HANG, detail="x" * 9000, saves=tuple(map(record, range(8)))).encode().decode()
     )
-    assert word is not None
-    assert len(word.saves) == 8
-    assert word.detail.endswith("xxx...")
+    assert message is not None
+    assert len(message.saves) == 8
+    assert message.detail.endswith("xxx...")
 
 
 def test_the_figures_of_old_saves_make_room_for_the_newest_and_for_the_detail() -> None:
     uid = "0f0e0d0c-0b0a-0908-0706-050403020100"
-    saves = tuple(record(step, id=uid, figures=FIGURES) for step in range(8))
+    saves = tuple(record(step, id=uid, metrics=METRICS) for step in range(8))
     encoded = TerminationMessage(cause=Cause.HANG, detail="x" * 1000, saves=saves).encode()
     assert len(encoded) <= MAX_BYTES
-    word = parse_termination_message(encoded.decode())
-    assert word is not None
-    assert len(word.detail) == 1000
-    assert [bool(save.figures) for save in word.saves] == [False] * 4 + [True] * 4
-    assert word.saves[-1].figures == FIGURES
+    message = parse_termination_message(encoded.decode())
+    assert message is not None
+    assert len(message.detail) == 1000
+    assert [bool(save.metrics) for save in message.saves] == [False] * 4 + [True] * 4
+    assert message.saves[-1].metrics == METRICS
 
 
 def test_a_result_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="4096 are allowed"):
         TerminationMessage(cause=Cause.COMPLETED, result={"a": "x" * 5000}).encode()
+
+
+SAVE = '"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true'
 
 
 @pytest.mark.parametrize(
@@ -125,32 +128,19 @@ def test_a_result_that_can_never_fit_is_refused() -> None:
         '{"cause": "Hang", "saves": [{"id": 1, "folder": "f", "step": 1, "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": "1", "digest": "d", "verified": true}]}',
         '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": "yes"}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "figures": 1}]}',
-        '{"cause": "Hang", "saves": [{"id": "x", "folder": "f", "step": 1, "digest": "d", "verified": true, "figures": {"loss": "1"}}]}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": 1}}]}}',
+        f'{{"cause": "Hang", "saves": [{{{SAVE}, "metrics": {{"loss": "1"}}}}]}}',
         '{"cause": "Hang", "result": 5}',
         "[" * 4096,
         TerminationMessage(cause=Cause.HANG, detail="cut").encode().decode()[:-1],
     ],
 )
-def test_what_is_no_last_word_is_none(text: str) -> None:
+def test_text_that_is_no_termination_message_is_none(text: str) -> None:
     assert parse_termination_message(text) is None
 
 
 def test_missing_fields_have_defaults() -> None:
     assert parse_termination_message('{"cause": "Hang"}') == TerminationMessage(cause=Cause.HANG)
-
-
-def test_every_cause_has_one_exit_code_of_its_own() -> None:
-    assert set(EXIT_CODES) == set(Cause)
-    assert len(CAUSES) == len(EXIT_CODES)
-    assert EXIT_CODES[Cause.COMPLETED] == 0
-    assert all(0 < code < 126 for cause, code in EXIT_CODES.items() if cause is not Cause.COMPLETED)
-
-
-def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and line[2].isdigit()]
-    assert {row[2].strip(): int(row[1]) for row in rows} == {str(cause): code for cause, code in EXIT_CODES.items()}
 
 
 def test_encoding_is_plain_json() -> None:

@@ -1,4 +1,4 @@
-"""`stoker train` as a person starts it: manifests in a file, no operator."""
+"""`stoker train` from a shell: manifests in a file, no operator."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NewCluster = Callable[..., StoryCluster]
 
 @pytest.fixture
 def new_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewCluster]:
-    """Starts clusters; after the story each is ended, and no process and no socket of it may be left."""
+    """Starts clusters. After the story each is ended, and no process or socket of it may be left."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     started: list[StoryCluster] = []
 

@@ -1,4 +1,4 @@
-"""A constant load of streaming requests, which keeps everything that is not a whole, good answer."""
+"""A constant load of streaming requests that records every failed or incomplete answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Answer:
     """One stream, read to its end."""
 
     fingerprint: str
-    """Tells which model answered."""
+    """The model that answered."""
     tokens: int
     text: str
 
@@ -39,14 +39,14 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Streams that are under way are read to their end."""
+        """Stop sending, and read the open streams to their end."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
     @property
     def fingerprints(self) -> list[str]:
-        """In the order of their first answers."""
+        """Models in the order of their first answers."""
         return list(dict.fromkeys(answer.fingerprint for answer in list(self.answers)))
 
     def _client(self, length: int) -> None:

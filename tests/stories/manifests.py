@@ -1,4 +1,7 @@
-"""The manifests of the stories: a model of about 25,000 parameters on sixty little tales, quick enough for one test and slow enough to be disturbed."""
+"""Manifests of the stories: a model of about 25,000 parameters on sixty short texts.
+
+Training is quick enough for one test and slow enough to be disturbed.
+"""
 
 from __future__ import annotations
 

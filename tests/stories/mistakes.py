@@ -1,4 +1,7 @@
-"""Manifests that pass admission and cannot work: how each ends, and what its conditions then say. Both clusters are asked the same."""
+"""Manifests that pass admission and cannot work, with the end and the conditions of each.
+
+Both clusters are asked the same.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ BROKEN = {"uri": "pvc://models/broken"}
 
 
 def surroundings() -> list[Manifest]:
-    """What the mistakes find around them."""
+    """The objects and files that the mistakes refer to."""
     return [corpus(), claim("checkpoints"), claim("logs")]
 
 
 def break_model(models: Path) -> Path:
-    """A Hugging Face folder whose config.json names an architecture that nobody has. Returns the file."""
+    """A Hugging Face folder whose config.json names an architecture that does not exist. Returns the file."""
     (models / "broken").mkdir(parents=True)
     config = models / "broken" / "config.json"
     config.write_text(json.dumps({"architectures": ["OtherForCausalLM"], **MODEL}))
@@ -32,7 +35,7 @@ def break_model(models: Path) -> Path:
 
 
 def mistakes() -> list[Mistake]:
-    """Of jobs, checkpoints and deployments."""
+    """Conditions of jobs, checkpoints and deployments."""
     return [*_jobs(), *_checkpoints(), *_deployments()]
 
 
@@ -48,7 +51,7 @@ def _jobs() -> list[Mistake]:
             waits,
             "ConfigMap missing does not exist (spec.workers.volumes[0])",
         ),
-        (job("unbuilt", {"memory.cpuOffload": True}), stalls, "not supported yet: spec.memory.cpuOffload"),
+        (job("unbuilt", {"memory.cpuOffload": True}), stalls, "spec.memory.cpuOffload is not supported yet"),
         (job("no-data", {"data.sources": [{"name": "tales", "path": "/data/other.jsonl"}]}), fails, "other.jsonl"),
         (job("bad-model", hugging_face("broken")), fails, "config.json"),
         (
@@ -107,7 +110,7 @@ def logs() -> Manifest:
 
 
 def says(ends: Check, text: str) -> Check:
-    """Ended in that way, with a condition that has the text."""
+    """Whether it ended in that way, with a condition that has the text."""
     return lambda found: ends(found) and text in conditions(found)
 
 

@@ -1,4 +1,4 @@
-"""What a story asks about objects, whichever cluster it is told on."""
+"""Queries of a story about objects, the same for every kind of cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Object = dict[str, Any]
 FIGURES = ("step", "tokens", "loss", "learningRate", "elapsedSeconds", "layout", "bytes", "files", "pieces")
-"""What the status of a Checkpoint says about its save."""
+"""Numbers of a save in the status of a Checkpoint."""
 
 
 class ObjectViews(ABC):
@@ -15,7 +15,7 @@ class ObjectViews(ABC):
 
     @abstractmethod
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
 
     @abstractmethod
     def find(self, kind: str, name: str) -> Object | None:
@@ -31,7 +31,7 @@ class ObjectViews(ABC):
         return status
 
     def figures(self, checkpoint: str) -> Object:
-        """What is known about a save, by the names of `FIGURES`."""
+        """Numbers of a save, by the names of `FIGURES`."""
         return {name: value for name, value in self.status("Checkpoint", checkpoint).items() if name in FIGURES}
 
     def condition(self, kind: str, name: str, type_: str) -> Object:

@@ -1,4 +1,4 @@
-"""An embedded cluster as a story sees it: a supervisor with real pods, asked and waited for through its own API."""
+"""An embedded cluster for a story: a supervisor with real pods, read through its own API."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class StoryCluster(Waits):
         """Start a supervisor, for the first time or again on what the last one left."""
         self.client.folders.make()
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
-        end, self._leash = os.pipe()  # the other end closes with the test's process, however it ends
-        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--leash", str(end)]
+        end, self._parent_pipe = os.pipe()  # the other end closes with the test's process, however it ends
+        arguments = ["--state", str(self.client.folders.root), "--addresses", self.addresses, "--parent-pipe", str(end)]
         with self.client.folders.supervisor_log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -51,19 +51,19 @@ class StoryCluster(Waits):
         self.wait_until(self.client.running, "the supervisor answers")
 
     def stop(self) -> None:
-        """As `stoker local down`: every pod gets its grace period."""
+        """Stop like `stoker local down`: every pod gets its grace period."""
         assert self.process is not None
         self.client.down()
         assert self._wait(60) == 0
 
     def kill(self) -> None:
-        """The supervisor dies without a word."""
+        """Kill the supervisor."""
         assert self.process is not None
         self.process.kill()
         self._wait(10)
 
     def end(self) -> None:
-        """After a story, however it went."""
+        """Clean up after a story, also after a failed one."""
         if self.process is None or self.process.poll() is not None:
             return
         with contextlib.suppress(SupervisorError):
@@ -77,11 +77,11 @@ class StoryCluster(Waits):
     def _wait(self, timeout_s: float) -> int:
         assert self.process is not None
         code = self.process.wait(timeout_s)
-        os.close(self._leash)
+        os.close(self._parent_pipe)
         return code
 
     def remains(self) -> list[str]:
-        """What is left of this cluster outside its state folder; there must be nothing once the supervisor has ended."""
+        """Processes and sockets that are left of this cluster; there must be none after the supervisor has ended."""
         root = str(self.client.folders.root)
         short = (
             Path(tempfile.gettempdir()) / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
@@ -116,7 +116,7 @@ class StoryCluster(Waits):
     # What is there
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind, by labels below `stoker.dev/` (underscores stand for dashes), in the order of their names."""
+        """Objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         found = self.client.objects(kind, namespace=NAMESPACE)
         for name, value in labels.items():
             key = f"stoker.dev/{name.replace('_', '-')}"
@@ -130,25 +130,25 @@ class StoryCluster(Waits):
         return str(self.client.logs(NAMESPACE, pod["metadata"]["name"], 0)["text"])
 
     def claim_folder(self, name: str) -> Path:
-        """Where the data of a claim lies."""
+        """The folder with the data of a claim."""
         return claim_folder(self.get("PersistentVolumeClaim", name), self.client.folders.claims / NAMESPACE / name)
 
     def url(self, service: str, port: int = 8000) -> str:
-        """The Service as this machine reaches it."""
+        """The address of a Service on this machine."""
         endpoints: dict[str, str] = self.client.status()["endpoints"]
         return endpoints[f"{NAMESPACE}/{service}:{port}"]
 
     # Waiting
 
     def wait_until_nothing_runs(self) -> None:
-        """Of a supervisor that was killed: its pods end by themselves."""
+        """Wait for the end of the pods of a killed supervisor."""
         deadline = time.monotonic() + 10
         while found := self.runs():
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
 
     def picture(self, kind: str = "", name: str = "") -> str:
-        """What a person would look at when a story does not go on."""
+        """The state to print when a story makes no progress."""
         lines = []
         if kind and (found := self.find(kind, name)) is not None:
             status = {
@@ -181,7 +181,7 @@ def _unix_sockets(root: str) -> list[str]:
 
 
 def _listeners(addresses: Path) -> list[str]:
-    """TCP sockets that listen where the cluster's pods and Services did."""
+    """TCP sockets that still listen on addresses of the cluster's pods and Services."""
     if not addresses.exists():
         return []
     kept = json.loads(addresses.read_text())

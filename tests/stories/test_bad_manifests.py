@@ -1,4 +1,7 @@
-"""Manifests that cannot work: refused with the field, or ended in a condition that names the field, the file or the object. Deleting them leaves nothing."""
+"""Manifests that cannot work are refused, or end in a condition that names the field, file or object.
+
+Deleting them leaves nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of Checkpoint objects around one running job: asked for, kept, given up, adopted, used, deleted with and without their data."""
+"""Checkpoint objects of one running job: requested, kept, given up, adopted, used, deleted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
 
 
 def two_newest_and_the_pinned_one_are_left(cluster: StoryCluster, pinned: Path) -> None:
-    """Objects and folders agree; what retention gave up is gone as data, too."""
+    """Objects and folders agree; the data that retention gave up is deleted."""
 
     def folders() -> set[str]:
         return {path.name for path in pinned.parent.glob("step-*")}

@@ -1,4 +1,7 @@
-"""Training that is hit: a rank killed, a whole pod killed. Each time it goes on from the newest verified save, and ends where an undisturbed run ends."""
+"""Training with failures: a rank killed, a whole pod killed.
+
+Each time it goes on from the newest verified save, and ends where an undisturbed run ends.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def attempt_with_save(cluster: StoryCluster, number: int, step: int) -> Object:
 
 
 def ended_attempt(cluster: StoryCluster, number: int) -> Object:
-    """What the status says of an attempt once a later one has begun."""
+    """The status of an attempt after a later one has started."""
 
     def ended(found: Object) -> bool:
         return bool((found.get("status") or {}).get("attempt", {}).get("number", 0) > number)

@@ -1,4 +1,4 @@
-"""What survives: the operator's part restarted beside running pods, the supervisor killed, everything taken down and applied again."""
+"""Restarts that jobs survive: of the operator, of the supervisor, of the whole cluster."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_environment import node_environment
-from stoker.operator.cluster.local.pod_life import Node
 from stoker.operator.cluster.local.probes import ask_http
 from stoker.operator.cluster.local.process import ShimRunner
 from stoker.operator.cluster.local.reservations import Reservations
@@ -113,7 +113,7 @@ def test_an_operator_that_is_replaced_by_a_newer_one_restarts_no_pod(
                 before = await machine.until(lambda status: newest(status) >= 25)
             pod = machine.objects.of_kind("Pod")[0]
             await asyncio.sleep(1)
-            assert machine.objects.get(JOB)["status"] == before, "nobody writes while no operator runs"
+            assert machine.objects.get(JOB)["status"] == before, "no status is written while no operator runs"
 
             async with machine.operator("2"):
                 after = await machine.until(lambda status: newest(status) > newest(before) + 25)

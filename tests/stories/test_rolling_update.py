@@ -1,7 +1,9 @@
-"""A deployment moves to a newer checkpoint and changes its size while clients stream: no request fails, no stream is cut."""
+"""A deployment changes checkpoint and size while clients stream: no request fails, no stream is cut."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from tests.stories.load import Load
@@ -56,6 +58,45 @@ def test_streams_go_on_through_a_rolling_update_and_through_a_change_of_size(
     cluster.delete("InferenceDeployment", "teller")
     cluster.wait_until(lambda: not engines(cluster) and not cluster.pods(role="router"), "every pod gone")
     assert [kind for kind in ("InferenceDeployment", "EnginePool", "Service") if cluster.all(kind)] == []
+
+
+def test_a_deployment_with_a_refused_edit_replaces_what_is_killed_and_answers_on(
+    cluster: StoryCluster, taught: Path
+) -> None:
+    (newest, *_) = sorted((path.name for path in taught.glob("step-*")), reverse=True)
+    cluster.apply(claim("archive", taught.parent), adopted("newer", "archive", "taught", newest), teller("newer"))
+    cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "serving")
+    refused = teller("newer", replicas=2)
+    refused["spec"]["router"]["policy"] = "cacheAware"
+    cluster.apply(refused)
+    cluster.wait_until(lambda: cluster.condition("InferenceDeployment", "teller", "EditRefused"), "refused")
+    text = cluster.condition("InferenceDeployment", "teller", "EditRefused")["message"]
+    assert "spec.router.policy cacheAware" in text
+
+    (engine,), (router,) = engines(cluster), cluster.pods(role="router")
+    for pod in (engine, router):
+        os.killpg(main_pid(pod), signal.SIGKILL)
+    cluster.wait_until(lambda: uids(running(cluster, "router")) - uids([router]), "another router")
+    cluster.wait_until(lambda: uids(running(cluster, "engine")) - uids([engine]), "another engine")
+    cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "serving again")
+    with Load(cluster.url("teller"), "teller") as load:
+        more_answers(cluster, load)
+    assert load.failures == []
+    assert cluster.condition("InferenceDeployment", "teller", "EditRefused")["status"] == "True"
+    cluster.delete("InferenceDeployment", "teller")
+
+
+def running(cluster: StoryCluster, role: str) -> list[Object]:
+    return [pod for pod in cluster.pods(role=role) if pod["status"]["phase"] == "Running"]
+
+
+def uids(pods: list[Object]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def main_pid(pod: Object) -> int:
+    """The program, which leads the pod's process group."""
+    return int(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
 
 
 def more_answers(cluster: StoryCluster, load: Load) -> None:

@@ -1,4 +1,4 @@
-"""A run that its user stops: suspended with a save, its newest save damaged meanwhile, resumed from the one before, cancelled with a last save."""
+"""A user suspends, resumes and cancels a run; its newest save is damaged while it is suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks train a model from random weights, its saves become verified Checkpoints, and a deployment serves the newest one."""
+"""Two ranks train a model, its saves become verified Checkpoints, and a deployment serves the newest one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a story waits, whichever cluster it is told on."""
+"""Waiting in a story, the same for every kind of cluster."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.stories.object_views import Object, ObjectViews
 
 
 class Waits(ObjectViews):
-    """Waits for what the views show; each ends in time or says what there is instead."""
+    """Waits for a state of the views. Each wait ends in time, or fails with the state found."""
 
     PAUSE_S: ClassVar[float] = 0.05
-    """Between two looks."""
+    """Between two polls."""
 
     @abstractmethod
     def picture(self, kind: str = "", name: str = "") -> str:
-        """What a person would look at when a story does not go on."""
+        """The state to print when a story makes no progress."""
 
     def wait(self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = 60) -> Object:
         """The object once `holds` is true of it.

@@ -1,4 +1,4 @@
-"""What all tests of the trainer share."""
+"""Fixtures for all tests of the trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """As ranks have it in the deterministic modes: torch's own products add in another order with another number of threads, and threads that wait for each other crawl on a busy machine."""
+    """One torch thread, as in the deterministic modes.
+
+    The order of torch's sums depends on the number of threads, and threads that wait for each other are slow on a busy
+    machine.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

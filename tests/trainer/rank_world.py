@@ -1,7 +1,8 @@
 """Several ranks (Gloo, or NCCL with one GPU each) as spawned processes that share a process group, for tests.
 
-A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank that raises, dies or does not
-answer in time ends the call with an `AssertionError` that says for each rank what went wrong or where it stood; the next call begins with fresh processes.
+A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank
+that raises, dies or does not answer in time ends the call with an `AssertionError` that says for each rank what went
+wrong or where it stood; the next call begins with fresh processes.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.rank.process_group import RankPlace, process_group
+from stoker.trainer.rank.process_group import process_group
+from stoker.trainer.rank.rank_info import RankInfo
 from tests.trainer.tiny_run import tiny_config
 
 START_S = 180.0
 """From the start of the processes to the end of `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""After a rank has failed: time for the others to say why they do."""
+"""After a rank has failed: time for the others to report their errors."""
 LEAVE_S = 20.0
 DUMP_S = 3.0
 
@@ -46,7 +48,7 @@ class Rank(NamedTuple):
     stacks: Path
 
     def where(self) -> str:
-        """What its threads do right now, even if none of them runs Python."""
+        """The stacks of its threads, also while none of them runs Python."""
         if self.process.exitcode is not None:
             return f"ended with exit code {self.process.exitcode}"
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -55,7 +57,10 @@ class Rank(NamedTuple):
 
 
 class RankWorld:
-    """`size` processes in one process group. `setup(rank, size)` is called once in each; what it returns is the first argument of every call."""
+    """`size` processes in one process group.
+
+    `setup(rank, size)` is called once in each; what it returns is the first argument of every call.
+    """
 
     def __init__(
         self, size: int, setup: Setup | None = None, *, backend: str = "gloo", start_s: float = START_S
@@ -81,8 +86,8 @@ class RankWorld:
                 ours, theirs = context.Pipe()
                 stacks = Path(self._folder.name, f"rank-{rank}.txt")
                 stacks.write_text("")
-                place = RankPlace(rank, self.size, self.size, "127.0.0.1", listener.getsockname()[1])
-                work = (place, self._backend, listener if rank == 0 else None, theirs, stacks, self._setup)
+                info = RankInfo(rank, self.size, self.size, "127.0.0.1", listener.getsockname()[1])
+                work = (info, self._backend, listener if rank == 0 else None, theirs, stacks, self._setup)
                 process = context.Process(target=_work, args=work, daemon=True)
                 process.start()
                 theirs.close()
@@ -169,7 +174,7 @@ def rank_and_size(rank: int, size: int) -> tuple[int, int]:
 
 
 def written(file: Path, until: float) -> str:
-    """What stands in the file once it has not grown for a moment."""
+    """The file's content after it has stopped growing."""
     text = ""
     while time.monotonic() < until:
         time.sleep(0.1)
@@ -180,16 +185,16 @@ def written(file: Path, until: float) -> str:
 
 
 def _work(
-    place: RankPlace, backend: str, listener: socket.socket | None, line: Connection, stacks: Path, setup: Setup
+    info: RankInfo, backend: str, listener: socket.socket | None, line: Connection, stacks: Path, setup: Setup
 ) -> None:
     with stacks.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         torch.set_num_threads(1)
-        device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", place.rank)
+        device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", info.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        with process_group(tiny_config(), place, device, listener):
-            held = setup(place.rank, place.world_size)
+        with process_group(tiny_config(), info, device, listener):
+            held = setup(info.rank, info.world_size)
             line.send((True, None))
             while (order := line.recv()) is not None:
                 line.send(_answer(held, *order))

@@ -1,4 +1,4 @@
-"""The agent's decisions as tables: verdicts, deadlines, places, what is shown."""
+"""The agent's decisions as tables: outcomes, deadlines, pod ranks, what is shown."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
-from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.trainer.agent.console import Console, duration
-from stoker.trainer.agent.outcome import TELLING, RankEnd, Verdict, judge, read_oom_kills
-from stoker.trainer.agent.rank_info import find_place, open_rendezvous, rank_environment
+from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diagnose, read_oom_kills
+from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.protocol.channel import EndEvent, PhaseEvent, RetentionEvent, SaveEvent, StepEvent
 from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
-from stoker.trainer.protocol.hang import Pulse, Silence, find_silence
+from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
 
 
 def config_for(**fields: Any) -> TrainerConfig:
@@ -37,7 +37,7 @@ def config_for(**fields: Any) -> TrainerConfig:
     )
 
 
-def said(cause: Cause, rank: int = 0, detail: str = "") -> RankEnd:
+def reported(cause: Cause, rank: int = 0, detail: str = "") -> RankEnd:
     return RankEnd(rank, EXIT_CODES[cause], EndEvent(cause=cause.value, step=7, detail=detail))
 
 
@@ -48,17 +48,20 @@ def killed(number: int, rank: int = 1) -> RankEnd:
 @pytest.mark.parametrize(
     ("ends", "oom_kills", "nodes", "cause", "rank"),
     [
-        ([said(Cause.COMPLETED), said(Cause.COMPLETED, 1)], 0, 1, Cause.COMPLETED, None),
-        ([said(Cause.COMPLETED), said(Cause.INTERRUPTED, 1)], 0, 1, Cause.INTERRUPTED, None),
-        ([said(Cause.INTERRUPTED), said(Cause.CANCELLED, 1)], 0, 1, Cause.CANCELLED, None),
-        ([said(Cause.PEER_LOST), killed(signal.SIGKILL)], 0, 1, Cause.RANK_KILLED, 1),
-        ([said(Cause.PEER_LOST), killed(signal.SIGKILL)], 1, 1, Cause.OUT_OF_MEMORY, 1),
-        ([said(Cause.PEER_LOST), killed(signal.SIGSEGV)], 1, 1, Cause.RANK_KILLED, 1),
-        ([said(Cause.PEER_LOST), said(Cause.RANK_FAILED, 1)], 0, 1, Cause.RANK_FAILED, 1),
-        ([said(Cause.PEER_LOST), said(Cause.PEER_LOST, 1)], 0, 1, Cause.RANK_FAILED, 0),
-        ([said(Cause.PEER_LOST), said(Cause.PEER_LOST, 1)], 0, 2, Cause.PEER_LOST, 0),
-        ([said(Cause.RANK_FAILED), said(Cause.NON_FINITE, 1)], 0, 1, Cause.NON_FINITE, 1),
-        ([said(Cause.RANK_FAILED), said(Cause.OUT_OF_MEMORY, 1)], 0, 1, Cause.OUT_OF_MEMORY, 1),
+        ([reported(Cause.COMPLETED), reported(Cause.COMPLETED, 1)], 0, 1, Cause.COMPLETED, None),
+        ([reported(Cause.COMPLETED), reported(Cause.INTERRUPTED, 1)], 0, 1, Cause.INTERRUPTED, None),
+        ([reported(Cause.INTERRUPTED), reported(Cause.CANCELLED, 1)], 0, 1, Cause.CANCELLED, None),
+        ([reported(Cause.PEER_LOST), killed(signal.SIGKILL)], 0, 1, Cause.RANK_KILLED, 1),
+        ([reported(Cause.PEER_LOST), killed(signal.SIGKILL)], 1, 1, Cause.OUT_OF_MEMORY, 1),
+        ([reported(Cause.PEER_LOST), killed(signal.SIGSEGV)], 1, 1, Cause.RANK_KILLED, 1),
+        ([reported(Cause.PEER_LOST), reported(Cause.RANK_FAILED, 1)], 0, 1, Cause.RANK_FAILED, 1),
+        ([reported(Cause.PEER_LOST), reported(Cause.PEER_LOST, 1)], 0, 1, Cause.RANK_FAILED, 0),
+        ([reported(Cause.PEER_LOST), reported(Cause.PEER_LOST, 1)], 0, 2, Cause.PEER_LOST, 0),
+        ([reported(Cause.PEER_LOST), reported(Cause.INTERRUPTED, 1)], 0, 2, Cause.INTERRUPTED, None),
+        ([reported(Cause.CANCELLED), reported(Cause.PEER_LOST, 1)], 0, 1, Cause.CANCELLED, None),
+        ([reported(Cause.COMPLETED), reported(Cause.PEER_LOST, 1)], 0, 2, Cause.PEER_LOST, 1),
+        ([reported(Cause.RANK_FAILED), reported(Cause.NON_FINITE, 1)], 0, 1, Cause.NON_FINITE, 1),
+        ([reported(Cause.RANK_FAILED), reported(Cause.OUT_OF_MEMORY, 1)], 0, 1, Cause.OUT_OF_MEMORY, 1),
         ([RankEnd(0, 1, None, "ImportError")], 0, 1, Cause.RANK_FAILED, 0),
         ([RankEnd(0, 65, None, "")], 0, 1, Cause.DATA_ERROR, 0),
         ([RankEnd(0, 0, None, "")], 0, 1, Cause.RANK_FAILED, 0),
@@ -68,20 +71,24 @@ def killed(number: int, rank: int = 1) -> RankEnd:
         ([RankEnd(0, 76, None, "")], 0, 1, Cause.RANK_FAILED, 0),
     ],
 )
-def test_the_most_telling_end_decides(
+def test_the_root_cause_among_the_ends_decides(
     ends: list[RankEnd], oom_kills: int, nodes: int, cause: Cause, rank: int | None
 ) -> None:
-    verdict = judge(ends, oom_kills=oom_kills, nodes=nodes)
-    assert (verdict.cause, verdict.rank) == (cause, rank)
+    outcome = diagnose(ends, oom_kills=oom_kills, nodes=nodes)
+    assert (outcome.cause, outcome.rank) == (cause, rank)
 
 
-def test_every_cause_that_a_rank_may_report_has_a_place() -> None:
-    assert set(TELLING) == set(Cause) - {Cause.HANG, Cause.TASK_FAILED}
+def test_a_rank_may_report_every_cause_but_those_of_agents_and_tasks() -> None:
+    for cause in set(Cause) - NOT_OF_RANKS:
+        outcome = diagnose([reported(cause, detail="why")], oom_kills=0, nodes=2)
+        assert (outcome.cause, outcome.detail) == (cause, "why")
+    for cause in NOT_OF_RANKS:
+        assert diagnose([reported(cause)], oom_kills=0, nodes=2).cause is Cause.RANK_FAILED
 
 
-def test_a_rank_that_dies_without_a_word_is_quoted() -> None:
-    assert judge([RankEnd(3, 1, None, "ImportError: no torch")], oom_kills=0, nodes=1) == Verdict(
-        Cause.RANK_FAILED, 3, None, "rank 3 ended with exit code 1 without a word: ImportError: no torch"
+def test_the_log_of_a_rank_that_reports_no_cause_is_quoted() -> None:
+    assert diagnose([RankEnd(3, 1, None, "ImportError: no torch")], oom_kills=0, nodes=1) == RunOutcome(
+        Cause.RANK_FAILED, 3, None, "rank 3 ended with exit code 1 and reported no cause: ImportError: no torch"
     )
 
 
@@ -94,15 +101,15 @@ DEADLINES = DeadlineConfig(load_s=100, first_step_s=50, step_s=10, save_s=30, va
 
 
 @pytest.mark.parametrize(
-    ("pulses", "silence"),
+    ("heartbeats", "hang"),
     [
         ({}, None),
-        ({0: Pulse("Training", 95), 1: Pulse("Training", 91)}, None),
-        ({0: Pulse("Training", 95), 1: Pulse("Training", 89)}, Silence(1, "Training", 11, 10)),
-        ({0: Pulse("Saving", 71), 1: Pulse("Training", 75)}, None),
-        ({0: Pulse("Saving", 69), 1: Pulse("Training", 75)}, Silence(0, "Saving", 31, 30)),
-        ({0: Pulse("Loading", 10), 1: Pulse("FirstStep", 20)}, None),
-        ({0: Pulse("Exited", 39)}, Silence(0, "Exited", 61, 60)),
+        ({0: Heartbeat("Training", 95), 1: Heartbeat("Training", 91)}, None),
+        ({0: Heartbeat("Training", 95), 1: Heartbeat("Training", 89)}, Hang(1, "Training", 11, 10)),
+        ({0: Heartbeat("Saving", 71), 1: Heartbeat("Training", 75)}, None),
+        ({0: Heartbeat("Saving", 69), 1: Heartbeat("Training", 75)}, Hang(0, "Saving", 31, 30)),
+        ({0: Heartbeat("Loading", 10), 1: Heartbeat("FirstStep", 20)}, None),
+        ({0: Heartbeat("Exited", 39)}, Hang(0, "Exited", 61, 60)),
     ],
     ids=[
         "no ranks",
@@ -114,8 +121,8 @@ DEADLINES = DeadlineConfig(load_s=100, first_step_s=50, step_s=10, save_s=30, va
         "does not exit",
     ],
 )
-def test_silence_is_judged_by_the_longest_phase_of_the_pod(pulses: dict[int, Pulse], silence: Silence | None) -> None:
-    assert find_silence(pulses, DEADLINES, now=100) == silence
+def test_silence_is_judged_by_the_longest_phase_of_the_pod(heartbeats: dict[int, Heartbeat], hang: Hang | None) -> None:
+    assert find_hang(heartbeats, DEADLINES, now=100) == hang
 
 
 @pytest.mark.parametrize(
@@ -129,15 +136,15 @@ def test_silence_is_judged_by_the_longest_phase_of_the_pod(pulses: dict[int, Pul
 )
 def test_a_place_that_cannot_be_is_refused(nodes: int, environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        find_place(config_for(gang={"nodes": nodes}), environment)
+        find_pod_rank(config_for(gang={"nodes": nodes}), environment)
 
 
 def test_a_pod_of_a_gang_knows_its_ranks() -> None:
-    place = find_place(
+    pod = find_pod_rank(
         config_for(gang={"nodes": 3, "ranks_per_node": 4}), {"STOKER_NODE_RANK": "2", "MASTER_ADDR": "node-0"}
     )
-    assert (list(place.ranks), place.world_size, place.master_port) == ([8, 9, 10, 11], 12, 29500)
-    assert open_rendezvous(config_for(), place) is None
+    assert (list(pod.ranks), pod.world_size, pod.master_port) == ([8, 9, 10, 11], 12, 29500)
+    assert open_rendezvous(config_for(), pod) is None
 
 
 @pytest.mark.parametrize(
@@ -152,20 +159,20 @@ def test_a_pod_of_a_gang_knows_its_ranks() -> None:
 def test_each_rank_sees_one_gpu(device: str, visible: str | None, gpus: list[str]) -> None:
     config = config_for(device=device, gang={"ranks_per_node": 2})
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    place = find_place(config, environment)
-    assert [rank_environment(config, place, rank, environment)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == gpus
+    pod = find_pod_rank(config, environment)
+    assert [rank_environment(config, pod, rank, environment)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == gpus
 
 
 def test_too_few_gpus_are_refused_with_the_numbers() -> None:
     config = config_for(gang={"ranks_per_node": 2})
     environment = {"CUDA_VISIBLE_DEVICES": "3"}
     with pytest.raises(ConfigError, match=r"ranks_per_node 2 needs as many GPUs, CUDA_VISIBLE_DEVICES has \['3'\]"):
-        rank_environment(config, find_place(config, environment), 0, environment)
+        rank_environment(config, find_pod_rank(config, environment), 0, environment)
 
 
 def state_of(ranks: int = 2) -> RunState:
     config = config_for(gang={"ranks_per_node": ranks})
-    return RunState(config.job, find_place(config, {}), started_at=0)
+    return RunState(config.job, find_pod_rank(config, {}), started_at=0)
 
 
 def save(step: int, **fields: Any) -> SaveEvent:
@@ -209,18 +216,22 @@ def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
     ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
     assert state.save_counts == ends
     for number in range(MAX_REQUESTS + 1):
-        assert state.ask(f"r{number}") is None
-    assert state.ask("r5") is not None
-    assert state.ask("r0") is None
+        assert state.register_request(f"r{number}") is None
+    assert state.register_request("r5") is not None
+    assert state.register_request("r0") is None
 
 
 def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:
     stacks = (
-        'Thread 0x01 (most recent call first):\n  File "/a/beacon.py", line 3 in _listen\n\n'
-        'Current thread 0x02 (most recent call first):\n  File "/a/b/loop.py", line 12 in wait\n  File "/a/run.py", line 40 in step\n'
+        'Thread 0x01 (most recent call first):\n  File "/a/channel.py", line 3 in _receive\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/a/b/loop.py", line 12 in wait\n  File "/a/run.py", line 40 in step\n'
     )
     assert innermost(stacks) == "wait (loop.py:12) < step (run.py:40)"
-    library = '  File "/x/c10d.py", line 1 in gather\n  File "/x/log.py", line 2 in wrapper\n  File "/a/stoker/loop.py", line 3 in step\n'
+    library = (
+        '  File "/x/c10d.py", line 1 in gather\n  File "/x/log.py", line 2 in wrapper\n'
+        '  File "/a/stoker/loop.py", line 3 in step\n'
+    )
     assert (
         innermost(f"Current thread 0x02 (most recent call first):\n{library}")
         == "gather (c10d.py:1) < step (loop.py:3)"

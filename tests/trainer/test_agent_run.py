@@ -1,4 +1,4 @@
-"""The agent with ranks that only pretend to train: how runs end, what it answers meanwhile, and that nothing outlives it."""
+"""The agent with simulated ranks: ends of runs, HTTP answers, and that no process outlives it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import httpx
 import pytest
 from rich.console import Console as RichConsole
 
+from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.control_key import new_private_key, public_key, sign
-from stoker.pod.exit_code import Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage, parse_termination_message
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
-from stoker.trainer.agent.rank_info import find_place
+from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.protocol.channel import PhaseEvent
 from stoker.trainer.protocol.config import TrainerConfig
 
@@ -37,7 +37,7 @@ from stoker.trainer.protocol.channel import *
 parser = argparse.ArgumentParser()
 parser.add_argument("behaviour")
 parser.add_argument("--config")
-parser.add_argument("--beacon-fd", type=int)
+parser.add_argument("--channel-fd", type=int)
 parser.add_argument("--stacks")
 parser.add_argument("--master-listen-fd", type=int)
 args = parser.parse_args()
@@ -45,60 +45,74 @@ rank = int(os.environ["RANK"])
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 stacks = open(args.stacks, "w")
 faulthandler.register(signal.SIGUSR1, file=stacks)
-beacon = Beacon(socket.socket(fileno=args.beacon_fd), on_orphaned=lambda: os._exit(1))
+channel = RankChannel(socket.socket(fileno=args.channel_fd), on_orphaned=lambda: os._exit(1))
 TOTAL = 5
 
 def step(number):
-    beacon.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3, grad_norm=1.0,
-                          tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
+    channel.send(StepEvent(step=number, total_steps=TOTAL, tokens=number * 64, loss=3.0 / number, learning_rate=1e-3,
+                           grad_norm=1.0, tokens_per_s=64.0, step_s=1.0, eta_s=float(TOTAL - number)))
 
 def save(number, reason, verified=True, request=None):
-    facts = dict(id=request or f"step-{number:08}.0a1b2c3d", folder=f"step-{number:08}.0a1b2c3d", step=number, tokens=number * 64, loss=1.0, reason=reason,
+    folder = f"step-{number:08}.0a1b2c3d"
+    facts = dict(id=request or folder, folder=folder, step=number, tokens=number * 64, loss=1.0, reason=reason,
                  learning_rate=1e-3, elapsed_s=float(number))
     written = dict(state="Committed", digest="d" * 64, bytes=10, files=2, pieces=3)
-    beacon.send(SaveEvent(**facts, state="Saving"))
-    beacon.send(SaveEvent(**facts, **written))
+    channel.send(SaveEvent(**facts, state="Saving"))
+    channel.send(SaveEvent(**facts, **written))
     if verified is not None:
-        beacon.send(SaveEvent(**facts, **written, verified=verified))
+        channel.send(SaveEvent(**facts, **written, verified=verified))
     if request:
-        beacon.send(RequestEvent(id=request, state="Done", folder=facts["folder"]))
+        channel.send(RequestEvent(id=request, state="Done", folder=facts["folder"]))
 
 def end(cause, code, step=None, detail=""):
-    beacon.send(EndEvent(cause=cause, step=step, detail=detail))
+    channel.send(EndEvent(cause=cause, step=step, detail=detail))
     sys.exit(code)
 
 def stuck_here():
     time.sleep(60)
 
 def train(forever=False, deaf=False, unread=False):
-    beacon.phase("FirstStep")
+    channel.phase("FirstStep")
     number = 0
     while forever or number < TOTAL:
         number += 1
-        beacon.phase("Training")
+        channel.phase("Training")
         step(number)
         time.sleep(0.02)
-        for command in beacon.take():
+        for command in channel.take():
             if isinstance(command, SaveCommand):
                 save(number, command.reason, request=command.id)
             elif not deaf:
-                beacon.phase("Saving")
+                channel.phase("Saving")
                 if rank == 0 and command.save:
                     save(number, "interrupt", verified=None if unread else True)
                 if unread:
                     time.sleep(60)
-                end("Cancelled" if command.mode == "cancel" else "Interrupted", 79 if command.mode == "cancel" else 78, number)
-    beacon.phase("Finishing")
+                end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
+    channel.phase("Finishing")
     if rank == 0:
-        beacon.send(ValidationEvent(step=number, loss=0.5, tokens=64))
+        channel.send(ValidationEvent(step=number, loss=0.5, tokens=64))
         save(number, "final")
     end("Completed", 0, number)
 
-beacon.phase("Loading", "LoadingWeights 43 %")
+def rank_1_lives():
+    try:
+        with open(marker) as file, open(f"/proc/{file.read()}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+def wait_for(question):
+    while not question():
+        time.sleep(0.02)
+
+marker = os.path.join(os.path.dirname(args.stacks), "pid-of-rank-1")
+channel.phase("Loading", "LoadingWeights 43 %")
 if args.behaviour == "train":
     train()
 elif args.behaviour == "environment":
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+             "CUDA_VISIBLE_DEVICES")
     fd = args.master_listen_fd
     address = socket.socket(fileno=fd).getsockname() if fd is not None else None
     print("\\n".join(f"{name}={os.environ.get(name)}" for name in names), f"listens={address}", sep="\\n")
@@ -111,7 +125,11 @@ elif args.behaviour == "unread":
     train(forever=True, unread=True)
 elif args.behaviour == "load":
     time.sleep(60)
-elif rank == 1 and args.behaviour == "crash":
+if rank == 1:
+    with open(marker + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(marker + ".part", marker)
+if rank == 1 and args.behaviour == "crash":
     raise RuntimeError("the third wheel came off")
 elif rank == 1 and args.behaviour == "data":
     end("DataError", 65, 3, "corpus.jsonl:7: not JSON")
@@ -123,18 +141,19 @@ elif rank == 1 and args.behaviour == "segv":
 elif rank == 1 and args.behaviour == "silent":
     sys.exit(0)
 elif rank == 1 and args.behaviour == "babble":
-    beacon._connection.sendall(b"{}\\n")
+    channel._connection.sendall(b"{}\\n")
     time.sleep(60)
 elif rank == 1 and args.behaviour == "hang":
-    beacon.phase("Training")
+    channel.phase("Training")
     stuck_here()
 elif args.behaviour == "hang":
-    beacon.phase("Training")
+    wait_for(lambda: os.path.exists(marker))
+    channel.phase("Training")
     for number in range(1000):
         step(1)
         time.sleep(0.05)
-else:  # the others notice only that the first one is gone
-    time.sleep(0.3)
+elif rank == 0 and args.behaviour != "load":  # it notices only that rank 1 is gone
+    wait_for(lambda: os.path.exists(marker) and not rank_1_lives())
     end("PeerLost", 74, 2, "connection closed by peer")
 """
 
@@ -173,7 +192,7 @@ def agent_for(
     variables = {**os.environ, "STOKER_POD_UID": "pod-0", **(environment or {})}
     return Agent(
         config,
-        find_place(config, variables),
+        find_pod_rank(config, variables),
         rank_command=[sys.executable, str(tmp_path / "rank.py"), behaviour],
         environment=variables,
         console=Console(RichConsole(file=screen or io.StringIO(), highlight=False), 1),
@@ -181,22 +200,22 @@ def agent_for(
 
 
 def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
-    """The run's last word; `act` goes on beside it. Afterwards no rank is left."""
+    """Run the agent, with `act` beside it, and return the termination message. No rank is left afterwards."""
 
     async def both() -> TerminationMessage:
         acting = asyncio.create_task(act(agent)) if act is not None else None
-        word = await agent.run()
+        message = await agent.run()
         if acting is not None:
             await acting
-        return word
+        return message
 
-    word = asyncio.run(both())
+    message = asyncio.run(both())
     assert all(process.returncode is not None for process in agent._processes)
-    return word
+    return message
 
 
 async def until(question: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not question():
             await asyncio.sleep(0.01)
 
@@ -206,7 +225,7 @@ def steps(agent: Agent, count: int) -> Callable[[], bool]:
 
 
 def alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
+    """Whether the process runs: it is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -224,7 +243,7 @@ def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> Non
         "elapsed_s": 5.0,
     }
     figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
-    save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, figures=figures)
+    save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, metrics=figures)
     assert run(agent) == TerminationMessage(cause=Cause.COMPLETED, step=5, saves=(save,))
     status = agent.state.status()
     assert status["phase"] == "Exited"
@@ -258,24 +277,24 @@ def test_ranks_get_their_place_and_rank_0_the_rendezvous(tmp_path: Path) -> None
         ("data", Cause.DATA_ERROR, 1, "corpus.jsonl:7: not JSON"),
         ("kill", Cause.RANK_KILLED, 1, "rank 1 was killed by SIGKILL"),
         ("segv", Cause.RANK_KILLED, 1, "rank 1 was killed by SIGSEGV"),
-        ("silent", Cause.RANK_FAILED, 1, "ended with exit code 0 without a word"),
-        ("babble", Cause.INTERNAL, 1, "not one of event"),
+        ("silent", Cause.RANK_FAILED, 1, "ended with exit code 0 and reported no cause"),
+        ("babble", Cause.INTERNAL, 1, "unknown event"),
     ],
 )
 def test_a_rank_that_fails_ends_the_run_with_its_own_cause(
     tmp_path: Path, behaviour: str, cause: Cause, rank: int, detail: str
 ) -> None:
-    word = run(agent_for(tmp_path, behaviour))
-    assert (word.cause, word.rank) == (cause, rank)
-    assert detail in word.detail
+    message = run(agent_for(tmp_path, behaviour))
+    assert (message.cause, message.rank) == (cause, rank)
+    assert detail in message.detail
 
 
 def test_a_silent_rank_is_a_hang_and_its_stacks_say_where(tmp_path: Path) -> None:
     screen = io.StringIO()
-    word = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 0.6, "load_s": 20}))
-    assert (word.cause, word.rank, word.step) == (Cause.HANG, 1, 1)
-    assert word.detail.startswith("rank 1 made no progress in phase Training for ")
-    assert "rank 1: stuck_here (rank.py:" in word.detail
+    message = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 1.5, "load_s": 60}))
+    assert (message.cause, message.rank, message.step) == (Cause.HANG, 1, 1)
+    assert message.detail.startswith("rank 1 made no progress in phase Training for ")
+    assert "rank 1: stuck_here (rank.py:" in message.detail
     assert "stacks of rank 0:" in screen.getvalue()
 
 
@@ -284,9 +303,9 @@ def test_an_interrupted_run_saves_first(tmp_path: Path) -> None:
         await until(steps(agent, 2))
         agent.interrupt("SIGTERM")
 
-    word = run(agent_for(tmp_path, "forever"), act)
-    assert word.cause is Cause.INTERRUPTED
-    assert [(save.step, save.verified) for save in word.saves] == [(word.step, True)]
+    message = run(agent_for(tmp_path, "forever"), act)
+    assert message.cause is Cause.INTERRUPTED
+    assert [(save.step, save.verified) for save in message.saves] == [(message.step, True)]
 
 
 def test_at_the_end_of_the_grace_period_a_save_that_was_not_read_back_is_not_verified(tmp_path: Path) -> None:
@@ -294,22 +313,25 @@ def test_at_the_end_of_the_grace_period_a_save_that_was_not_read_back_is_not_ver
         await until(steps(agent, 2))
         agent.interrupt("SIGTERM")
 
-    word = run(agent_for(tmp_path, "unread", grace_period_s=0.5), act)
-    assert word.cause is Cause.INTERRUPTED
-    assert "the time for a last save was over" in word.detail
-    assert [save.verified for save in word.saves] == [False]
+    message = run(agent_for(tmp_path, "unread", grace_period_s=0.5), act)
+    assert message.cause is Cause.INTERRUPTED
+    assert "no time was left for a last save" in message.detail
+    assert [save.verified for save in message.saves] == [False]
 
 
 def test_ranks_that_do_not_listen_are_ended_by_the_second_interrupt(tmp_path: Path) -> None:
+    interrupted_at = 0.0
+
     async def act(agent: Agent) -> None:
+        nonlocal interrupted_at
         await until(steps(agent, 1))
         agent.interrupt("SIGINT")
         await asyncio.sleep(0.1)
         agent.interrupt("SIGINT")
+        interrupted_at = time.monotonic()
 
-    started = time.monotonic()
     assert run(agent_for(tmp_path, "deaf"), act).cause is Cause.INTERRUPTED
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - interrupted_at < 20, "the grace period is 30 s"
 
 
 def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
@@ -317,9 +339,9 @@ def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
         await until(lambda: agent.state.message == "LoadingWeights 43 %")
         agent.interrupt("SIGTERM")
 
-    word = run(agent_for(tmp_path, "load"), act)
-    assert (word.cause, word.saves) == (Cause.INTERRUPTED, ())
-    assert "nothing new to save (phase Loading)" in word.detail
+    message = run(agent_for(tmp_path, "load"), act)
+    assert (message.cause, message.saves) == (Cause.INTERRUPTED, ())
+    assert "nothing new to save (phase Loading)" in message.detail
 
 
 def test_an_interrupt_while_loading_says_so_even_if_the_ranks_go_on_meanwhile(tmp_path: Path) -> None:
@@ -329,8 +351,8 @@ def test_an_interrupt_while_loading_says_so_even_if_the_ranks_go_on_meanwhile(tm
         for rank in agent.state.ranks:
             agent.state.apply(rank, PhaseEvent(phase="FirstStep"), clock=time.monotonic(), unix=time.time())
 
-    word = run(agent_for(tmp_path, "load"), act)
-    assert "nothing new to save (phase FirstStep)" in word.detail
+    message = run(agent_for(tmp_path, "load"), act)
+    assert "nothing new to save (phase FirstStep)" in message.detail
 
 
 @pytest.mark.parametrize(("mode", "cause"), [("suspend", Cause.INTERRUPTED), ("cancel", Cause.CANCELLED)])
@@ -344,9 +366,9 @@ def test_a_drain_saves_and_ends(tmp_path: Path, mode: str, cause: Cause) -> None
             answer = await client.post("http://agent/drain", json=body)
             assert (answer.status_code, answer.json()["state"]) == (202, "Pending")
 
-    word = run(agent_for(tmp_path, "forever", listen={"port": 0, "control_socket": str(socket)}), act)
-    assert word.cause is cause
-    assert [save.verified for save in word.saves] == [True]
+    message = run(agent_for(tmp_path, "forever", listen={"port": 0, "control_socket": str(socket)}), act)
+    assert message.cause is cause
+    assert [save.verified for save in message.saves] == [True]
     assert not socket.exists()
 
 
@@ -370,8 +392,8 @@ def test_a_save_on_request_is_done_once_per_id(tmp_path: Path) -> None:
         assert [save["id"] for save in status["saves"]] == ["c1"]
         assert status["requests"]["c1"]["folder"] == status["saves"][0]["folder"]
 
-    word = run(agent_for(tmp_path, "forever", listen={"port": 0, "control_socket": str(socket)}), act)
-    assert next(save.id for save in word.saves) == "c1"
+    message = run(agent_for(tmp_path, "forever", listen={"port": 0, "control_socket": str(socket)}), act)
+    assert next(save.id for save in message.saves) == "c1"
 
 
 @pytest.mark.parametrize(
@@ -522,9 +544,9 @@ def test_the_first_pods_agent_gathers_the_others(tmp_path: Path) -> None:
 def test_a_hang_with_a_peer_that_does_not_answer_is_a_lost_peer(tmp_path: Path) -> None:
     gang = {"nodes": 2, "ranks_per_node": 2, "agents": ("http://127.0.0.1:1", "http://127.0.0.1:1")}
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "STOKER_NODE_RANK": "0"}
-    word = run(agent_for(tmp_path, "hang", environment=variables, gang=gang, deadlines={"step_s": 0.5}))
-    assert word.cause is Cause.PEER_LOST
-    assert "no answer from node 1" in word.detail
+    message = run(agent_for(tmp_path, "hang", environment=variables, gang=gang, deadlines={"step_s": 0.5}))
+    assert message.cause is Cause.PEER_LOST
+    assert "no answer from node 1" in message.detail
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -569,9 +591,9 @@ def children(pid: int) -> list[int]:
 
 
 def termination_message(tmp_path: Path) -> TerminationMessage:
-    word = parse_termination_message((tmp_path / "termination-log").read_text())
-    assert word is not None
-    return word
+    message = parse_termination_message((tmp_path / "termination-log").read_text())
+    assert message is not None
+    return message
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -579,7 +601,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     process = start(tmp_path, "forever")
     wait_for_line(process, "step 2/5  loss 1.5000  lr 1.0e-03  norm 1.00  64 tokens/s  ETA 3s")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 78
     assert "committed, verified" in output
     assert [save.verified for save in termination_message(tmp_path).saves] == [True]
@@ -587,7 +609,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:
     process = start(tmp_path, "kill")
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 73
     assert termination_message(tmp_path).detail == "rank 1 was killed by SIGKILL"
 
@@ -599,7 +621,7 @@ def test_no_rank_outlives_a_killed_agent(tmp_path: Path) -> None:
     assert len(ranks) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(alive(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(rank) for rank in ranks)
@@ -634,12 +656,13 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
 
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     process = start(tmp_path, "train", logging={"wandb": {"project": "x"}})
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
-    assert "not supported yet: logging.wandb" in output
+    assert "logging.wandb is not supported yet" in output
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
-    code = "import sys, stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens; print('torch' in sys.modules)"
+    modules = "stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

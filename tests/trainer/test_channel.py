@@ -9,13 +9,13 @@ import time
 
 import pytest
 
+from stoker.trainer.errors import ChannelError
 from stoker.trainer.protocol.channel import (
-    AgentEnd,
-    Beacon,
-    BeaconError,
+    AgentChannel,
     EndEvent,
     Event,
     PhaseEvent,
+    RankChannel,
     RequestEvent,
     RetentionEvent,
     SaveCommand,
@@ -23,7 +23,7 @@ from stoker.trainer.protocol.channel import (
     StepEvent,
     StopCommand,
     ValidationEvent,
-    beacon_pair,
+    channel_pair,
 )
 
 EVENTS: list[Event] = [
@@ -58,7 +58,7 @@ EVENTS: list[Event] = [
 ]
 
 
-def receive(end: AgentEnd, count: int) -> list[Event]:
+def receive(end: AgentChannel, count: int) -> list[Event]:
     received: list[Event] = []
     with selectors.DefaultSelector() as selector:
         selector.register(end, selectors.EVENT_READ)
@@ -69,50 +69,50 @@ def receive(end: AgentEnd, count: int) -> list[Event]:
     return received
 
 
-def take(beacon: Beacon, count: int) -> list[object]:
+def take(channel: RankChannel, count: int) -> list[object]:
     taken: list[object] = []
     deadline = time.monotonic() + 10
     while len(taken) < count and time.monotonic() < deadline:
-        taken += beacon.take()
+        taken += channel.take()
         time.sleep(0.001)
     return taken
 
 
 def test_every_event_arrives_as_it_was_sent() -> None:
-    end, rank_socket = beacon_pair()
-    beacon = Beacon(rank_socket)
+    end, rank_socket = channel_pair()
+    channel = RankChannel(rank_socket)
     for event in EVENTS:
-        beacon.send(event)
+        channel.send(event)
     assert receive(end, len(EVENTS)) == EVENTS
-    beacon.close()
+    channel.close()
     assert receive(end, 1) == []
     assert end.closed
     end.close()
 
 
 def test_commands_arrive_in_order_and_are_taken_once() -> None:
-    end, rank_socket = beacon_pair()
-    beacon = Beacon(rank_socket)
+    end, rank_socket = channel_pair()
+    channel = RankChannel(rank_socket)
     assert end.send(SaveCommand(id="x"))
     assert end.send(StopCommand(mode="cancel"))
-    assert take(beacon, 2) == [SaveCommand(id="x"), StopCommand(mode="cancel", save=True)]
-    assert beacon.take() == []
-    beacon.close()
+    assert take(channel, 2) == [SaveCommand(id="x"), StopCommand(mode="cancel", save=True)]
+    assert channel.take() == []
+    channel.close()
     end.close()
 
 
 def test_a_rank_whose_agent_is_gone_is_told() -> None:
-    end, rank_socket = beacon_pair()
+    end, rank_socket = channel_pair()
     orphaned = threading.Event()
-    beacon = Beacon(rank_socket, orphaned.set)
+    channel = RankChannel(rank_socket, orphaned.set)
     end.close()
     assert orphaned.wait(10)
-    beacon.send(PhaseEvent(phase="Training"))  # no error
-    beacon.close()
+    channel.send(PhaseEvent(phase="Training"))  # no error
+    channel.close()
 
 
 def test_sending_to_a_rank_that_is_gone_says_so() -> None:
-    end, rank_socket = beacon_pair()
+    end, rank_socket = channel_pair()
     rank_socket.close()
     assert not end.send(SaveCommand(id="x"))
     end.close()
@@ -120,16 +120,16 @@ def test_sending_to_a_rank_that_is_gone_says_so() -> None:
 
 def test_a_foreign_line_is_refused_with_its_text() -> None:
     ours, theirs = socket.socketpair()
-    end = AgentEnd(ours)
+    end = AgentChannel(ours)
     theirs.sendall(b'{"event": "party"}\n')
-    with pytest.raises(BeaconError, match="party"):
+    with pytest.raises(ChannelError, match="party"):
         end.receive()
     theirs.close()
     end.close()
 
 
 def test_without_an_agent_events_go_nowhere_and_commands_come_from_signals_only() -> None:
-    beacon = Beacon(None)
-    beacon.phase("Loading")
-    beacon.put(StopCommand(mode="interrupt"))
-    assert beacon.take() == [StopCommand(mode="interrupt")]
+    channel = RankChannel(None)
+    channel.phase("Loading")
+    channel.put(StopCommand(mode="interrupt"))
+    assert channel.take() == [StopCommand(mode="interrupt")]

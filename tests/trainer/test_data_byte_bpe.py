@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.byte_bpe import train_tokenizer
-from stoker.trainer.rank.data.error import DataError
 
 TEXT = "The stoker feeds the fire, and the fire feeds the ship. " * 30
 

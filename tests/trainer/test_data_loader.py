@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
 from stoker.trainer.rank.data.source import Conversation, Document
@@ -264,7 +264,7 @@ def test_the_same_contents_elsewhere_are_the_same_corpus(tmp_path: Path) -> None
 def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     cursor = loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).cursor(3)
     other = loader_for(tmp_path, {"sources": [text_source(tmp_path, **change)]})
-    with pytest.raises(DataError, match="not that of the checkpoint at step 3: fingerprint was"):
+    with pytest.raises(DataError, match="the data differs from that of the checkpoint at step 3: fingerprint was"):
         other.check(cursor)
 
 
@@ -368,5 +368,5 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_document(tmp_path: P
 def test_a_pad_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, {"sources": [text_source(tmp_path)]})
     loader = Loader(open_corpus(config, Bytes(pad_id=259)), config)
-    with pytest.raises(DataError, match=r"the token that pads is 259; the tokenizer's vocabulary has 259, from 0 on"):
+    with pytest.raises(DataError, match=r"the padding token is 259; the tokenizer's vocabulary has 259, from 0 on"):
         [batch for step in range(10) for batch in loader.micro_batches(step, 0, 1)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.trainer.rank.data.order import Order, Place, mix, permute
+from stoker.trainer.rank.data.order import Order, Sample, mix, permute
 
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.25, 0.7, 1.0, 3.0, 1e-3]), min_size=1, max_size=4)
 
@@ -63,7 +63,7 @@ def test_samples_do_not_depend_on_how_they_are_asked_for(
     counts = sizes.draw(st.lists(st.integers(1, 40), min_size=len(weights), max_size=len(weights)))
     order = Order(seed=3, names=tuple("abcd"[: len(weights)]), sizes=tuple(counts), weights=tuple(weights))
     edges = sorted({0, 120, *cuts})
-    pieces = [place for low, high in itertools.pairwise(edges) for place in order.samples(low, high)]
+    pieces = [sample for low, high in itertools.pairwise(edges) for sample in order.samples(low, high)]
     assert pieces == order.samples(0, 120)
 
 
@@ -71,13 +71,13 @@ def test_an_epoch_of_one_source_holds_each_sequence_once() -> None:
     order = Order(seed=1, names=("a",), sizes=(13,), weights=(1.0,))
     for epoch in range(3):
         samples = order.samples(13 * epoch, 13 * (epoch + 1))
-        assert sorted(place.sequence for place in samples) == list(range(13))
+        assert sorted(sample.sequence for sample in samples) == list(range(13))
 
 
 def test_another_source_does_not_reorder_the_first() -> None:
     alone = Order(seed=1, names=("a",), sizes=(9,), weights=(1.0,)).samples(0, 9)
     both = Order(seed=1, names=("a", "b"), sizes=(9, 5), weights=(1.0, 2.0)).samples(0, 27)
-    assert [place for place in both if place.source == 0] == alone
+    assert [sample for sample in both if sample.source == 0] == alone
 
 
 def test_no_samples_are_asked_for() -> None:
@@ -86,8 +86,8 @@ def test_no_samples_are_asked_for() -> None:
 
 @pytest.mark.parametrize("sample", [0, 10**15])
 def test_far_samples_are_as_cheap_as_near_ones(sample: int) -> None:
-    place = Order(seed=1, names=("a", "b"), sizes=(9, 5), weights=(0.3, 0.7)).samples(sample, sample + 1)[0]
-    assert isinstance(place, Place)
+    found = Order(seed=1, names=("a", "b"), sizes=(9, 5), weights=(0.3, 0.7)).samples(sample, sample + 1)[0]
+    assert isinstance(found, Sample)
 
 
 GOLDEN = [4, 7, 0, 1, 6, 5, 8, 9, 3, 2]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import PIECE_BYTES, Conversation, Document, Text, list_files, read_documents
 
 
-def read(path: Path | str, **fields: str) -> list[Document]:
+def read(path: Path | str, **fields: Any) -> list[Document]:
     source = DataSourceConfig(name="books", path=str(path), **fields)
     return list(read_documents(source, list_files(source)))
 

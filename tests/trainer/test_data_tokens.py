@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.pod.config_file import ConfigError, parse
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import Conversation, Text
 from stoker.trainer.rank.data.tokens import TokenEncoder, open_encoder
 

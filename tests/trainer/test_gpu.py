@@ -1,4 +1,7 @@
-"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed. Several GPUs: `test_several_ranks.py`."""
+"""The same loop on one GPU: against the CPU, repeated bitwise, stopped and resumed.
+
+Several GPUs: `test_several_ranks.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import torch
 
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.protocol.channel import SaveEvent, StepEvent, StopCommand
-from stoker.trainer.rank.build import Team
-from tests.trainer.tiny_run import SMALL, RecordingBeacon, alone, tiny_config, train
+from stoker.trainer.rank.build import RankContext
+from tests.trainer.tiny_run import SMALL, RecordingChannel, alone, tiny_config, train
 
 pytestmark = pytest.mark.gpu
 
@@ -27,17 +30,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def losses(team: Team) -> list[tuple[float, float]]:
-    assert isinstance(team.beacon, RecordingBeacon)
-    return [(event.loss, event.grad_norm) for event in team.beacon.all(StepEvent)]
+def losses(context: RankContext) -> list[tuple[float, float]]:
+    assert isinstance(context.channel, RecordingChannel)
+    return [(event.loss, event.grad_norm) for event in context.channel.all(StepEvent)]
 
 
-def train_case(team: Team, folder: Path | str, changes: dict[str, Any]) -> list[tuple[float, float]]:
-    kernels = "fused" if team.device.type == "cuda" else "reference"
+def train_case(context: RankContext, folder: Path | str, changes: dict[str, Any]) -> list[tuple[float, float]]:
+    kernels = "fused" if context.device.type == "cuda" else "reference"
     attention = "stoker" if kernels == "fused" else "auto"  # not flash, whose import warns of itself
     defaults = {"memory__precision": "bf16", "kernels": kernels, "attention": attention}
-    train(tiny_config(folder, **{**defaults, **changes}), team, SMALL)
-    return losses(team)
+    train(tiny_config(folder, **{**defaults, **changes}), context, SMALL)
+    return losses(context)
 
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -66,18 +69,21 @@ def test_a_run_repeats_bitwise_on_the_gpu(tmp_path: Path, case: str) -> None:
 def test_a_run_resumes_on_the_gpu_bitwise(tmp_path: Path) -> None:
     whole = train_case(alone("cuda"), tmp_path / "whole", {})
     stopped = alone("cuda")
-    stopped.beacon.put(StopCommand(mode="suspend"))
+    stopped.channel.put(StopCommand(mode="suspend"))
     first = train_case(stopped, tmp_path / "parts", {})
     assert first + train_case(alone("cuda"), tmp_path / "parts", {}) == whole
 
 
 @needs_a_gpu
 def test_a_save_in_flight_holds_the_state_of_its_own_step(tmp_path: Path) -> None:
-    """Training goes on while the state is copied: each checkpoint reads back, and a run that goes on from one repeats the rest bitwise."""
-    team = alone("cuda")
-    whole = train_case(team, tmp_path, {"checkpoint__interval_steps": 1})
-    assert isinstance(team.beacon, RecordingBeacon)
-    assert len([event for event in team.beacon.all(SaveEvent) if event.verified]) == 6
+    """Training continues while the state is copied.
+
+    Each checkpoint reads back, and a run that resumes from one repeats the rest bitwise.
+    """
+    context = alone("cuda")
+    whole = train_case(context, tmp_path, {"checkpoint__interval_steps": 1})
+    assert isinstance(context.channel, RecordingChannel)
+    assert len([event for event in context.channel.all(SaveEvent) if event.verified]) == 6
     for found in CheckpointRoot(tmp_path / "root").committed()[:3]:  # the newest ones, steps 6, 5 and 4
         shutil.rmtree(found.path)
     assert train_case(alone("cuda"), tmp_path, {}) == whole[3:]

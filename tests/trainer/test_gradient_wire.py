@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stoker.model.kernels.grad_destination import grad_destination, set_grad_destination
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.gradient_wire import GradientWire, WireBuffers
@@ -82,13 +83,13 @@ class PlacedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.place = weight.gradient_place  # type: ignore[attr-defined]  # set by the test
+        ctx.destination = grad_destination(weight)
         return x @ weight.t()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        return grad @ weight, torch.mm(grad.t(), x, out=ctx.place())
+        return grad @ weight, torch.mm(grad.t(), x, out=ctx.destination())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,7 +107,7 @@ def test_a_gradient_written_in_its_place_is_adopted_without_a_copy(dtype: torch.
         places.append(made.data_ptr())
         return made
 
-    weight.gradient_place = place  # type: ignore[attr-defined]
+    set_grad_destination(weight, place)
     seen = []
     weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.data_ptr()))
     x = torch.randn(5, 6, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Where a run's first weights come from."""
+"""The initial weights of a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
-from stoker.trainer.rank.initial_weights import ModelUnusable, Start
+from stoker.trainer.errors import ModelUnusable
+from stoker.trainer.rank.initial_weights import InitialWeights
 from tests.trainer.tiny_run import TINY, DecoderStore
 
 
 class TwoTables(DecoderStore):
-    """A tied model whose output table is stored, too, and differs."""
+    """A tied model whose output table is stored as well and differs."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
@@ -32,4 +33,4 @@ def test_a_tied_model_with_two_different_tables_is_not_trained() -> None:
     decoder = Decoder(replace(TINY, tie_embeddings=True), Ops())
     decoder.init_weights(0)
     with pytest.raises(ModelUnusable, match=r"base: weights: tie_word_embeddings is set, but lm_head.weight differs"):
-        Start(decoder, TwoTables(decoder), lambda _done, _total: None, "base")
+        InitialWeights(decoder, TwoTables(decoder), lambda _done, _total: None, "base")

@@ -18,7 +18,8 @@ from stoker.checkpoint.store import CheckpointRoot, being_read
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
+from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
 from stoker.trainer.protocol.channel import (
     PhaseEvent,
     RequestEvent,
@@ -30,18 +31,16 @@ from stoker.trainer.protocol.channel import (
     ValidationEvent,
 )
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Wishes
-from stoker.trainer.rank.build import Team, make_ops
+from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.data.batch import MicroBatch
-from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import save_reason
-from stoker.trainer.rank.saver import StorageFailed
-from stoker.trainer.rank.snapshot import OtherModel, check_same_model
-from stoker.trainer.rank.train_step import NonFinite
+from stoker.trainer.rank.snapshot import check_same_model
 from stoker.trainer.rank.zero import STATE_KINDS
 from tests.trainer.tiny_run import (
     TINY,
-    RecordingBeacon,
+    RecordingChannel,
     SyntheticBatches,
     alone,
     tiny_config,
@@ -50,16 +49,16 @@ from tests.trainer.tiny_run import (
 )
 
 
-def losses(team: Team) -> list[tuple[int, float, float]]:
+def losses(context: RankContext) -> list[tuple[int, float, float]]:
     """Step, loss and gradient norm of every step that this rank made."""
-    assert isinstance(team.beacon, RecordingBeacon)
-    return [(event.step, event.loss, event.grad_norm) for event in team.beacon.all(StepEvent)]
+    assert isinstance(context.channel, RecordingChannel)
+    return [(event.step, event.loss, event.grad_norm) for event in context.channel.all(StepEvent)]
 
 
 def train_alone(config: TrainerConfig, **stop: Any) -> list[tuple[int, float, float]]:
-    team = alone()
-    train(config, team)
-    return losses(team)
+    context = alone()
+    train(config, context)
+    return losses(context)
 
 
 def plain_losses(config: TrainerConfig) -> list[float]:
@@ -125,39 +124,39 @@ def test_bf16_learns_nearly_like_fp32(tmp_path: Path) -> None:
 
 
 def test_events_log_and_validation(tmp_path: Path) -> None:
-    team = alone()
+    context = alone()
     config = tiny_config(
         tmp_path,
         logging__jsonl=str(tmp_path / "log" / "run.jsonl"),
         logging__every_steps=2,
         data__validation={"source": {"name": "v", "path": "none"}, "every_steps": 4},
     )
-    assert train(config, team) == Cause.COMPLETED
-    beacon = team.beacon
-    assert isinstance(beacon, RecordingBeacon)
-    assert [event.tokens for event in beacon.all(StepEvent)] == [8 * 24 * step for step in range(1, 7)]
-    assert [event.step for event in beacon.all(ValidationEvent)] == [4, 6]
-    assert all(0 < event.loss < 10 for event in beacon.all(ValidationEvent))
-    phases = [event.phase for event in beacon.all(PhaseEvent)]
+    assert train(config, context) == Cause.COMPLETED
+    channel = context.channel
+    assert isinstance(channel, RecordingChannel)
+    assert [event.tokens for event in channel.all(StepEvent)] == [8 * 24 * step for step in range(1, 7)]
+    assert [event.step for event in channel.all(ValidationEvent)] == [4, 6]
+    assert all(0 < event.loss < 10 for event in channel.all(ValidationEvent))
+    phases = [event.phase for event in channel.all(PhaseEvent)]
     assert phases[:2] == ["FirstStep", "Training"]
     assert phases[-1] == "Finishing"
     lines = (tmp_path / "log" / "run.jsonl").read_text().splitlines()
     assert len(lines) == 5
 
 
-def saves(beacon: RecordingBeacon) -> list[tuple[int, str, str, bool | None]]:
-    return [(event.step, event.reason, event.state, event.verified) for event in beacon.all(SaveEvent)]
+def saves(channel: RecordingChannel) -> list[tuple[int, str, str, bool | None]]:
+    return [(event.step, event.reason, event.state, event.verified) for event in channel.all(SaveEvent)]
 
 
 def test_a_save_is_reported_committed_then_verified_and_holds_everything(tmp_path: Path) -> None:
-    team = alone()
-    train(tiny_config(tmp_path, checkpoint__interval_steps=4), team)
-    assert isinstance(team.beacon, RecordingBeacon)
+    context = alone()
+    train(tiny_config(tmp_path, checkpoint__interval_steps=4), context)
+    assert isinstance(context.channel, RecordingChannel)
     states = [("Saving", None), ("Committed", None), ("Committed", True)]
-    assert saves(team.beacon) == [(4, "interval", *state) for state in states] + [
+    assert saves(context.channel) == [(4, "interval", *state) for state in states] + [
         (6, "final", *state) for state in states
     ]
-    last = team.beacon.all(SaveEvent)[-1]
+    last = context.channel.all(SaveEvent)[-1]
     folder = tmp_path / "root" / last.folder
     assert verify(folder, last.digest).ok
     reader = CheckpointReader(folder)
@@ -165,7 +164,7 @@ def test_a_save_is_reported_committed_then_verified_and_holds_everything(tmp_pat
     assert "lm_head.weight" not in " ".join(reader.manifest.tensors)
     meta = reader.manifest.meta
     assert (meta["step"], meta["tokens"], meta["cursor"]["step"], meta["layout"]["world_size"]) == (6, 6 * 8 * 24, 6, 1)
-    assert meta["loss"] == losses(team)[-1][1]
+    assert meta["loss"] == losses(context)[-1][1]
     assert meta["config"]["training"]["total_steps"] == 6
     assert b"qwen3" in reader.read_file("config.json")
 
@@ -173,22 +172,22 @@ def test_a_save_is_reported_committed_then_verified_and_holds_everything(tmp_pat
 def test_resume_gives_the_bits_of_the_uninterrupted_run(tmp_path: Path) -> None:
     whole = train_alone(tiny_config(tmp_path / "whole"))
     config = tiny_config(tmp_path / "parts", checkpoint__interval_steps=2)
-    team = alone()
-    team.beacon.put(StopCommand(mode="suspend"))
-    assert train(config, team) == Cause.INTERRUPTED
+    context = alone()
+    context.channel.put(StopCommand(mode="suspend"))
+    assert train(config, context) == Cause.INTERRUPTED
     resumed = alone()
     assert train(config, resumed) == Cause.COMPLETED
-    assert losses(team) + losses(resumed) == whole
+    assert losses(context) + losses(resumed) == whole
 
 
 def test_a_cancel_saves_and_ends_for_good_and_an_abrupt_stop_does_not_save(tmp_path: Path) -> None:
-    team = alone()
-    team.beacon.put(StopCommand(mode="interrupt"))
-    team.beacon.put(StopCommand(mode="cancel"))
-    assert train(tiny_config(tmp_path), team) == Cause.CANCELLED
+    context = alone()
+    context.channel.put(StopCommand(mode="interrupt"))
+    context.channel.put(StopCommand(mode="cancel"))
+    assert train(tiny_config(tmp_path), context) == Cause.CANCELLED
     assert [found.step for found in CheckpointRoot(tmp_path / "root").committed()] == [1]
     abrupt = alone()
-    abrupt.beacon.put(StopCommand(mode="interrupt", save=False))
+    abrupt.channel.put(StopCommand(mode="interrupt", save=False))
     assert train(tiny_config(tmp_path / "other"), abrupt) == Cause.INTERRUPTED
     assert not (tmp_path / "other" / "root").exists()
 
@@ -196,14 +195,14 @@ def test_a_cancel_saves_and_ends_for_good_and_an_abrupt_stop_does_not_save(tmp_p
 class StopsOnTheWay(SyntheticBatches):
     """A stop arrives while the step after the first one reads its data."""
 
-    def __init__(self, config: TrainerConfig, team: Team) -> None:
+    def __init__(self, config: TrainerConfig, context: RankContext) -> None:
         super().__init__(config)
-        self.team = team
+        self.context = context
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         for batch in super().micro_batches(step, dp_rank, dp_size):
             if step == 1:
-                self.team.beacon.put(StopCommand(mode="interrupt"))
+                self.context.channel.put(StopCommand(mode="interrupt"))
             yield batch
 
     def target_tokens(self, step: int) -> int:
@@ -211,20 +210,20 @@ class StopsOnTheWay(SyntheticBatches):
 
 
 def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Path) -> None:
-    team, config = alone(), tiny_config(tmp_path)
-    assert train(config, team, batches=StopsOnTheWay(config, team)) == Cause.INTERRUPTED
-    assert [step for step, _, _ in losses(team)] == [1, 2]
+    context, config = alone(), tiny_config(tmp_path)
+    assert train(config, context, batches=StopsOnTheWay(config, context)) == Cause.INTERRUPTED
+    assert [step for step, _, _ in losses(context)] == [1, 2]
 
 
 def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
-    team = alone()
-    assert isinstance(team.beacon, RecordingBeacon)
-    team.beacon.put(SaveCommand(id="one"))
-    team.beacon.put(SaveCommand(id="two"))
-    train(tiny_config(tmp_path), team)
-    answers = [(event.id, event.state, event.folder) for event in team.beacon.all(RequestEvent)]
+    context = alone()
+    assert isinstance(context.channel, RecordingChannel)
+    context.channel.put(SaveCommand(id="one"))
+    context.channel.put(SaveCommand(id="two"))
+    train(tiny_config(tmp_path), context)
+    answers = [(event.id, event.state, event.folder) for event in context.channel.all(RequestEvent)]
     assert answers == [(name, "Done", "step-00000001.0a1b2c3d") for name in ("one", "two")]
-    assert team.beacon.all(SaveEvent)[0].id == "one"
+    assert context.channel.all(SaveEvent)[0].id == "one"
 
 
 def test_own_retention_keeps_the_newest_verified(tmp_path: Path) -> None:
@@ -234,13 +233,13 @@ def test_own_retention_keeps_the_newest_verified(tmp_path: Path) -> None:
 
 def test_own_retention_tells_what_it_could_not_delete_and_gives_up_what_it_resumed(tmp_path: Path) -> None:
     policy = {"checkpoint__interval_steps": 1, "checkpoint__max_to_keep": 1}
-    root, team = CheckpointRoot(tmp_path / "root"), alone()
+    root, context = CheckpointRoot(tmp_path / "root"), alone()
     train_alone(tiny_config(tmp_path, checkpoint__interval_steps=2))
     read, resumed = [found for found in root.committed() if found.step in (2, 6)][::-1]
     with being_read(read.path):
-        train(tiny_config(tmp_path, training__total_steps=8, job__writer="0a1b2c3e", **policy), team)
-    assert isinstance(team.beacon, RecordingBeacon)
-    told = [(len(event.deleted), event.problems) for event in team.beacon.all(RetentionEvent)]
+        train(tiny_config(tmp_path, training__total_steps=8, job__writer="0a1b2c3e", **policy), context)
+    assert isinstance(context.channel, RecordingChannel)
+    told = [(len(event.deleted), event.problems) for event in context.channel.all(RetentionEvent)]
     problem = f"{read.folder_name}: {read.path} is being read"
     assert told == [(2, [problem]), (1, [problem])], "step 4 and the resumed one, then step 7"
     assert [found.folder_name for found in root.committed()] == ["step-00000008.0a1b2c3e", read.folder_name]
@@ -266,23 +265,23 @@ def test_without_an_operator_a_damaged_checkpoint_is_passed_over(tmp_path: Path)
     )
     whole = train_alone(config)
     damage(tmp_path / "root" / "step-00000004.0a1b2c3d")
-    team = alone()
+    context = alone()
     with pytest.raises(
         StorageFailed, match="step-00000004"
     ):  # a name is published once, even when what has it is damaged
-        train(config, team)
-    assert losses(team) == whole[2:]
-    assert isinstance(team.beacon, RecordingBeacon)
-    (phase,) = [event for event in team.beacon.all(PhaseEvent) if "CheckpointCorrupt" in event.message]
+        train(config, context)
+    assert losses(context) == whole[2:]
+    assert isinstance(context.channel, RecordingChannel)
+    (phase,) = [event for event in context.channel.all(PhaseEvent) if "CheckpointCorrupt" in event.message]
     assert "step 4" in phase.message
 
 
 def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, retention="external")
-    team = alone()
-    train(config, team)
-    assert isinstance(team.beacon, RecordingBeacon)
-    last = team.beacon.all(SaveEvent)[-1]
+    context = alone()
+    train(config, context)
+    assert isinstance(context.channel, RecordingChannel)
+    last = context.channel.all(SaveEvent)[-1]
     chosen = {"folder": last.folder, "step": last.step, "digest": last.digest}
     with pytest.raises(CheckpointCorrupt, match="digest"):
         train(tiny_config(tmp_path, retention="external", resume={**chosen, "digest": "0" * 64}), alone())
@@ -316,24 +315,24 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_root_that_cannot_be_written_fails_the_last_save(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file")
-    team = alone()
+    context = alone()
     with pytest.raises(StorageFailed, match="root"):
-        train(tiny_config(tmp_path, retention="external"), team)
-    assert isinstance(team.beacon, RecordingBeacon)
-    assert team.beacon.all(SaveEvent)[-1].state == "Failed"
+        train(tiny_config(tmp_path, retention="external"), context)
+    assert isinstance(context.channel, RecordingChannel)
+    assert context.channel.all(SaveEvent)[-1].state == "Failed"
 
 
 @pytest.mark.parametrize(
-    ("step", "wishes", "expected"),
+    ("step", "signals", "expected"),
     [
-        (3, Wishes(), None),
-        (4, Wishes(), "interval"),
-        (10, Wishes(), "final"),
-        (3, Wishes(save=True), "request"),
-        (3, Wishes(timed_save=True), "minutes"),
-        (4, Wishes(stop="suspend"), "interrupt"),
-        (4, Wishes(stop="suspend", save_on_stop=False), None),
+        (3, StepSignals(), None),
+        (4, StepSignals(), "interval"),
+        (10, StepSignals(), "final"),
+        (3, StepSignals(save=True), "request"),
+        (3, StepSignals(timed_save=True), "minutes"),
+        (4, StepSignals(stop="suspend"), "interrupt"),
+        (4, StepSignals(stop="suspend", save_on_stop=False), None),
     ],
 )
-def test_reason_to_save(step: int, wishes: Wishes, expected: str | None) -> None:
-    assert save_reason(tiny_config(checkpoint__interval_steps=4), step, 10, wishes) == expected
+def test_reason_to_save(step: int, signals: StepSignals, expected: str | None) -> None:
+    assert save_reason(tiny_config(checkpoint__interval_steps=4), step, 10, signals) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,3 +70,33 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, every: int) -> None:
 def test_a_full_disk_names_the_log() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"), MetricLog("/dev/full", 1) as log:
         log.step(event(1))
+
+
+def test_a_line_that_was_cut_short_is_removed_when_a_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with MetricLog(str(path), 1) as log:
+        log.step(event(1))
+        log.step(event(2))
+    path.write_bytes(path.read_bytes()[:-20])  # the disk was full, or the rank was killed
+    with MetricLog(str(path), 1) as log:
+        log.step(event(2))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    path.write_bytes(b'{"kind": "st')
+    with MetricLog(str(path), 1) as log:
+        log.step(event(1))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize("room", [0, 10, 100])
+def test_a_full_disk_leaves_only_whole_lines(tmp_path: Path, room: int) -> None:
+    path = tmp_path / "run.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricLog(str(path), 1) as log:
+        log.step(event(1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match=f"File too large: '{path}'"):
+                log.step(event(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
-from stoker.trainer.protocol.parallel_dims import Mesh, check_supported, plan_mesh
+from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 
 
 def config(**changes: Any) -> TrainerConfig:
@@ -32,38 +32,38 @@ def config(**changes: Any) -> TrainerConfig:
 
 
 def test_what_is_left_of_the_world_is_the_shard_axis() -> None:
-    mesh = plan_mesh(ParallelismConfig(tensor=2, pipeline=2), 16)
-    assert mesh == Mesh(pipeline=2, replicate=1, shard=4, context=1, tensor=2)
-    assert mesh.world_size == 16
+    dims = ParallelDims.from_config(ParallelismConfig(tensor=2, pipeline=2), 16)
+    assert dims == ParallelDims(pipeline=2, replicate=1, shard=4, context=1, tensor=2)
+    assert dims.world_size == 16
 
 
 def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> None:
     with pytest.raises(
         ConfigError, match="pipeline 3 x replicate 1 x context 1 x tensor 1 = 3 does not divide the 4 ranks"
     ):
-        plan_mesh(ParallelismConfig(pipeline=3), 4)
+        ParallelDims.from_config(ParallelismConfig(pipeline=3), 4)
 
 
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("parallelism__tensor", 2, "not supported yet: parallelism.tensor 2"),
-        ("parallelism__pipeline", 2, "not supported yet: parallelism.pipeline 2"),
-        ("parallelism__context", 2, "not supported yet: parallelism.context 2"),
-        ("parallelism__expert", 2, "not supported yet: parallelism.expert 2"),
-        ("parallelism__replicate", 2, "not supported yet: parallelism.replicate 2"),
-        ("parallelism__sequence_parallel", True, "not supported yet: parallelism.sequence_parallel True"),
-        ("memory__zero_stage", 3, r"not supported yet: memory.zero_stage 3 \(allowed now: 0, 1, 2\)"),
-        ("memory__precision", "fp8", "not supported yet: memory.precision 'fp8'"),
-        ("memory__cpu_offload", True, "not supported yet: memory.cpu_offload True"),
-        ("memory__nvme_offload", {"path": "/x"}, "not supported yet: memory.nvme_offload"),
+        ("parallelism__tensor", 2, "parallelism.tensor 2 is not supported yet"),
+        ("parallelism__pipeline", 2, "parallelism.pipeline 2 is not supported yet"),
+        ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
+        ("parallelism__expert", 2, "parallelism.expert 2 is not supported yet"),
+        ("parallelism__replicate", 2, "parallelism.replicate 2 is not supported yet"),
+        ("parallelism__sequence_parallel", True, "parallelism.sequence_parallel true is not supported yet"),
+        ("memory__zero_stage", 3, r"memory.zero_stage 3 is not supported yet; allowed: 0, 1, 2"),
+        ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
+        ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
+        ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
         (
             "memory__activation_checkpointing",
             "selective",
-            "not supported yet: memory.activation_checkpointing 'selective'",
+            "memory.activation_checkpointing selective is not supported yet",
         ),
-        ("optimization__optimizer", "lamb", "not supported yet: optimization.optimizer 'lamb'"),
-        ("logging__tensorboard", "runs", "not supported yet: logging.tensorboard 'runs'"),
+        ("optimization__optimizer", "lamb", "optimization.optimizer lamb is not supported yet"),
+        ("logging__tensorboard", "runs", "logging.tensorboard runs is not supported yet"),
         (
             "training__global_batch_size",
             6,
@@ -85,3 +85,14 @@ def test_any_data_parallel_needs_a_power_of_two() -> None:
 
 def test_a_plain_configuration_is_taken() -> None:
     assert check_supported(config()).data_parallel == 4
+
+
+def test_ranks_that_differ_on_the_data_parallel_axes_alone_form_a_group() -> None:
+    dims = ParallelDims(pipeline=2, replicate=1, shard=2, context=1, tensor=2)
+    assert dims.data_parallel_groups() == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert ParallelDims(pipeline=1, replicate=1, shard=3, context=1, tensor=1).data_parallel_groups() == [(0, 1, 2)]
+
+
+def test_each_rank_gets_an_equal_share_of_the_micro_batches() -> None:
+    fields = config(training__global_batch_size=24, training__micro_batch_size=2)
+    assert check_supported(fields).micro_batches_per_rank(fields.training) == 3

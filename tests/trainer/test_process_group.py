@@ -1,4 +1,4 @@
-"""How ranks meet, wait for each other and part."""
+"""Rendezvous, timeouts and the end of process groups."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.trainer.protocol.channel import Beacon
-from stoker.trainer.rank.build import Materials
+from stoker.trainer.errors import DataError
+from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.rank.communicator import nccl_options
-from stoker.trainer.rank.data.error import DataError
-from stoker.trainer.rank.main import make_team
-from stoker.trainer.rank.process_group import RankPlace, collective_timeout, process_group
-from stoker.trainer.rank.run_inputs import check_agreement
+from stoker.trainer.rank.main import make_rank_context
+from stoker.trainer.rank.process_group import collective_timeout, process_group
+from stoker.trainer.rank.rank_info import RankInfo
+from stoker.trainer.rank.run_inputs import RunInputs, check_agreement
 from stoker.trainer.rank.save_group import make_save_group
 from tests.trainer.rank_world import RankWorld, run_ranks
-from tests.trainer.tiny_run import TINY, SyntheticBatches, empty_decoder, tiny_config
+from tests.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empty_decoder, tiny_config
 
 
 def fails_inside(rank: int, port: int) -> bool:
     """Whether the group still stands after an error."""
-    place = RankPlace(rank, 2, 2, "127.0.0.1", port)
-    with contextlib.suppress(KeyError), process_group(tiny_config(), place, torch.device("cpu"), None):
+    info = RankInfo(rank, 2, 2, "127.0.0.1", port)
+    with contextlib.suppress(KeyError), process_group(tiny_config(), info, torch.device("cpu"), None):
         raise KeyError
     return dist.is_initialized()
 
@@ -39,11 +39,14 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down()
 
 
 def waits_in_vain(rank: int, size: int) -> list[str]:
-    """What rank 1 is told when nobody else enters its collectives."""
-    place = RankPlace(rank, size, size, "127.0.0.1", 0)
-    team = make_team(place, torch.device("cpu"), Beacon(None), timedelta(seconds=0.5))
+    """The errors of rank 1 when no other rank enters its collectives."""
+    dims = data_parallel(size)
+    context = make_rank_context(dims, torch.device("cpu"), RankChannel(None), timedelta(seconds=0.5))
     said = []
-    for collective in (lambda: team.communicator.exchange(torch.zeros(1)), lambda: team.save_group.broadcast(None)):
+    for collective in (
+        lambda: context.communicator.exchange(torch.zeros(1)),
+        lambda: context.save_group.broadcast(None),
+    ):
         with contextlib.suppress(RuntimeError):
             if rank == 1:
                 collective()
@@ -52,7 +55,7 @@ def waits_in_vain(rank: int, size: int) -> list[str]:
 
 
 def test_every_group_of_a_run_has_the_time_that_its_deadlines_leave() -> None:
-    """A group would take torch's own time-out (10 or 30 minutes), which a long verification or tokenisation on one rank exceeds."""
+    """torch's default timeout (10 or 30 minutes) is shorter than a long verification or tokenisation on one rank."""
     assert run_ranks(waits_in_vain, 2, timeout_s=60.0) == [["entered", "entered"], []]
 
 
@@ -75,7 +78,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
     assert group is not None
     config = tiny_config()
     decoder, _ = empty_decoder(config, torch.device("cpu"), TINY)
-    materials = Materials(
+    inputs = RunInputs(
         decoder=decoder,
         batches=SyntheticBatches(config),
         files={},
@@ -83,14 +86,17 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
         fingerprint=fingerprints[rank],
     )
     try:
-        check_agreement(materials, group)
+        check_agreement(inputs, group)
     except DataError as error:
         return str(error)
     return ""
 
 
 def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
-    """Each pod reads its own mounts. Other numbers of steps or targets would hang the run or spoil its weights without a word."""
+    """Each pod reads its own mounts.
+
+    Other numbers of steps or targets would hang the run or spoil its weights unnoticed.
+    """
     with RankWorld(2) as world:
         assert world.call(agrees, ["a", "a"]) == ["", ""]
         one, other = world.call(agrees, ["a", "b"])

@@ -20,14 +20,19 @@ import torch
 
 from stoker.checkpoint.errors import CheckpointLocked
 from stoker.checkpoint.store import CheckpointRoot
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError
-from stoker.pod.exit_code import EXIT_CODES, Cause
-from stoker.trainer.protocol.channel import AgentEnd, EndEvent, Event, SaveEvent, StepEvent, StopCommand, beacon_pair
-from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
+from stoker.trainer.protocol.channel import (
+    AgentChannel,
+    EndEvent,
+    Event,
+    SaveEvent,
+    StepEvent,
+    StopCommand,
+    channel_pair,
+)
 from stoker.trainer.rank.main import cause_of, main
-from stoker.trainer.rank.saver import StorageFailed
-from stoker.trainer.rank.snapshot import OtherModel
-from stoker.trainer.rank.train_step import NonFinite
 
 MODEL = {
     "architecture": "llama",
@@ -75,13 +80,13 @@ def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
 
 @dataclass
 class Ranks:
-    """What an agent does, in small: starts ranks and listens."""
+    """A minimal agent: starts ranks and receives their events."""
 
     config: Path
     size: int
     events: dict[int, list[Event]] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    ends: list[AgentEnd] = field(default_factory=list)
+    ends: list[AgentChannel] = field(default_factory=list)
 
     def __enter__(self) -> Ranks:
         with socket.socket() as listener:
@@ -92,14 +97,14 @@ class Ranks:
         return self
 
     def _start(self, rank: int, listener: socket.socket) -> None:
-        end, theirs = beacon_pair()
+        end, theirs = channel_pair()
         command = [
             sys.executable,
             "-m",
             "stoker.trainer.rank.main",
             "--config",
             str(self.config),
-            "--beacon-fd",
+            "--channel-fd",
             str(theirs.fileno()),
         ]
         fds = [theirs.fileno()]
@@ -223,7 +228,10 @@ def _signals() -> Iterator[None]:
             {"parallelism": {"tensor": 2}}, Cause.CONFIG_INVALID, "does not divide", id="a mesh that does not fit"
         ),
         pytest.param(
-            {"memory": {"zero_stage": 3}}, Cause.CONFIG_INVALID, "not supported yet: memory.zero_stage 3", id="stage 3"
+            {"memory": {"zero_stage": 3}},
+            Cause.CONFIG_INVALID,
+            "memory.zero_stage 3 is not supported yet",
+            id="stage 3",
         ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(

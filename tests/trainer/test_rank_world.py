@@ -1,4 +1,4 @@
-"""The harness of several ranks itself: a rank that fails, hangs or dies is named, and the next call is not the worse for it."""
+"""The harness of several ranks: it names a rank that fails, hangs or dies, and the next call works."""
 
 from __future__ import annotations
 

@@ -13,13 +13,14 @@ import pytest
 from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import RequestEvent, SaveEvent
 from stoker.trainer.rank.main import cause_of
+from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.saver import HostPiece, SavePlan, Saver
+from stoker.trainer.rank.saver import SavePlan, Saver
 from tests.trainer.rank_world import run_ranks
-from tests.trainer.tiny_run import RecordingBeacon, team_of
+from tests.trainer.tiny_run import RecordingChannel, context_of
 
 META = {"layout": {}, "learning_rate": 1e-3, "elapsed_s": 7.5}
 TENSOR = TensorInfo("model.weight", (8, 1000), "float32")
@@ -35,11 +36,13 @@ def half(rank: int, value: float) -> list[HostPiece]:
 
 
 def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
-    team = team_of(range(size))
-    assert team is not None
-    beacon = team.beacon
-    assert isinstance(beacon, RecordingBeacon)
-    saver = Saver(CheckpointRoot(Path(folder)), "0a1b2c3d", team.save_group, beacon, {"config.json": b"{}"}, keep=None)
+    context = context_of(range(size))
+    assert context is not None
+    channel = context.channel
+    assert isinstance(channel, RecordingChannel)
+    saver = Saver(
+        CheckpointRoot(Path(folder)), "0a1b2c3d", context.save_group, channel, {"config.json": b"{}"}, keep=None
+    )
     saver.start(plan(1), lambda: half(rank, 1.0))
     first = saver.wait()
     if rank == 1:  # a disk on which only small files fit
@@ -54,7 +57,7 @@ def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
     third = saver.wait()
     saver.start(plan(3), lambda: half(rank, 4.0))
     problems = [str(problem) if problem else None for problem in (first, second, third, saver.wait())]
-    return {"problems": problems, "events": beacon.events}
+    return {"problems": problems, "events": channel.events}
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +121,10 @@ class LosesItsPeer(SaveGroup):
 
 
 def save_and_lose_the_peer(folder: Path, gathers: int) -> tuple[Exception | None, list[Any]]:
-    beacon = RecordingBeacon()
-    saver = Saver(CheckpointRoot(folder), "0a1b2c3d", LosesItsPeer(gathers), beacon, {}, keep=None)
+    channel = RecordingChannel()
+    saver = Saver(CheckpointRoot(folder), "0a1b2c3d", LosesItsPeer(gathers), channel, {}, keep=None)
     saver.start(plan(1, requests=("wanted",)), lambda: [*half(0, 1.0), *half(1, 1.0)])
-    return saver.wait(), beacon.events
+    return saver.wait(), channel.events
 
 
 def test_a_peer_lost_in_a_save_is_no_fault_of_the_storage(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""The same run on several ranks and on one: losses, saves, resume. On the CPU over Gloo, and on GPUs over NCCL, by the same tests.
+"""The same run on several ranks and on one: losses, saves, resume; on the CPU over Gloo, on GPUs over NCCL.
 
-Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which rank and where.
+Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which
+rank and where.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.weights.source import open_weights
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import StepEvent, StopCommand
-from stoker.trainer.rank.build import Team
+from stoker.trainer.rank.build import RankContext
 from tests.trainer.rank_world import RankWorld
-from tests.trainer.tiny_run import SMALL, TINY, RecordingBeacon, alone, team_of, tiny_config, train
+from tests.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, tiny_config, train
 
 Losses = list[tuple[int, float, float]]
 STEPS = 4
@@ -60,10 +61,10 @@ class Ranks:
         return answers[: self.size]
 
 
-def make_teams(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, Team | None]:
+def make_contexts(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, RankContext | None]:
     """By size; None where this rank is no member."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return {size: team_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
+    return {size: context_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
 
 
 def gpus(size: int) -> list[pytest.MarkDecorator]:
@@ -81,7 +82,7 @@ def worlds() -> Iterator[Callable[[str, int], RankWorld]]:
             size, sizes = (4, (2, 4)) if device == "cpu" else (size, (size,))
             if (device, size) not in made:
                 backend = "gloo" if device == "cpu" else "nccl"
-                setup = partial(make_teams, sizes, device)
+                setup = partial(make_contexts, sizes, device)
                 made[device, size] = stack.enter_context(RankWorld(size, setup, backend=backend))
             return made[device, size]
 
@@ -102,33 +103,33 @@ def ranks(request: pytest.FixtureRequest, worlds: Callable[[str, int], RankWorld
     return Ranks(worlds(device, size), size, device)
 
 
-def run(team: Team, folder: Path | str, case: str) -> Losses:
+def run(context: RankContext, folder: Path | str, case: str) -> Losses:
     """Step, loss and gradient norm of every step that this rank made."""
-    team = replace(team, beacon=RecordingBeacon())
-    run_with(team, folder, case)
-    return losses(team)
+    context = replace(context, channel=RecordingChannel())
+    run_with(context, folder, case)
+    return losses(context)
 
 
-def run_with(team: Team, folder: Path | str, case: str, **changes: Any) -> Cause:
+def run_with(context: RankContext, folder: Path | str, case: str, **changes: Any) -> Cause:
     """On GPUs with the fused kernels, and in bf16 unless the case says otherwise."""
-    cuda = team.device.type == "cuda"
+    cuda = context.device.type == "cuda"
     fused = {"kernels": "fused", "attention": "stoker", "memory__precision": "bf16"} if cuda else {}
     fields: dict[str, Any] = {"training__total_steps": STEPS, **fused, **CASES[case], **changes}
     torch.use_deterministic_algorithms(cuda and fields.get("training__deterministic") != "Off")
     try:
-        return train(tiny_config(folder, **fields), team, SMALL if cuda else TINY)
+        return train(tiny_config(folder, **fields), context, SMALL if cuda else TINY)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def losses(team: Team) -> Losses:
-    assert isinstance(team.beacon, RecordingBeacon)
-    return [(event.step, event.loss, event.grad_norm) for event in team.beacon.all(StepEvent)]
+def losses(context: RankContext) -> Losses:
+    assert isinstance(context.channel, RecordingChannel)
+    return [(event.step, event.loss, event.grad_norm) for event in context.channel.all(StepEvent)]
 
 
-def run_case(teams: dict[int, Team | None], size: int, folder: str, case: str) -> Losses | None:
-    team = teams[size]
-    return None if team is None else run(team, folder, case)
+def run_case(contexts: dict[int, RankContext | None], size: int, folder: str, case: str) -> Losses | None:
+    context = contexts[size]
+    return None if context is None else run(context, folder, case)
 
 
 @pytest.fixture(scope="module")
@@ -161,21 +162,21 @@ def test_the_same_layout_repeats_bitwise(tmp_path: Path, ranks: Ranks) -> None:
     assert first == second
 
 
-def move(teams: dict[int, Team | None], size: int, folder: str) -> tuple[Cause, Losses] | None:
+def move(contexts: dict[int, RankContext | None], size: int, folder: str) -> tuple[Cause, Losses] | None:
     """Go on where one rank stopped; the stop after a step comes from the last rank."""
-    if (team := teams[size]) is None:
+    if (context := contexts[size]) is None:
         return None
-    team = replace(team, beacon=RecordingBeacon())
-    if team.communicator.rank == size - 1:
-        team.beacon.put(StopCommand(mode="suspend"))
-    return run_with(team, folder, "any"), losses(team)
+    context = replace(context, channel=RecordingChannel())
+    if context.communicator.rank == size - 1:
+        context.channel.put(StopCommand(mode="suspend"))
+    return run_with(context, folder, "any"), losses(context)
 
 
 def test_a_run_moves_to_several_ranks_and_back_bitwise(
     tmp_path: Path, ranks: Ranks, alone_losses: Callable[[str, str], Losses]
 ) -> None:
     whole, first = alone_losses(ranks.device, "any"), alone(ranks.device)
-    first.beacon.put(StopCommand(mode="suspend"))
+    first.channel.put(StopCommand(mode="suspend"))
     assert run_with(first, tmp_path, "any") == Cause.INTERRUPTED
     assert ranks.call(move, str(tmp_path)) == [(Cause.INTERRUPTED, whole[1:2])] * ranks.size
     assert run(alone(ranks.device), tmp_path, "any") == whole[2:]

@@ -1,4 +1,4 @@
-"""The whole trainer: an agent, real Gloo ranks, a tokenizer learned on the spot, checkpoints; killed, resumed, asked to save, interrupted."""
+"""The whole trainer: agent, real Gloo ranks, its own tokenizer; killed, resumed, saved on request, interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 TOTAL_STEPS = 100
@@ -48,9 +48,9 @@ class Run:
 
     @property
     def termination_message(self) -> TerminationMessage:
-        word = parse_termination_message((self.folder / "termination-log").read_text())
-        assert word is not None
-        return word
+        message = parse_termination_message((self.folder / "termination-log").read_text())
+        assert message is not None
+        return message
 
     def client(self) -> httpx.Client:
         return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://agent")
@@ -145,9 +145,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run
 
 
 def test_a_run_that_ends_well_leaves_verified_checkpoints_and_learns(uninterrupted: Run) -> None:
-    word = uninterrupted.termination_message
-    assert (word.cause, word.step) == (Cause.COMPLETED, TOTAL_STEPS)
-    assert [save.step for save in word.saves if save.verified] == [30, 40, 50, 60, 70, 80, 90, 100]
+    message = uninterrupted.termination_message
+    assert (message.cause, message.step) == (Cause.COMPLETED, TOTAL_STEPS)
+    assert [save.step for save in message.saves if save.verified] == [30, 40, 50, 60, 70, 80, 90, 100]
     assert len(list((uninterrupted.folder / "checkpoints").glob("step-*"))) == 3
     assert list(uninterrupted.losses) == list(range(1, TOTAL_STEPS + 1))
     assert uninterrupted.losses[TOTAL_STEPS] < 0.6 * uninterrupted.losses[1]

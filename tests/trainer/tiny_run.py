@@ -15,16 +15,19 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
-from stoker.pod.exit_code import Cause
-from stoker.trainer.protocol.channel import Beacon, Event
+from stoker.trainer.errors import DataError
+from stoker.trainer.protocol.channel import Event, RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.build import Materials, Team, make_ops, open_loop, travelling_files
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.communicator import Alone, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
-from stoker.trainer.rank.data.error import DataError
-from stoker.trainer.rank.initial_weights import Start
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.resume import choose_resume
+from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
 
 TINY = ModelConfig(
@@ -45,7 +48,7 @@ SMALL = replace(TINY, hidden_size=128, intermediate_size=192, num_heads=4, num_k
 
 
 class SyntheticBatches:
-    """Random documents in packed sequences; the global order depends on seed and index only, as the real loader's does."""
+    """Random documents in packed sequences. Like the real loader's, the order depends on seed and index only."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self.training = config.training
@@ -105,8 +108,8 @@ def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
     return parse(TrainerConfig, fields)
 
 
-class RecordingBeacon(Beacon):
-    """An agent's line that ends in a list."""
+class RecordingChannel(RankChannel):
+    """A channel that keeps events in a list."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -119,21 +122,33 @@ class RecordingBeacon(Beacon):
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def alone(device: str = "cpu") -> Team:
-    return Team(
+def alone(device: str = "cpu") -> RankContext:
+    return RankContext(
         communicator=Alone(),
+        dims=data_parallel(1),
         save_group=SaveGroup(0, 1, None),
-        beacon=RecordingBeacon(),
+        channel=RecordingChannel(),
         device=torch.device(device),
     )
 
 
-def team_of(ranks: Sequence[int], device: str = "cpu") -> Team | None:
-    """The team of these global ranks; None on the others (collective)."""
+def data_parallel(ranks: int) -> ParallelDims:
+    """The rank grid of a run with data parallelism alone."""
+    return ParallelDims(pipeline=1, replicate=1, shard=ranks, context=1, tensor=1)
+
+
+def context_of(ranks: Sequence[int], device: str = "cpu") -> RankContext | None:
+    """The context of these global ranks; None on the others (collective)."""
     communicator, save_group = make_communicator(ranks, torch.device(device)), make_save_group(ranks)
     if communicator is None or save_group is None:
         return None
-    return Team(communicator=communicator, save_group=save_group, beacon=RecordingBeacon(), device=torch.device(device))
+    return RankContext(
+        dims=data_parallel(len(ranks)),
+        communicator=communicator,
+        save_group=save_group,
+        channel=RecordingChannel(),
+        device=torch.device(device),
+    )
 
 
 def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
@@ -143,12 +158,12 @@ def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
     return decoder
 
 
-def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, Start]:
+def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, InitialWeights]:
     """A decoder and what fills it: the same numbers on every device."""
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
     decoder = Decoder(model, make_ops(config, device)[0], device="meta")
-    return decoder, Start(decoder, DecoderStore(whole), lambda _done, _total: None)
+    return decoder, InitialWeights(decoder, DecoderStore(whole), lambda _done, _total: None)
 
 
 class DecoderStore:
@@ -165,20 +180,20 @@ class DecoderStore:
 
 
 def train(
-    config: TrainerConfig, team: Team, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
+    config: TrainerConfig, context: RankContext, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
 ) -> Cause:
-    """Start, or resume, and run the loop; events are in `team.beacon`."""
-    decoder, start = empty_decoder(config, team.device, model)
+    """Start, or resume, and run the loop; events are in `context.channel`."""
+    decoder, start = empty_decoder(config, context.device, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
-    resume = choose_resume(config, root, team.save_group, lambda message: team.beacon.phase("Loading", message))
+    resume = choose_resume(config, root, context.save_group, lambda message: context.channel.phase("Loading", message))
     assert config.training.total_steps is not None
-    materials = Materials(
+    inputs = RunInputs(
         decoder=decoder,
         batches=batches or SyntheticBatches(config),
         files=travelling_files(decoder, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",
-        start=start,
+        initial_weights=start,
     )
-    with open_loop(config, root, team, materials, resume) as loop:
+    with open_loop(config, root, context, inputs, resume) as loop:
         return loop.train()

@@ -1,4 +1,6 @@
-"""`helm test`: the API server refuses a job whose sizes do not multiply out, and the operator takes up one that does. The job is suspended: no pod is made.
+"""`helm test`: the API server refuses a job whose sizes do not multiply out, and the operator takes up one that does.
+
+The job is suspended: no pod is made.
 
 check.py NAMESPACE [URL]    URL: of the operator's metrics Service
 """
@@ -53,7 +55,8 @@ def refused(jobs: str) -> None:
         print(f"refused as it should be: {message}", flush=True)
         return
     sys.exit(
-        "the API server accepted a job whose sizes do not multiply out: are the definitions of stoker-crds older than this chart?"
+        "the API server accepted a job whose sizes do not multiply out: "
+        "are the definitions of stoker-crds older than this chart?"
     )
 
 

@@ -71,13 +71,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds
     "node_outage_share" .Values.workloads.nodeOutageShare "node_outage_nodes" .Values.workloads.nodeOutageNodes)
   "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes)
+  "network_policies" (dict "enabled" .Values.networkPolicy.workloads "metrics_from" .Values.networkPolicy.metricsFrom)
   "log_level" .Values.log.level
   "log_format" .Values.log.format
 }}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson }}
 {{- end }}
 
-{{/* What the operator may do in each namespace that it looks after. */}}
+{{/* Rights of the operator in each namespace whose resources it reconciles. */}}
 {{- define "stoker.workloadRules" -}}
 - apiGroups: [stoker.dev]
   resources: [trainingjobs, checkpoints, inferencedeployments, enginepools]
@@ -97,11 +98,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods, services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]  # to say that a claim is missing
+- apiGroups: [""]  # to name a missing claim
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
 {{- if .Values.watch.secrets }}
-- apiGroups: [""]  # to say that a Secret is missing; only metadata is asked for
+- apiGroups: [""]  # to name a missing Secret; Kubernetes cannot grant the names without the content
   resources: [secrets]
   verbs: [list, watch]
 {{- end }}
@@ -110,5 +111,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}

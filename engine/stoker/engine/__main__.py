@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.program import Environment, run_engine
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
@@ -19,22 +19,24 @@ log = logging.getLogger("stoker.engine")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or until the core ends; the exit code is one of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.engine", description=__doc__)
+    parser = CommandParser(prog="python -m stoker.engine", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="EngineConfig as JSON")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: EngineConfig | None = None
     try:
         config = load(EngineConfig, arguments.config)
-        word = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
+        message = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
     except ValueError as error:
-        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
+        message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
-        word = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
-    log.log(logging.INFO if word.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", word.cause, word.detail)
+        message = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
+    log.log(
+        logging.INFO if message.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", message.cause, message.detail
+    )
     if config is not None and config.termination_log is not None:
-        word.write(config.termination_log)
-    return EXIT_CODES[word.cause]
+        message.write(config.termination_log)
+    return EXIT_CODES[message.cause]
 
 
 if __name__ == "__main__":

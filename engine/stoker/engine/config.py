@@ -1,4 +1,5 @@
-"""The engine's configuration: what the operator renders from an EnginePool revision, or `stoker serve` from its flags."""
+"""The engine's configuration, rendered by the operator from an EnginePool revision or by `stoker serve` from its
+flags."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from stoker.pod.listen import ListenConfig
 
 
 class EngineIdentity(Config):
-    """Whose replica this is; all empty for `stoker serve`."""
+    """The deployment, pool and revision of this replica; empty for `stoker serve`."""
 
     namespace: str = "default"
     deployment: str = ""
@@ -20,12 +21,12 @@ class EngineIdentity(Config):
 
 
 class ServedModelConfig(Config):
-    """Which weights to serve, and under which names."""
+    """The weights to serve, and their names."""
 
     path: str
-    """A Hugging Face folder, a Stoker checkpoint folder or a GGUF file; told apart by what is there."""
+    """A Hugging Face folder, a Stoker checkpoint folder or a GGUF file; recognised by its content."""
     digest: str | None = None
-    """For a checkpoint: the manifest digest that must match."""
+    """The manifest digest that a checkpoint must have."""
     names: tuple[str, ...] = Field(default=(), max_length=8)
     """Names in `/v1/models`; default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -36,7 +37,7 @@ class CacheConfig(Config):
     """The paged KV cache."""
 
     block_size: int | None = Field(default=None, ge=1, le=256)
-    """Tokens in one block, and the grain in which prompts share their beginnings; default: 64 on a GPU, 16 on a CPU."""
+    """Tokens in one block, which is also the granularity of prefix sharing; default: 64 on a GPU, 16 on a CPU."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """Size of the pool; default: `memory_fraction` of what is free after loading."""
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
@@ -51,23 +52,23 @@ class SchedulerConfig(Config):
     max_requests: int = Field(default=256, ge=1)
     """Sequences in one step."""
     max_queued_requests: int = Field(default=1024, ge=1)
-    """Beyond it, requests are refused with 429."""
+    """Longest queue; further requests are refused with 429."""
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Longest prefill chunk; default: the step's budget."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus output; default: what the model allows and the cache can hold."""
     overlap: bool | None = None
-    """Prepare the next step while one is under way; default: on a GPU. The tokens are the same."""
+    """Prepare the next step while the device computes one; default: on a GPU. The tokens do not change."""
 
 
 class EngineApiConfig(Config):
     """The OpenAI server."""
 
     api_key_file: str | None = None
-    """File with one key per line; without it, no key is asked for."""
+    """File with one key per line; without a file, requests need no key."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     fronts: int = Field(default=1, ge=1)
-    """Processes that speak HTTP and tokenise."""
+    """Processes that serve HTTP and tokenise."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
 
@@ -80,7 +81,7 @@ class EngineParallelismConfig(Config):
 
 
 class EngineConfig(Config):
-    """Everything that one engine replica needs."""
+    """The whole configuration of one engine replica."""
 
     identity: EngineIdentity = EngineIdentity()
     listen: ListenConfig = ListenConfig()
@@ -91,9 +92,9 @@ class EngineConfig(Config):
     kernels: Literal["auto", "reference", "fused"] = "auto"
     attention: Literal["auto", "stoker", "flash", "cudnn", "sdpa"] = "auto"
     deterministic: bool = False
-    """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
+    """Compute logprobs that equal the trainer's bit for bit, independent of batch, chunks and cache."""
     graphs: bool = True
-    """With fused kernels, steps run as CUDA graphs, except those with many tokens of prompts. The tokens are the same."""
+    """Run steps as CUDA graphs where kernels are fused, except long prefills. The tokens do not change."""
     threads: int | None = Field(default=None, ge=1)
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig
@@ -102,4 +103,4 @@ class EngineConfig(Config):
     api: EngineApiConfig = EngineApiConfig()
     parallelism: EngineParallelismConfig = EngineParallelismConfig()
     grace_period_s: float = Field(default=30, gt=0)
-    """From SIGTERM to SIGKILL; running requests may finish within it."""
+    """Time from SIGTERM to SIGKILL, in which running requests may finish."""

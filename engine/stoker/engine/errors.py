@@ -1,9 +1,10 @@
-"""What can go wrong in the engine.
+"""The engine's errors.
 
 EngineError(ValueError)
   RequestRefused        a request cannot be taken; `.kind` says why, `.field` which parameter
   ProtocolError         a message between front and core that this version does not understand
-ExecutorLost(RuntimeError)  the device or a worker is gone: no request can be served any more
+ExecutorLost(RuntimeError)      the device or a worker is gone: no request can be served any more
+BlockAuditFailed(RuntimeError)  two sequences may hold one cache block: answers may be wrong
 """
 
 from __future__ import annotations
@@ -36,3 +37,7 @@ class ProtocolError(EngineError):
 
 class ExecutorLost(RuntimeError):
     """A worker died or the device failed; the core cannot go on."""
+
+
+class BlockAuditFailed(RuntimeError):
+    """An audit of the cache found what cannot be repaired; the core cannot go on."""

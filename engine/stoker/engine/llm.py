@@ -17,10 +17,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stoker.engine.build import build_engine
 from stoker.engine.config import EngineConfig, ServedModelConfig
+from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.messages import Delta, FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
@@ -36,14 +37,14 @@ class Completion:
     choice: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """Without the end token. A stop text cuts them where it was found."""
+    """Output tokens without the end token, cut where a stop text was found."""
     logprobs: list[TokenLogprobs] | None = None
-    """One per token, if asked for."""
+    """One per token, if requested."""
     finish_reason: FinishReason | None = None
     error: str | None = None
-    """Why, when `finish_reason` is `error`."""
+    """The reason, when `finish_reason` is `error`."""
     facts: RequestFacts | None = None
-    """None where a stop text ended it."""
+    """Counts and times; None where a stop text ended the choice."""
 
 
 @dataclass
@@ -56,10 +57,10 @@ class Generated:
 
 
 class LLM:
-    """One model in this process. Not for several threads at once. Close it, or use it in a `with`."""
+    """One model in this process. Not safe for several threads. Close it, or use it in a `with`."""
 
     def __init__(self, model: str | EngineConfig) -> None:
-        """`model`: what to serve with default settings, or a whole configuration.
+        """`model`: a path or name to load with default settings, or a whole configuration.
 
         Raises:
             ConfigError: a setting cannot be used.
@@ -79,7 +80,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Give back processes and memory; harmless twice."""
+        """Release processes and memory. May be called twice."""
         self.engine.executor.close()
 
     def generate(
@@ -118,7 +119,7 @@ class LLM:
 
 
 class _Batch:
-    """One call's prompts, and what has come of them."""
+    """The prompts of one call and their answers so far."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class _Batch:
             )
 
     def take(self, delta: Delta) -> None:
-        """One delta: text grows, a stop text ends the choice."""
+        """Add one delta to its answer; a stop text ends the choice."""
         answer = self.answers[self._index[delta.request_id]]
         completion = answer.completions[delta.choice]
         text = self._texts[delta.request_id, delta.choice]
@@ -190,7 +191,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 class _Bar:
-    """Told how many prompts are done and how many tokens were made."""
+    """A progress bar over prompts, with the rate of tokens."""
 
     def __init__(self, display: Progress, total: int) -> None:
         self.display, self.began_s = display, time.monotonic()
@@ -203,7 +204,7 @@ class _Bar:
 
 @contextmanager
 def shown_progress(total: int, visible: bool) -> Iterator[_Bar]:
-    """A bar with the throughput on standard error; nothing where it is not wanted."""
+    """Show a progress bar with the throughput on standard error, if `visible`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), disable=not visible, console=Console(stderr=True)) as display:
         yield _Bar(display, total)

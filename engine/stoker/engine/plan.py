@@ -1,4 +1,4 @@
-"""From an engine's configuration to every choice that its ranks need: checked against the model and this machine; nothing is loaded."""
+"""Plan an engine: every choice that its ranks need, checked against the model and this machine. Loads nothing."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource
+from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 
 CPU_CACHE_LIMIT_BYTES = 4 * 2**30
-"""Without `cache.memory_bytes` the cache on a CPU takes no more: other programs share that memory."""
+"""Largest default cache on a CPU, whose memory other programs share; `cache.memory_bytes` may be larger."""
 
 BLOCK_SIZES = {"cuda": 64, "cpu": 16}
-"""Tokens: larger blocks are attended to faster on a GPU (docs/serving.md has the figures), smaller ones share more of a prompt's beginning."""
+"""Default tokens per block. Attention over larger blocks is faster on a GPU (figures in docs/serving.md); smaller
+blocks share more of a prefix."""
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Every choice that a rank needs, made once and the same on all ranks. Can be pickled."""
+class EnginePlan:
+    """All choices of one engine, made once and sent to every rank. Can be pickled."""
 
     model_path: str
     digest: str | None
@@ -45,12 +47,12 @@ class Plan:
     num_seats: int
     tensor: int
     overlap: bool = False
-    """The next step is prepared while one is under way."""
+    """Prepare the next step while the device computes one."""
     graphs: bool = True
-    """Decode steps are captured."""
+    """Capture steps as CUDA graphs."""
 
 
-def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
+def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
     """Check the configuration against the model and this machine. Loads nothing."""
     refuse_unbuilt(config)
     refuse_uneven(config, source.config)
@@ -60,7 +62,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
     block_size = config.cache.block_size or BLOCK_SIZES[device]
     num_blocks = count_blocks(config, source.config, block_size, dtype, device)
     scheduler = config.scheduler
-    return Plan(
+    return EnginePlan(
         model_path=config.model.path,
         digest=config.model.digest,
         device=device,
@@ -81,17 +83,14 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> Plan:
 
 
 def refuse_unbuilt(config: EngineConfig) -> None:
-    for axis in ("pipeline", "data", "expert"):
-        if getattr(config.parallelism, axis) != 1:
-            raise ConfigError(f"not supported yet: parallelism.{axis} {getattr(config.parallelism, axis)}; allowed: 1")
-    if config.api.fronts != 1:
-        raise ConfigError(f"not supported yet: api.fronts {config.api.fronts}; allowed: 1")
+    if refused := refusals("engine", config):
+        raise ConfigError("\n".join(refused))
     if config.deterministic and config.threads not in (None, 1):
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
-    """Each rank of a tensor group gets as many heads as the others."""
+    """Refuse a tensor group that cannot share the model's heads evenly."""
     tensor = config.parallelism.tensor
     for name, heads in (("attention heads", model.num_heads), ("key and value heads", model.num_kv_heads)):
         if heads % tensor:
@@ -106,14 +105,14 @@ def choose_device(name: str) -> str:
 
 
 def choose_dtype(name: str, device: str) -> torch.dtype:
-    """`auto`: bfloat16 on a GPU, and on a CPU with instructions for it; else float32."""
+    """The named dtype. `auto` is bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     return torch.bfloat16 if device == "cuda" or cpu_features() & BFLOAT16_FEATURES else torch.float32
 
 
 def cpu_features() -> set[str]:
-    """Instruction sets by their Linux names; none where the system does not list them."""
+    """The CPU's instruction sets by their Linux names; empty where the system does not list them."""
     listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return {name for line in listed.splitlines() if line.startswith(("flags", "Features")) for name in line.split()}
 
@@ -126,7 +125,8 @@ def choose_threads(config: EngineConfig) -> int:
 
 
 def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:
-    """Longest prompt plus output: what is asked for, what the model allows, what the cache holds (`capacity`, in tokens)."""
+    """Longest prompt plus output: as configured, else the least of the model's limit and the cache's `capacity` in
+    tokens."""
     wanted = config.scheduler.max_model_len
     if wanted is None:
         return min(model.max_position_embeddings, capacity)
@@ -140,7 +140,7 @@ def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> in
 
 
 def count_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype, device: str) -> int:
-    """How many blocks the pool gets, by number, by size, or from what the weights leave free."""
+    """Blocks of the pool: by number, by size, or from the memory that the weights leave free."""
     cache, tensor = config.cache, config.parallelism.tensor
     block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor)
     if cache.num_blocks is not None:
@@ -162,14 +162,14 @@ def count_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtyp
 
 
 def refuse_oversize(field: str, needed: int, device: str) -> None:
-    """What can never fit is refused; what does not fit now may fit when another program has ended."""
+    """Refuse more than the machine has in all. What other programs hold now may be free later."""
     total = torch.cuda.mem_get_info()[1] if device == "cuda" else main_memory("MemTotal")
     if total is not None and needed > total:
         raise ConfigError(f"{field} needs {needed} bytes, this {'GPU' if device == 'cuda' else 'machine'} has {total}")
 
 
 def free_bytes(device: str) -> int:
-    """Memory that a new allocation can have."""
+    """Bytes of memory that a new allocation can have."""
     found = torch.cuda.mem_get_info()[0] if device == "cuda" else main_memory("MemAvailable")
     if found is None:
         raise ConfigError("cache.memory_bytes is needed: this system does not say how much memory is free")
@@ -177,7 +177,7 @@ def free_bytes(device: str) -> int:
 
 
 def main_memory(name: str) -> int | None:
-    """Bytes in a line of Linux' /proc/meminfo; None on a system without."""
+    """Bytes in a line of Linux' /proc/meminfo; None on other systems."""
     path = Path("/proc/meminfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         if line.startswith(f"{name}:"):

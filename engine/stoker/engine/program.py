@@ -1,6 +1,7 @@
-"""The engine as a program: a core process, a front that serves HTTP, and their end: drained, failed or killed.
+"""The engine as a program: it starts a core process, serves HTTP with a front, and ends both: drained, failed or
+killed.
 
-The front runs in this process and is the core's parent. It never imports torch, so `/status` answers while the core loads.
+The front runs in this process, the core's parent. It never imports torch, so `/status` answers while the core loads.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import PATIENCE, CoreClient
+from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
-from stoker.pod.exit_code import CAUSES, Cause
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
@@ -38,23 +40,20 @@ from stoker.pod.termination_message import TerminationMessage
 log = logging.getLogger("stoker.engine")
 
 MAX_SOCKET_PATH = 100
-"""Bytes in a Unix socket's path; Linux takes 107."""
+"""Longest path of a Unix socket in bytes; Linux allows 107."""
 STOP_S = 5.0
-"""From asking the core to end until it is killed."""
+"""Time that a core gets to end before it is killed."""
 STOP_LOADING_S = 0.5
 REASON_S = 0.5
-"""How long the reason of a failed core may take to arrive."""
+"""Longest wait for the message of a core that failed."""
 MARGIN_S = 2.0
-"""Kept of the grace period for closing down."""
-HANG_S = 120.0
-"""Work without a finished step for so long is called a hang in `/status`."""
-
+"""Part of the grace period that is kept for closing the servers."""
 CoreCommand = Callable[[Path, str], Sequence[str]]
 """(configuration file, address of the core's socket) -> command line."""
 
 
 def core_command(config_file: Path, address: str) -> Sequence[str]:
-    """The core is a process of its own: a step must not wait for HTTP, nor HTTP for a step."""
+    """The command line of a core. It is a process of its own, so that steps and HTTP never wait for each other."""
     work_dir, level = str(config_file.parent), logging.getLevelName(logging.getLogger().level)
     module = [sys.executable, "-m", "stoker.engine.core.main"]
     places = ["--config", str(config_file), "--address", address, "--work-dir", work_dir]
@@ -63,18 +62,20 @@ def core_command(config_file: Path, address: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a program finds around it."""
+    """What is outside the program: its pod, its core's command, its tokenizer, its observers."""
 
     pod_uid: str = ""
     command: CoreCommand = core_command
     open_codec: Callable[[Path], TextCodec] = Tokenizer.open
     on_state: Callable[[CoreState], None] = lambda _: None
     on_listen: Callable[[int], None] = lambda _: None
-    """Told the port, once connections are accepted."""
+    """Called with the port, once connections are accepted."""
+    watch: WatchLimits = PATIENCE
+    """How long a silent core is waited for."""
 
 
 class Engine:
-    """One engine replica; `run` it inside an event loop."""
+    """One engine replica, run inside an event loop."""
 
     def __init__(self, config: EngineConfig, environment: Environment, folder: Path) -> None:
         self.config = config
@@ -85,22 +86,28 @@ class Engine:
         self.stop = asyncio.Event()
         """Set to end the program in good order."""
         self.hurry = False
-        """A second signal: whoever pressed Ctrl-C twice does not want to wait for running requests."""
+        """Set by a second signal: running requests are not waited for."""
         self.names = config.model.names or (Path(config.model.path).name,)
         self.keys = load_api_keys(config.api.api_key_file)
         registry = CollectorRegistry()
-        self.core = CoreClient(self.address)
+        self.core = CoreClient(self.address, environment.watch)
+        self._core_pid: int | None = None
+        ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
+        ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.front = Front(self.core, self.names, metrics, environment.open_codec)
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(
-            alive=lambda: True, ready=lambda: self.front.ready, status=self.status, registry=registry
+            alive=lambda: not self.core.watch.dead,
+            ready=lambda: self.front.ready,
+            status=self.status,
+            registry=registry,
         )
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
 
     async def run(self) -> TerminationMessage:
-        """Serve until a signal, or until the core ends. The last word says which.
+        """Serve until a signal, or until the core ends. The termination message names the cause.
 
         Raises:
             OSError: the port is taken.
@@ -128,18 +135,18 @@ class Engine:
             await self.core.close()
 
     async def _close(self, servers: Sequence[Server], ended: asyncio.Task[int]) -> TerminationMessage:
-        """Let running answers end, or tell them why they cannot, and close the doors."""
+        """Let running answers end, or end them with the cause, and close the servers."""
         deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
         if not ended.done():
             await self._drain_all(ended, deadline)
         if ended.done() and ended.result() > 0:
-            await self._hear_reason()
-        word = self._word(ended.result() if ended.done() else None)
+            await self._wait_for_reason()
+        message = self._termination(ended.result() if ended.done() else None)
         if ended.done():
-            self.core.lose(word.detail)
+            self.core.lose(message.detail)
         for server in servers:
             await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
-        return word
+        return message
 
     def status(self) -> Mapping[str, Any]:
         """The `/status` page."""
@@ -150,7 +157,7 @@ class Engine:
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
             "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
-            "message": self.front.broken or self._hang() or state.message,
+            "message": self.front.broken or self.core.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,
             "running": stats.running if stats is not None else 0,
@@ -161,14 +168,6 @@ class Engine:
             "uptime_s": round(time.monotonic() - self.began_s, 3),
         }
 
-    def _hang(self) -> str | None:
-        """Work waits and no step ends: said, not acted on; a busy engine is never killed for it here."""
-        stats = self.core.stats
-        if stats is None or not stats.running + stats.waiting:
-            return None
-        silent_s = time.monotonic() - stats.progressed_s
-        return f"no step has ended for {silent_s:.0f} s" if silent_s > HANG_S else None
-
     def _follow(self, state: CoreState) -> None:
         self.front.follow(state)
         log.info("core: %s %s", state.phase, state.message)
@@ -178,7 +177,7 @@ class Engine:
         self.hurry = self.stop.is_set()
         self.stop.set()
 
-    # Doors.
+    # Servers.
 
     def _servers(self) -> list[Server]:
         listen = self.config.listen
@@ -210,24 +209,30 @@ class Engine:
         config_file = self.folder / "config.json"
         config_file.write_text(self.config.model_dump_json())
         command = self.environment.command(config_file, self.address)
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which drains and ends its core
         )
+        self._core_pid = process.pid
+        return process
 
-    async def _hear_reason(self) -> None:
-        """The core's last message may still be on its way."""
+    def _pid_of_core(self) -> int | str:
+        """The core's folder in `/proc`; one that does not exist before the start."""
+        return self._core_pid if self._core_pid is not None else "none"
+
+    async def _wait_for_reason(self) -> None:
+        """Wait a moment for the core's last message, which may still be on its way."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REASON_S):
                 while self.core.state.phase != "Failed":  # noqa: ASYNC110 - half a second, once
                     await asyncio.sleep(0.01)
 
     async def _end_core(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-        """Ask it to end, then insist."""
+        """Ask the core to end, then kill it."""
         if not ended.done():
             self.core.stop()
-            loading = self.core.state.phase == "Loading"  # hears nothing while it imports, and has nothing to lose
+            loading = self.core.state.phase == "Loading"  # it reads no message while it imports, and has no requests
             await asyncio.wait({ended}, timeout=STOP_LOADING_S if loading else STOP_S)
         if not ended.done():
             with contextlib.suppress(ProcessLookupError):
@@ -237,7 +242,7 @@ class Engine:
     # The end.
 
     async def _drain(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`POST /drain {"id", "deadline_s"}`: no new requests, running ones may end. Repeating it is harmless."""
+        """Handle `POST /drain {"id", "deadline_s"}`: take no new requests, let running ones end. May be repeated."""
         deadline_s = body.get("deadline_s")
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 <= deadline_s <= 86400:
             raise ValueError(f"deadline_s: seconds from 0 to 86400 are needed (got {deadline_s!r})")
@@ -249,7 +254,7 @@ class Engine:
         self.core.drain(deadline_s)
 
     async def _drain_all(self, ended: asyncio.Task[int], deadline: float) -> None:
-        """Let running requests end until the deadline. Before it serves, there is nothing to wait for."""
+        """Let running requests end until the deadline. A core that does not serve yet has none."""
         if self.core.state.phase not in ("Serving", "Draining"):
             self.front.draining = True
             return
@@ -264,15 +269,15 @@ class Engine:
     def _drained(self) -> bool:
         return self.core.state.phase == "Drained"
 
-    def _word(self, code: int | None) -> TerminationMessage:
-        """Why the program ends; `code` is the core's exit code, None while it runs."""
+    def _termination(self, code: int | None) -> TerminationMessage:
+        """The cause of the program's end. `code` is the core's exit code, None while it runs."""
         if self.front.broken is not None:
             return TerminationMessage(cause=Cause.MODEL_ERROR, detail=self.front.broken)
         if code is None:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
             return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
-        cause = CAUSES.get(code, Cause.INTERNAL)
+        cause = cause_of_exit_code(code) or Cause.INTERNAL
         if cause is Cause.COMPLETED and self.front.draining:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:
@@ -294,7 +299,7 @@ async def _run(config: EngineConfig, environment: Environment, folder: Path) -> 
 
 @contextlib.contextmanager
 def _scratch(work_dir: str | None) -> Any:
-    """A fresh folder, in `work_dir` if a socket's path there is not too long."""
+    """Make a fresh folder, in `work_dir` unless a socket's path would be too long there."""
     parent = work_dir if work_dir is not None and len(os.fsencode(work_dir)) + 30 <= MAX_SOCKET_PATH else None
     if parent is not None:
         Path(parent).mkdir(parents=True, exist_ok=True)

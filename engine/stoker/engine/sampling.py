@@ -1,4 +1,4 @@
-"""How the next token is chosen for one request: checked values, no behaviour. Never imports torch; fronts use it too."""
+"""Sampling parameters of one request: checked values without behaviour. Imports no torch, because fronts use them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_STOP_CHARACTERS = 1000
 MAX_LOGIT_BIASES = 1024
 SEED_LIMIT = 2**63
 COUNT_LIMIT = 2**31
-"""Of token ids and limits, as tensors hold them."""
+"""Upper bound of token ids and limits, which tensors hold as int32."""
 COLDEST = 1e-6
-"""Below this temperature the best token leaves no chance to another, and quotients would not be finite."""
+"""Lower temperatures count as 0: the best token has all probability, and quotients would not be finite."""
 MAX_SHOWN = 60
-"""Characters of a wrong value that an error repeats."""
+"""Characters of a wrong value that an error quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class SamplingParams:
     max_tokens: int | None = None
     """Most output tokens; default: up to the model's length."""
     min_tokens: int = 0
-    """Until so many output tokens, neither the end token nor a stop token can be chosen."""
+    """Number of output tokens before an end or stop token can be chosen."""
     temperature: float = 1.0
-    """0 is greedy, and so is what is too close to it to divide by."""
+    """0 is greedy, and so is any value too small to divide by."""
     top_p: float = 1.0
     top_k: int = 0
     """0 or -1: no limit."""
@@ -50,9 +50,9 @@ class SamplingParams:
     """Divides positive and multiplies negative logits of tokens that are in prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    """Random numbers depend on (seed, choice, position) only. Whoever faces the user draws a missing one."""
+    """Random numbers depend on (seed, choice, position) only. The front, or `LLM`, draws a missing one."""
     stop: tuple[str, ...] = ()
-    """Texts that end the output; found where text is made (front or `LLM`), not in the core."""
+    """Texts that end the output. The front, or `LLM`, finds them in the text; the core does not see text."""
     include_stop: bool = False
     """Keep the stop text in the output."""
     stop_token_ids: tuple[int, ...] = ()
@@ -60,9 +60,9 @@ class SamplingParams:
     """Tokens that are never chosen."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many of the most probable tokens to report beside the chosen one (0 to 20), before penalties and temperature."""
+    """Number of most probable tokens to report beside the chosen one (0 to 20), from the raw logits."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt; such a request does not read the prefix cache."""
+    """As `logprobs`, for each token of the prompt. Such a request does not read the prefix cache."""
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class SamplingParams:
 
     @property
     def plain_greedy(self) -> bool:
-        """The next token is the largest raw logit: nothing else is asked for."""
+        """Whether the next token is simply the largest raw logit."""
         return (
             self.greedy
             and self.logprobs is None

@@ -22,16 +22,19 @@ from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
-"""Addresses and files of the command line that cannot be used."""
+"""Errors of addresses and files that the command line named."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""Form of a model's name on the Hugging Face hub: `ORGANISATION/MODEL`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after Ctrl-C or SIGTERM, else a code of docs/exit-codes.md."""
+    """Serve until Ctrl-C or SIGTERM, then return 0; else a code of docs/exit-codes.md."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
@@ -53,11 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_model(path: Path) -> None:
-    """Say at once, before anything is loaded, what is no model.
+    """Refuse a path that holds no model, before anything is loaded.
 
     Raises:
-        ConfigError: with what is needed.
+        ConfigError: names the path and what is needed.
     """
+    if not path.exists() and HUB_NAME.fullmatch(str(path)):
+        raise ConfigError(
+            f"{path} is not on this machine, and names of the Hugging Face hub are not supported: "
+            f"download it (hf download {path} --local-dir DIR) and give the folder"
+        )
     if not path.exists():
         raise ConfigError(f"{path} does not exist; a folder or a GGUF file is needed")
     if path.is_file():
@@ -75,7 +83,7 @@ def check_model(path: Path) -> None:
 
 
 def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Flags as the configuration that an operator would render."""
+    """The flags as a configuration, as an operator would render it."""
     path = str(Path(arguments.path).expanduser())
     return _given(
         {
@@ -106,7 +114,7 @@ def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what was not said, so that the configuration's own defaults hold."""
+    """The values that were given; the configuration's own defaults hold for the rest."""
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -129,7 +137,7 @@ def _name(path: str) -> str:
 
 
 class _Progress:
-    """Tells a person what happens: one line that changes on a terminal, plain lines in a log."""
+    """Progress for people: one line that changes on a terminal, plain lines in a log."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
@@ -158,7 +166,7 @@ class _Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -174,8 +182,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="default: bfloat16 where it is fast")
     add("--device", choices=["auto", "cpu", "cuda"], help="default: the GPU if there is one")
     add("--threads", type=int, help="threads on the CPU (default: its cores)")
-    add("--deterministic", action="store_true", default=None, help="the trainer's log-probabilities, bit for bit")
-    add("--api-key-file", metavar="FILE", help="one key per line; without it no key is asked for")
+    add(
+        "--deterministic",
+        action="store_true",
+        default=None,
+        help="compute log-probabilities that equal the trainer's bit for bit",
+    )
+    add("--api-key-file", metavar="FILE", help="file with one key per line; without it requests need no key")
     add(
         "--allowed-origins",
         action="extend",

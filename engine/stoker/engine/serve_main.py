@@ -1,4 +1,4 @@
-"""`python -m stoker.engine.serve_main`: `stoker serve` as a process. Ctrl-C while it is still importing is no error."""
+"""`python -m stoker.engine.serve_main`: `stoker serve` as a process. Ctrl-C during its imports is no error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """The exit code: 130 when it was interrupted before it began."""
+    """Run `stoker serve` and return its exit code; 130 when interrupted during the imports."""
     try:
         from stoker.engine.serve import main as serve  # takes a second or two
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.exit_code import EXIT_CODES, Cause
@@ -32,7 +33,7 @@ QUIET_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM, and return an exit code of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m stoker.router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration as JSON (stoker.router.config)")

@@ -1,7 +1,8 @@
 """Rectangles in a tensor's index space, and flat ranges inside them.
 
-A writer's shard is `box[flat_start:flat_end]`: a rectangle, flattened row by row, of which a range is taken. `slabs` cuts such a range into at
-most `2 * dims - 1` rectangles, so that everything else (reading, proofs, comparison) only ever meets rectangles.
+A writer's shard is `box[flat_start:flat_end]`: a rectangle, flattened row by row, of which a range is taken. `slabs`
+cuts such a range into at most `2 * dims - 1` rectangles, so that everything else (reading, proofs, comparison) only
+ever meets rectangles.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ MAX_ELEMENTS = 1 << 62
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in a global tensor: first index and extent for each dim. A scalar's box has no dims and one element."""
+    """A rectangle in a global tensor: first index and extent for each dim.
+
+    A scalar's box has no dims and one element.
+    """
 
     start: tuple[int, ...]
     size: tuple[int, ...]

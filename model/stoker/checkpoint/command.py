@@ -22,7 +22,7 @@ from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
-from stoker.checkpoint.verify import Progress, verify
+from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.exit_code import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
 
@@ -44,7 +44,10 @@ def main() -> None:
         sys.exit(130)
 
 
-@click.group(epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.")
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 good, 64 wrong command line, 67 checkpoint missing or corrupt, 68 disk error.",
+)
 def program() -> None:
     """Verify, look into, compare and export Stoker checkpoints."""
 
@@ -154,6 +157,8 @@ def export_command(
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
     """List the checkpoints below ROOT, newest first, and folders that are not committed."""
+    if not root.is_dir():
+        _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
         items = CheckpointRoot(root).scan()
     if json_output:
@@ -165,7 +170,8 @@ def list_command(root: Path, json_output: bool) -> int:
         else:
             facts = facts_of(item.manifest)
             click.echo(
-                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)}  {item.digest[:16]}"
+                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)} "
+                f" {item.digest[:16]}"
             )
     return 0
 
@@ -268,7 +274,7 @@ def _fail(message: str, cause: Cause) -> NoReturn:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress | None]:
+def _progress(what: str) -> Iterator[OnProgress | None]:
     """A line on a terminal, nothing in a log."""
     if not sys.stderr.isatty():
         yield None

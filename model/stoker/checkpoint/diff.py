@@ -1,4 +1,7 @@
-"""Comparison of the values of two checkpoints, whatever layouts wrote them. Reads both piece by piece, in bounded memory."""
+"""Comparison of the values of two checkpoints, whatever layouts wrote them.
+
+Reads both piece by piece, in bounded memory.
+"""
 
 from __future__ import annotations
 

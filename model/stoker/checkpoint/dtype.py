@@ -1,6 +1,7 @@
 """Element types of the format: their names, their sizes, and the numpy type that carries their bits.
 
-numpy has no bfloat16 and no float8, so those travel as unsigned integers of the same size; `to_float32` gives their values.
+numpy has no bfloat16 and no float8, so those travel as unsigned integers of the same size; `to_float32` gives their
+values.
 """
 
 from __future__ import annotations

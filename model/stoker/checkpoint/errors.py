@@ -18,11 +18,11 @@ class CheckpointError(ValueError):
 
 
 class CheckpointMissing(CheckpointError):
-    """No checkpoint, manifest or tensor of that name."""
+    """A checkpoint, manifest or tensor of that name does not exist."""
 
 
 class CheckpointCorrupt(CheckpointError):
-    """The bytes are not those that were written, or a manifest says something impossible."""
+    """The bytes are not those that were written, or a manifest holds something impossible."""
 
 
 class CheckpointExists(CheckpointError):

@@ -1,7 +1,7 @@
 """Export to a Hugging Face folder: `config.json`, tokenizer files, and the weights as safetensors.
 
-The safetensors layout (8 bytes little-endian length, a JSON header, raw tensors) is written here directly, tensor by tensor, so that an
-export needs no more memory than its largest tensor and no library beyond numpy.
+The safetensors layout (8 bytes little-endian length, a JSON header, raw tensors) is written here directly, tensor by
+tensor, so that an export needs no more memory than its largest tensor and no library beyond numpy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     folder: str
     tensors: int

@@ -1,6 +1,6 @@
-"""Facts about a checkpoint for people, for the operator and for `--json`: what its manifest says, nothing that needs the data.
+"""Facts about a checkpoint, from its manifest alone: for people, for the operator and for `--json`.
 
-`meta` is the writer's and foreign: a fact of the wrong type is None.
+`meta` comes from the writer and is foreign input: a fact of the wrong type is None.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Facts:
     loss: float | None
     learning_rate: float | None
     elapsed_s: float | None
-    """Of all steps from the start of the run."""
+    """Time of all steps from the start of the run."""
     layout: Mapping[str, Any]
-    """How the writer cut its state: world size, parallel sizes, ZeRO stage."""
+    """The writer's layout: world size, parallel sizes, ZeRO stage."""
     lineage: Mapping[str, Any]
     """Parent checkpoint, job uid, attempt."""
     tensors: int

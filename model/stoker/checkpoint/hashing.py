@@ -1,4 +1,6 @@
-"""blake3 of buffers: large ones by a few threads, so that a hash keeps up with a fast disk without taking the machine."""
+"""blake3 hashes of buffers. A few threads hash a large buffer, which keeps up with a fast disk without taking the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 from blake3 import blake3
 
 PARALLEL_BYTES = 2**20
-"""From here on more threads pay."""
+"""Buffers of this size and more are hashed by several threads."""
 MAX_THREADS = 4
 
 

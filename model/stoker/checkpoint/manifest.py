@@ -1,14 +1,14 @@
 """The manifest: what a checkpoint holds and where each byte of it lies.
 
-A manifest that is read is foreign input: every value is checked when it is made, before any file is opened, so a `Manifest` that exists is
-well-formed (plain file names, boxes inside their tensors, sizes that multiply out). Whether its pieces cover each tensor exactly is
-`cover.py`'s question, and whether the bytes are right is the reader's.
+A manifest that is read is foreign input: its size and counts are bounded before it is parsed, and every value is
+checked when it is made, before any file is opened. So a `Manifest` that exists is well-formed (plain file names, boxes
+inside their tensors, sizes that multiply out). `cover.py` proves that its pieces cover each tensor exactly, and the
+reader that the bytes are right.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,22 +16,54 @@ from typing import Any, Self
 
 from blake3 import blake3
 
-from stoker.checkpoint.box import MAX_DIMS, MAX_ELEMENTS, Box
-from stoker.checkpoint.dtype import item_bytes
+from stoker.checkpoint.box import Box
+from stoker.checkpoint.entries import (
+    MANIFEST_FILE,
+    PIECE_BYTES,
+    FileEntry,
+    Piece,
+    TensorInfo,
+    check_file_name,
+    is_digest,
+)
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from stoker.checkpoint.strict_json import (
+    need_depth,
+    need_fields,
+    need_integers,
+    need_list,
+    need_object,
+    need_text,
+    parse_json,
+)
 
-__all__ = ["Box", "FileEntry", "Manifest", "Piece", "TensorInfo", "folder_name", "parse_folder_name"]
+__all__ = [
+    "MANIFEST_FILE",
+    "PIECE_BYTES",
+    "Box",
+    "FileEntry",
+    "Manifest",
+    "Piece",
+    "TensorInfo",
+    "check_file_name",
+    "folder_name",
+    "parse_folder_name",
+]
 
 FORMAT = 1
-MANIFEST_FILE = "manifest.json"
-PIECE_BYTES = 64 * 2**20
-"""Longest piece; a shard is cut at this size, so reading and verifying need no more memory than this."""
-MAX_MANIFEST_BYTES = 512 * 2**20
-MAX_OFFSET = 1 << 62
+MAX_MANIFEST_BYTES = 96 * 2**20
+MAX_PIECES = 250_000
+"""Enough for 15 TiB in pieces of 64 MiB. Reading so many takes a few seconds and less than 1 GiB of memory."""
+MAX_TENSORS = 200_000
+MAX_FILES = 64
+MAX_META_BYTES = 16 * 2**20
+"""Largest `meta`, as canonical JSON."""
+MAX_META_DEPTH = 32
+MAX_CONTAINERS = 5 * MAX_PIECES + 2 * MAX_TENSORS + MAX_PIECES
+"""Objects and lists: five for each piece, two for each tensor, and room for `meta`."""
+MAX_VALUES = 25 * MAX_PIECES
+"""Commas: a piece of a tensor with four dims has 16."""
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
-_TENSOR_NAME = re.compile(r"[\x21-\x7e]{1,512}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _WRITER = re.compile(r"[0-9a-f]{8}")
 _FOLDER = re.compile(r"step-([0-9]{8,12})\.([0-9a-f]{8})")
 
@@ -54,116 +86,6 @@ def parse_folder_name(name: str) -> tuple[int, str] | None:
 
 
 @dataclass(frozen=True)
-class TensorInfo:
-    """A global tensor of the state: its name, whole shape and element type."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _TENSOR_NAME.fullmatch(self.name):
-            raise CheckpointError(
-                f"tensor name {self.name!r} must be 1 to 512 printable ASCII characters without blanks"
-            )
-        if len(self.shape) > MAX_DIMS or any(type(extent) is not int or extent < 0 for extent in self.shape):
-            raise CheckpointError(f"tensor {self.name}: shape {self.shape} must be at most {MAX_DIMS} integers >= 0")
-        if math.prod(self.shape) > MAX_ELEMENTS:
-            raise CheckpointError(f"tensor {self.name}: shape {self.shape} has more than {MAX_ELEMENTS} elements")
-        item_bytes(self.dtype)
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * item_bytes(self.dtype)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The unit of writing and of verification: the elements `box[flat_start:flat_end]` of a tensor, as raw little-endian bytes in a file."""
-
-    tensor: str
-    box: Box
-    flat_start: int
-    flat_end: int
-    dtype: str
-    file: str
-    offset: int
-    bytes: int
-    blake3: str
-
-    def __post_init__(self) -> None:
-        check_file_name(self.file)
-        _check_range(f"{self}: offset", self.offset, 0, MAX_OFFSET)
-        if type(self.flat_start) is not int or type(self.flat_end) is not int:
-            raise CheckpointError(f"{self}: flat range must be integers")
-        if not 0 <= self.flat_start < self.flat_end <= self.box.volume:
-            raise CheckpointError(f"{self}: flat range must be a non-empty part of 0..{self.box.volume}")
-        expected = (self.flat_end - self.flat_start) * item_bytes(self.dtype)
-        if type(self.bytes) is not int or self.bytes != expected:
-            raise CheckpointError(f"{self}: {self.bytes} bytes, but its elements take {expected}")
-        if self.bytes > PIECE_BYTES:
-            raise CheckpointError(f"{self}: {self.bytes} bytes, {PIECE_BYTES} are allowed")
-        _check_digest(f"{self}: blake3", self.blake3)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "tensor": self.tensor,
-            "box": {"start": list(self.box.start), "size": list(self.box.size)},
-            "flat": [self.flat_start, self.flat_end],
-            "dtype": self.dtype,
-            "file": self.file,
-            "offset": self.offset,
-            "bytes": self.bytes,
-            "blake3": self.blake3,
-        }
-
-    @classmethod
-    def from_json(cls, raw: object) -> Self:
-        """A piece from JSON data (a manifest's, or what a rank reports)."""
-        item = _fields(raw, "piece", _PIECE_KEYS)
-        box = _fields(item["box"], "box", _BOX_KEYS)
-        flat = _integers(item["flat"], "flat")
-        if len(flat) != 2:
-            raise CheckpointError(f"flat {flat} must be two integers")
-        return cls(
-            tensor=_text(item["tensor"], "tensor"),
-            box=Box(_integers(box["start"], "start"), _integers(box["size"], "size")),
-            flat_start=flat[0],
-            flat_end=flat[1],
-            dtype=_text(item["dtype"], "dtype"),
-            file=_text(item["file"], "file"),
-            offset=item["offset"],
-            bytes=item["bytes"],
-            blake3=_text(item["blake3"], "blake3"),
-        )
-
-    def __str__(self) -> str:
-        return f"piece {self.tensor}{self.box}[{self.flat_start}:{self.flat_end}] in {self.file} at {self.offset}"
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A small file that travels along as it is: `config.json`, tokenizer files, chat template, `generation_config.json`."""
-
-    name: str
-    bytes: int
-    blake3: str
-
-    def __post_init__(self) -> None:
-        check_file_name(self.name)
-        _check_range(f"file {self.name}: bytes", self.bytes, 0, MAX_OFFSET)
-        _check_digest(f"file {self.name}: blake3", self.blake3)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "bytes": self.bytes, "blake3": self.blake3}
-
-    @classmethod
-    def from_json(cls, raw: object) -> Self:
-        item = _fields(raw, "file entry", _FILE_KEYS)
-        return cls(_text(item["name"], "name"), item["bytes"], _text(item["blake3"], "blake3"))
-
-
-@dataclass(frozen=True)
 class Manifest:
     """Everything about one checkpoint except the bytes. Make one with `build` or `from_json`; both check it."""
 
@@ -171,7 +93,7 @@ class Manifest:
     step: int
     writer: str
     tensors: Mapping[str, TensorInfo]
-    """By name."""
+    """Tensors by name."""
     pieces: tuple[Piece, ...]
     """Ordered by file and offset."""
     files: tuple[FileEntry, ...]
@@ -184,7 +106,9 @@ class Manifest:
         if type(self.format) is not int or self.format != FORMAT:
             raise CheckpointError(f"format {self.format!r} is not supported, this program reads format {FORMAT}")
         folder_name(self.step, self.writer)
-        _check_digest("digest", self.digest)
+        if not is_digest(self.digest):
+            raise CheckpointError(f"digest must be 64 hex digits, got {self.digest!r}")
+        self._check_counts()
         for piece in self.pieces:
             self._check_piece(piece)
         self._check_names()
@@ -200,7 +124,7 @@ class Manifest:
         files: Iterable[FileEntry] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A manifest with its digest. The order in which ranks report their pieces does not matter."""
+        """Return a manifest with its digest. The order in which ranks report their pieces does not matter."""
         named: dict[str, TensorInfo] = {}
         for tensor in tensors:
             if named.setdefault(tensor.name, tensor) != tensor:
@@ -213,10 +137,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """A manifest from untrusted text.
+        """Return a manifest from untrusted text.
 
         Raises:
-            CheckpointCorrupt: it is not JSON, says something impossible, or its digest does not match.
+            CheckpointCorrupt: it is not JSON, holds something impossible, or its digest does not match.
         """
         try:
             return cls._parse(text)
@@ -228,25 +152,32 @@ class Manifest:
     @classmethod
     def _parse(cls, text: str | bytes) -> Self:
         item = _read(text)
-        digest = _text(item["digest"], "digest")
+        digest = need_text(item["digest"], "digest")
         content = {key: value for key, value in item.items() if key != "digest"}
         if _digest_of(content) != digest:
             raise CheckpointCorrupt(f"manifest: its digest says {digest}, its content gives {_digest_of(content)}")
         return cls(
             format=item["format"],
             step=item["step"],
-            writer=_text(item["writer"], "writer"),
+            writer=need_text(item["writer"], "writer"),
             tensors=_tensors(item["tensors"]),
-            pieces=tuple(map(Piece.from_json, _list(item["pieces"], "pieces"))),
-            files=tuple(map(FileEntry.from_json, _list(item["files"], "files"))),
-            meta=_object(item["meta"], "meta"),
+            pieces=tuple(map(Piece.from_json, need_list(item["pieces"], "pieces", MAX_PIECES))),
+            files=tuple(map(FileEntry.from_json, need_list(item["files"], "files", MAX_FILES))),
+            meta=need_object(item["meta"], "meta"),
             digest=digest,
         )
 
     def to_json(self) -> str:
-        """The text of `manifest.json`: canonical JSON and a line feed."""
+        """Return the text of `manifest.json`: canonical JSON and a line feed.
+
+        Raises:
+            CheckpointError: it is too long to be read again.
+        """
         content = _content(self.step, self.writer, self.tensors, self.pieces, self.files, self.meta)
-        return _canonical(content | {"digest": self.digest}) + "\n"
+        text = _canonical(content | {"digest": self.digest}) + "\n"
+        if (size := len(text.encode())) > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"manifest: {size} bytes, {MAX_MANIFEST_BYTES} are allowed")
+        return text
 
     @property
     def folder_name(self) -> str:
@@ -273,6 +204,18 @@ class Manifest:
         if not piece.box.inside(tensor.shape):
             raise CheckpointError(f"{piece}: the box leaves the tensor's shape {tensor.shape}")
 
+    def _check_counts(self) -> None:
+        """A manifest with more could be written, but not be read again."""
+        for what, count, limit in (
+            ("tensors", len(self.tensors), MAX_TENSORS),
+            ("pieces", len(self.pieces), MAX_PIECES),
+            ("files", len(self.files), MAX_FILES),
+            ("bytes of meta", len(_canonical(self.meta).encode()), MAX_META_BYTES),
+        ):
+            if count > limit:
+                raise CheckpointError(f"{count} {what}, {limit} are allowed")
+        need_depth(self.meta, "meta", MAX_META_DEPTH)
+
     def _check_names(self) -> None:
         names = [entry.name for entry in self.files]
         taken = {piece.file for piece in self.pieces}
@@ -280,14 +223,6 @@ class Manifest:
             if name in taken:
                 raise CheckpointError(f"file {name} is listed twice")
             taken.add(name)
-
-
-def check_file_name(name: object) -> None:
-    """Refuse anything but a plain name: no separator, no leading dot, not the manifest itself."""
-    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or name == MANIFEST_FILE:
-        raise CheckpointError(
-            f"file name {name!r} must be a plain name (letters, digits, . _ + -, no leading dot, not {MANIFEST_FILE})"
-        )
 
 
 def _content(
@@ -325,80 +260,21 @@ def _digest_of(content: Mapping[str, Any]) -> str:
 
 
 def _read(text: str | bytes) -> dict[str, Any]:
-    """The fields of a manifest of this format; what they hold is not looked at yet."""
-    if len(text) > MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"{len(text)} bytes, {MAX_MANIFEST_BYTES} are allowed")
-    decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-    raw = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+    """Return the fields of a manifest of this format, with values that are not checked yet."""
+    data = text.encode() if isinstance(text, str) else text
+    raw = parse_json(data, max_bytes=MAX_MANIFEST_BYTES, max_containers=MAX_CONTAINERS, max_values=MAX_VALUES)
     if isinstance(raw, dict) and raw.get("format") != FORMAT:
         raise CheckpointError(f"format {raw.get('format')!r} is not supported, this program reads format {FORMAT}")
-    return _fields(raw, "manifest", _MANIFEST_KEYS)
+    return need_fields(raw, "manifest", _MANIFEST_KEYS)
 
 
 def _tensors(raw: object) -> dict[str, TensorInfo]:
     tensors = {}
-    for name, value in _object(raw, "tensors").items():
-        item = _fields(value, f"tensor {name}", _TENSOR_KEYS)
-        tensors[name] = TensorInfo(name, _integers(item["shape"], "shape"), _text(item["dtype"], "dtype"))
+    for name, value in need_object(raw, "tensors").items():
+        item = need_fields(value, f"tensor {name}", _TENSOR_KEYS)
+        tensors[name] = TensorInfo(name, need_integers(item["shape"], "shape"), need_text(item["dtype"], "dtype"))
     return tensors
 
 
-_PIECE_KEYS = frozenset({"tensor", "box", "flat", "dtype", "file", "offset", "bytes", "blake3"})
-_BOX_KEYS = frozenset({"start", "size"})
-_FILE_KEYS = frozenset({"name", "bytes", "blake3"})
 _TENSOR_KEYS = frozenset({"shape", "dtype"})
 _MANIFEST_KEYS = frozenset({"format", "step", "writer", "tensors", "pieces", "files", "meta", "digest"})
-
-
-def _fields(raw: object, what: str, keys: frozenset[str]) -> dict[str, Any]:
-    item = _object(raw, what)
-    if item.keys() != keys:
-        odd = sorted(item.keys() ^ keys)
-        raise CheckpointError(f"{what}: keys must be {sorted(keys)}; missing or unknown: {odd}")
-    return item
-
-
-def _object(raw: object, what: str) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{what}: an object is needed, got {type(raw).__name__}")
-    return raw
-
-
-def _list(raw: object, what: str) -> list[Any]:
-    if not isinstance(raw, list):
-        raise CheckpointError(f"{what}: a list is needed, got {type(raw).__name__}")
-    return raw
-
-
-def _text(raw: object, what: str) -> str:
-    if not isinstance(raw, str):
-        raise CheckpointError(f"{what}: text is needed, got {type(raw).__name__}")
-    return raw
-
-
-def _integers(raw: object, what: str) -> tuple[int, ...]:
-    values = _list(raw, what)
-    if any(type(value) is not int for value in values):
-        raise CheckpointError(f"{what}: integers are needed, got {values}")
-    return tuple(values)
-
-
-def _check_range(what: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise CheckpointError(f"{what} must be an integer from {low} to {high}, got {value!r}")
-
-
-def _check_digest(what: str, value: object) -> None:
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        raise CheckpointError(f"{what} must be 64 hex digits, got {value!r}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    item = dict(pairs)
-    if len(item) != len(pairs):
-        raise CheckpointError("a key appears twice in one object")
-    return item
-
-
-def _no_constant(name: str) -> float:
-    raise CheckpointError(f"{name} is not a number of JSON")

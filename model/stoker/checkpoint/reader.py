@@ -1,6 +1,7 @@
-"""Reading: any part of any tensor, from the pieces that hold it, each read whole and verified before a byte of it is returned.
+"""Reading any part of any tensor, from the pieces that hold it.
 
-The reader knows nothing of the layout that wrote the checkpoint, nor of the one that reads it.
+Each piece is read whole and verified before a byte of it is returned. The reader depends neither on the layout that
+wrote the checkpoint nor on the one that reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class CheckpointReader:
         """
         self.folder = Path(folder)
         self.storage = storage or PosixStorage()
-        self._hold = self.storage.hold(self.folder / MANIFEST_FILE)
+        self._lock = self.storage.lock_shared(self.folder / MANIFEST_FILE)
         self.manifest: Manifest = read_manifest(self.folder, self.storage, digest)
         for name, size in self.manifest.file_sizes().items():
             check_size(self.storage, self.folder / name, size)
@@ -48,9 +49,9 @@ class CheckpointReader:
         self._last: tuple[Piece, Array] | None = None
 
     def close(self) -> None:
-        """Retention may have the folder; what is read from now on may be gone."""
-        if self._hold is not None:
-            self._hold.close()
+        """Unlock the folder for retention; later reads may find it gone."""
+        if self._lock is not None:
+            self._lock.close()
 
     def tensor(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor.
@@ -72,13 +73,14 @@ class CheckpointReader:
     ) -> Array:
         """A part of a tensor: all of it, a box, or a flat range inside a box (flat elements, row by row).
 
-        Returns an array of the box's size, or a 1-D array when `flat` is given; bfloat16 and float8 as unsigned integers of their size.
-        With `out` (writable, contiguous, exactly as many bytes) the elements go there and the result is a view of it; when an
-        error is raised `out` may hold anything.
+        Returns an array of the box's size, or a 1-D array when `flat` is given; bfloat16 and float8 as unsigned
+        integers of their size. With `out` (writable, contiguous, exactly as many bytes) the elements go there and the
+        result is a view of it; when an error is raised `out` may hold anything.
 
         Raises:
             CheckpointMissing: no such tensor.
-            CheckpointCorrupt: a piece does not match its hash (the message names it), or the pieces leave a gap or overlap.
+            CheckpointCorrupt: a piece does not match its hash (the message names it), or the pieces leave a gap or
+                overlap.
         """
         info = self.tensor(tensor)
         box = Box.whole(info.shape) if box is None else box
@@ -153,7 +155,10 @@ class CheckpointReader:
                     wanted[shared.slices_in(wanted_box)] = held[shared.slices_in(held_box)]
 
     def _held(self, piece: Piece, box: Box, first: int, end: int) -> list[tuple[Box, Array]]:
-        """The rectangles of a piece with their elements; empty, and nothing read, when none meets the wanted ones."""
+        """Return the rectangles of a piece with their elements.
+
+        Empty, with nothing read, when none meets the wanted ones.
+        """
         held_boxes = slabs(piece.box, piece.flat_start, piece.flat_end)
         wanted_boxes = slabs(box, first, end)
         if not any(held.intersect(wanted) for held in held_boxes for wanted in wanted_boxes):
@@ -175,7 +180,9 @@ class CheckpointReader:
 
 
 class _Index:
-    """The pieces of one tensor by the span of row-major addresses that each touches, so that a read looks only at its neighbours."""
+    """The pieces of one tensor by the span of row-major addresses that each touches: a read looks only at its
+    neighbours.
+    """
 
     def __init__(self, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
         self._shape = shape
@@ -186,7 +193,7 @@ class _Index:
         self._reach = list(accumulate((end for _, end, _ in spans), max))
 
     def find(self, box: Box, first: int, end: int) -> list[Piece]:
-        """Every piece that may hold an element of the non-empty range `box[first:end]`."""
+        """Return every piece that may hold an element of the non-empty range `box[first:end]`."""
         low, high = _span(self._shape, box, first, end)
         return self._pieces[bisect_right(self._reach, low) : bisect_left(self._starts, high)]
 
@@ -207,7 +214,10 @@ def _span(shape: tuple[int, ...], box: Box, first: int, end: int) -> tuple[int, 
 
 
 def _same_rows(piece: Box, wanted: Box) -> int | None:
-    """How far flat positions in `piece` shift in `wanted` when both have the same extent in all dims but the first; else None."""
+    """Return how far flat positions in `piece` shift in `wanted`, or None.
+
+    There is a shift when both have the same extent in all dims but the first.
+    """
     if piece.start[1:] != wanted.start[1:] or piece.size[1:] != wanted.size[1:]:
         return None
     if not piece.size:
@@ -222,6 +232,7 @@ def _target(info: TensorInfo, elements: int, out: memoryview | Array | None) -> 
     view = out.data if isinstance(out, np.ndarray) else out
     if view.readonly or not view.c_contiguous or view.nbytes != elements * dtype.itemsize:
         raise CheckpointError(
-            f"tensor {info.name}: out must be writable, contiguous and {elements * dtype.itemsize} bytes, got {view.nbytes}"
+            f"tensor {info.name}: out must be writable, contiguous and {elements * dtype.itemsize} bytes, got "
+            f"{view.nbytes}"
         )
     return np.frombuffer(view.cast("B") if view.nbytes else b"", dtype)

@@ -1,7 +1,8 @@
-"""The seam to storage: the few operations that the format needs, and their POSIX form.
+"""The interface to storage: the few operations that the format needs, and their POSIX form.
 
-An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and `sync_folder` do nothing,
-and because the manifest is written last its object is the commit. Nothing above this module opens a file.
+An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and
+`sync_folder` do nothing, and because the manifest is written last its object is the commit. Nothing above this module
+opens a file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.checkpoint.hold import Hold, claim, hold
+from stoker.checkpoint.file_lock import ReadLock, exclusive, shared
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,7 +50,10 @@ class Sink(Protocol):
 
 
 class Storage(Protocol):
-    """Files and folders of a checkpoint root. Failures are OSError; a file that is not a regular one is CheckpointCorrupt."""
+    """Files and folders of a checkpoint root.
+
+    Failures are OSError; a file that is not a regular one is CheckpointCorrupt.
+    """
 
     def create(self, path: Path) -> Sink:
         """A new, empty file; refuses a name that exists."""
@@ -78,11 +82,11 @@ class Storage(Protocol):
     def sync_folder(self, folder: Path) -> None:
         """Return only when the entries of `folder` are durable."""
 
-    def hold(self, path: Path) -> Hold | None:
-        """Until the hold is closed or its process ends `claim` refuses the file. None where the file is not there (any more)."""
+    def lock_shared(self, path: Path) -> ReadLock | None:
+        """Lock a file for reading, until the lock is closed or its process ends. None where the file is not there."""
 
-    def claim(self, path: Path) -> Hold:
-        """The only hold of a file; CheckpointInUse while somebody else has one."""
+    def lock_exclusive(self, path: Path) -> ReadLock:
+        """Take the only lock of a file; CheckpointInUse while another process or thread has one."""
 
     def remove_file(self, path: Path) -> None:
         """Remove the name (a link, not its target); fine when it is gone."""
@@ -94,9 +98,10 @@ class Storage(Protocol):
 class PosixSink:
     """A file that is written in large aligned blocks past the page cache, several at once, by threads of its own.
 
-    So a save neither piles up dirty pages until the kernel stops every writer of the machine, nor grows the page cache by its size, and `sync` at
-    the end has little left to do. Where the file system refuses such writes, blocks go through the page cache and are pushed to the disk at once.
-    What fills no block goes the ordinary way at `sync`. A failure of a block is kept and raised by the next call.
+    So a save neither piles up dirty pages until the kernel stops every writer of the machine, nor grows the page cache
+    by its size, and `sync` at the end has little left to do. Where the file system refuses such writes, blocks go
+    through the page cache and are pushed to the disk at once. What fills no block goes the ordinary way at `sync`. A
+    failure of a block is kept and raised by the next call.
     """
 
     def __init__(self, path: Path, *, put: Put = os.pwrite, block_bytes: int = BLOCK_BYTES) -> None:
@@ -113,7 +118,7 @@ class PosixSink:
         self._block: Block | None = None
         self._filled = 0
         self._offset = 0
-        """Where `_block` goes in the file."""
+        """Offset of `_block` in the file."""
 
     def write(self, data: memoryview) -> None:
         with path_in_errors(self.path):
@@ -247,11 +252,11 @@ class PosixStorage:
         finally:
             os.close(handle)
 
-    def hold(self, path: Path) -> Hold | None:
-        return hold(path)
+    def lock_shared(self, path: Path) -> ReadLock | None:
+        return shared(path)
 
-    def claim(self, path: Path) -> Hold:
-        return claim(path)
+    def lock_exclusive(self, path: Path) -> ReadLock:
+        return exclusive(path)
 
     def remove_file(self, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A checkpoint root: the folder that holds `step-00001200.<writer>` folders, and the only code that publishes or deletes one.
+"""A checkpoint root: the folder that holds `step-00001200.<writer>` folders. Only this module publishes or deletes one.
 
-A save is staged in a hidden folder, made durable, and renamed once. So a name that can be seen is complete, a crash leaves at most a
-hidden folder, and two attempts never write the same name.
+A save is staged in a hidden folder, made durable, and renamed once. So a name that can be seen is complete, a crash
+leaves at most a hidden folder, and two attempts never write the same name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Published:
     digest: str
     bytes: int
     files: int
-    """All of the folder but the manifest itself."""
+    """Files of the folder without the manifest."""
     pieces: int
 
 
@@ -89,7 +89,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What a delete removed. `left` names files that no manifest lists; they stay, and so does their folder."""
+    """The result of a delete. `left` names files that no manifest lists; they stay, and so does their folder."""
 
     folder_name: str
     files: tuple[str, ...]
@@ -99,7 +99,7 @@ class Deleted:
 
 @dataclass(frozen=True)
 class Retained:
-    """What retention removed, and why it could not remove more; the next call tries that again."""
+    """The result of retention: what it removed, and why it could not remove more. The next call tries again."""
 
     deleted: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class CheckpointRoot:
         self.storage = storage or PosixStorage()
 
     def begin(self, step: int, writer: str) -> Path:
-        """A fresh staging folder for one save; rank 0 calls it and tells the other ranks the path.
+        """Make a fresh staging folder for one save. Rank 0 calls it and sends the path to the other ranks.
 
         Raises:
             CheckpointExists: that step of that writer is published already.
@@ -127,7 +127,8 @@ class CheckpointRoot:
     def publish(self, staging: Path, manifest: Manifest) -> Published:
         """Commit a save: check it, write the manifest last, make all durable, rename, hint `LATEST`.
 
-        Every data file must have been closed (`PieceWriter.close`) before. Returns when the checkpoint would survive a power cut.
+        Every data file must have been closed (`PieceWriter.close`) before. Returns when the checkpoint would survive a
+        power cut.
 
         Raises:
             CheckpointError: the staged files are not those of the manifest, or its pieces leave a gap or overlap.
@@ -151,7 +152,9 @@ class CheckpointRoot:
         self.storage.remove_folder(Path(staging))
 
     def discard_unfinished(self, writers: Collection[str] | None = None) -> list[str]:
-        """Remove what dead attempts left: staging folders of those writers; when None, which only the holder of the lock may say, all of them and half-done deletes.
+        """Remove the staging folders of dead attempts by these writers.
+
+        None, which only the holder of the lock may pass: those of all writers, and half-done deletes.
 
         Without the lock another process may be at that delete.
         """
@@ -167,16 +170,16 @@ class CheckpointRoot:
         return removed
 
     def scan(self) -> list[Found | Broken]:
-        """Every folder with a checkpoint's name, newest first."""
+        """Return every folder with a checkpoint's name, newest first."""
         items = [self._look(name) for name in self.storage.folders(self.root) if parse_folder_name(name)]
         return sorted(items, key=self._age, reverse=True)
 
     def committed(self) -> list[Found]:
-        """Newest first; only folders whose manifest is valid and carries their own step and writer."""
+        """Return the folders whose manifest is valid and carries their own step and writer, newest first."""
         return [item for item in self.scan() if isinstance(item, Found)]
 
     def find(self, name: str, digest: str | None = None) -> Found:
-        """One committed checkpoint by name.
+        """Return one committed checkpoint by name.
 
         Raises:
             CheckpointMissing: no such folder, or it has no manifest.
@@ -189,7 +192,7 @@ class CheckpointRoot:
         return Found(name, self.root / name, manifest)
 
     def latest(self) -> Found | None:
-        """The checkpoint that `LATEST` names; when the hint is missing, stale or wrong, the newest committed one."""
+        """Return the checkpoint that `LATEST` names; when that is missing, stale or wrong, the newest committed one."""
         with suppress(CheckpointError, OSError, UnicodeDecodeError):
             return self.find(read_whole(self.storage, self.root / LATEST_FILE, 4096).decode().strip())
         return next(iter(self.committed()), None)
@@ -212,9 +215,10 @@ class CheckpointRoot:
             os.close(handle)
 
     def retain(self, keep: int, verified: Callable[[str], bool]) -> Retained:
-        """Delete verified checkpoints beyond the `keep` newest verified ones, and what a delete has left half-done. For the holder of the lock.
+        """Delete verified checkpoints beyond the `keep` newest verified ones, and finish half-done deletes.
 
-        `verified` is asked once for each committed folder name. What is not verified neither counts nor goes; what somebody reads stays for now.
+        Only the holder of the lock may call it. `verified` is called once for each committed folder name. A checkpoint
+        that is not verified neither counts nor is deleted; one that is being read stays for now.
         """
         if keep < 1:
             raise CheckpointError(f"keep must be >= 1, got {keep}")
@@ -233,9 +237,15 @@ class CheckpointRoot:
         return Retained(tuple(deleted), tuple(problems))
 
     def delete(self, name: str, digest: str) -> Deleted:
-        """Remove exactly the files that the manifest with that digest lists, then the empty folder. Safe to repeat after a crash.
+        """Remove exactly the files that the manifest with that digest lists, then the empty folder.
 
-        The folder first gets a hidden name, so a checkpoint that is half gone can never be found. It is an order: who reads it is not asked.
+        It can be repeated after a crash: the folder first gets a hidden name, so a checkpoint that is half deleted
+        cannot be found. It is unconditional: locks of readers are not checked.
+
+        Safe to repeat after a crash.
+
+        The folder first gets a hidden name, so a checkpoint that is half gone can never be found. It is an order: who
+        reads it is not asked.
 
         Raises:
             CheckpointCorrupt: the folder's manifest is not the one with that digest; nothing was removed.
@@ -249,8 +259,11 @@ class CheckpointRoot:
         return self._delete_hidden(name, digest)
 
     def _give_up(self, found: Found) -> Deleted:
-        """Delete what nobody reads. It is claimed only until it is hidden: NFS keeps the name of a removed file that is open."""
-        with self.storage.claim(found.path / MANIFEST_FILE):
+        """Delete a checkpoint that is not being read.
+
+        The exclusive lock is held only until the folder is hidden: NFS keeps the name of a removed file that is open.
+        """
+        with self.storage.lock_exclusive(found.path / MANIFEST_FILE):
             self._hide(found.folder_name, found.digest)
         return self._delete_hidden(found.folder_name, found.digest)
 
@@ -283,7 +296,7 @@ class CheckpointRoot:
         return Deleted(name, tuple(manifest.file_sizes()), manifest.bytes, left)
 
     def _resume_delete(self, name: str) -> bool:
-        """Finish a delete that a crash interrupted; one whose manifest is not valid stays for a person to look at."""
+        """Finish a delete that a crash interrupted. One whose manifest is not valid stays for a person to look at."""
         hidden = self.root / f"{_DELETING}{name}"
         try:
             digest = read_manifest(hidden, self.storage).digest if self.storage.names(hidden) else ""
@@ -386,14 +399,14 @@ def check_folder_name(name: str) -> None:
 
 @contextmanager
 def being_read(folder: Path, storage: Storage | None = None) -> Iterator[None]:
-    """Retention leaves a checkpoint alone meanwhile. Any other folder or file is let through."""
-    held = (storage or PosixStorage()).hold(folder / MANIFEST_FILE)
-    with held or nullcontext():
+    """Lock a checkpoint for reading, so that retention leaves it alone. Any other folder or file is let through."""
+    lock = (storage or PosixStorage()).lock_shared(folder / MANIFEST_FILE)
+    with lock or nullcontext():
         yield
 
 
 def read_manifest(folder: Path, storage: Storage, digest: str | None = None) -> Manifest:
-    """The manifest of a folder, checked.
+    """Return the checked manifest of a folder.
 
     Raises:
         CheckpointMissing: no folder or no manifest.
@@ -413,7 +426,7 @@ def read_manifest(folder: Path, storage: Storage, digest: str | None = None) -> 
 
 
 def read_whole(storage: Storage, path: Path, max_bytes: int) -> bytes:
-    """All bytes of a small file."""
+    """Return all bytes of a small file."""
     size = storage.size(path)
     if size > max_bytes:
         raise CheckpointCorrupt(f"{path} has {size} bytes, {max_bytes} are allowed")

@@ -1,4 +1,8 @@
-"""Task pods: what the operator has done to checkpoints that it must not open itself. The answer goes into the termination message.
+"""Task pods: what the operator lets do to checkpoints that it must not open itself.
+
+The result goes into the termination message.
+
+The answer goes into the termination message.
 
 Each task is a function from paths to a `result` object; `run` turns its outcome into a last word and an exit code:
 
@@ -25,7 +29,7 @@ from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
-from stoker.checkpoint.verify import Report, verify
+from stoker.checkpoint.verify import VerifyReport, verify
 from stoker.pod.exit_code import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage
 
@@ -38,7 +42,7 @@ Result = dict[str, Any]
 
 
 class TaskRefused(CheckpointError):
-    """The task's answer is no; `result` has what is known."""
+    """The task failed for a reason that a retry does not change; `result` has the facts."""
 
     def __init__(self, detail: str, result: Result) -> None:
         super().__init__(detail)
@@ -60,7 +64,7 @@ class Target:
 
     @property
     def path(self) -> Path:
-        """Where it lies.
+        """Return the folder's path.
 
         Raises:
             CheckpointError: the folder leaves the root, by its name or through a link.
@@ -74,24 +78,27 @@ class Target:
 
 
 def verify_task(target: Target) -> Result:
-    """`{task, folder, ok, step, digest, bytes, problems}`, and what `inspect` says where all is well; every byte is read."""
+    """Read every byte and return `{task, folder, ok, step, digest, bytes, problems}`, and what `inspect` returns."""
     verdict = _verified(target, "verify")
     return _figures(_manifest(target, "verify")) | verdict
 
 
 def inspect_task(target: Target) -> Result:
-    """What the manifest says: `{task, folder, ok, step, tokens, loss, learning_rate, elapsed_s, layout, digest, bytes, files, pieces, ...}`; no data is read."""
+    """Return the facts of the manifest, without reading data.
+
+    `{task, folder, ok, step, tokens, loss, learning_rate, elapsed_s, layout, digest, bytes, files, pieces, ...}`
+    """
     manifest = _manifest(target, "inspect")
     return {"task": "inspect", "folder": target.name, "ok": True} | _figures(manifest)
 
 
 def import_task(target: Target) -> Result:
-    """`inspect` and `verify` in one answer."""
+    """Return what `inspect` and `verify` return, in one result."""
     return _figures(_manifest(target, "import")) | _verified(target, "import")
 
 
 def delete_task(target: Target) -> Result:
-    """`{task, folder, deleted, bytes, left}`. Deleting what is gone already is a success with nothing deleted."""
+    """Delete and return `{task, folder, deleted, bytes, left}`. Deleting what is gone already succeeds."""
     try:
         if target.digest is None:
             raise CheckpointError("delete needs the recorded digest")
@@ -122,7 +129,7 @@ def list_task(root: Path, writer: str | None = None) -> Result:
 
 
 def run(task: Callable[[], Result], name: str, folder: str) -> TerminationMessage:
-    """Carry a task out and say how it went. Never raises for a checkpoint, a disk or a path that is bad."""
+    """Carry a task out and return its outcome. Never raises for a checkpoint, a disk or a path that is bad."""
     try:
         result = task()
         return TerminationMessage(cause=Cause.COMPLETED, step=result.get("step"), result=result)
@@ -154,7 +161,7 @@ def _verified(target: Target, task: str) -> Result:
     return result
 
 
-def _verdict(report: Report) -> Result:
+def _verdict(report: VerifyReport) -> Result:
     problems = [_shortened(problem) for problem in report.problems[:MAX_SHOWN_PROBLEMS]]
     if len(report.problems) > MAX_SHOWN_PROBLEMS:
         problems.append(f"and {len(report.problems) - MAX_SHOWN_PROBLEMS} more")
@@ -168,7 +175,7 @@ def _verdict(report: Report) -> Result:
 
 
 def _figures(manifest: Manifest) -> Result:
-    """All that a Checkpoint object shows of it."""
+    """Return the metrics that a Checkpoint object shows."""
     facts = facts_of(manifest)
     return _facts(manifest) | {
         "learning_rate": facts.learning_rate,
@@ -179,7 +186,7 @@ def _figures(manifest: Manifest) -> Result:
 
 
 def _facts(manifest: Manifest) -> Result:
-    """What fits into a list of saves."""
+    """Return the metrics that fit into a list of saves."""
     facts = facts_of(manifest)
     return {
         "step": facts.step,
@@ -193,7 +200,7 @@ def _facts(manifest: Manifest) -> Result:
 
 
 def _small(layout: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A layout comes from the writer: one that would crowd out the rest of the message is left out."""
+    """Return the layout, or nothing where it would crowd out the rest of the message."""
     return layout if len(json.dumps(dict(layout))) <= MAX_LAYOUT_BYTES else {}
 
 
@@ -202,7 +209,7 @@ def _shortened(text: str) -> str:
 
 
 def _fit_list(result: Result) -> Result:
-    """Drop the oldest saves until the last word fits its limit."""
+    """Drop the oldest saves until the termination message fits its limit."""
     while result["saves"] and len(json.dumps(result)) > MAX_BYTES - 256:
         result = result | {"saves": result["saves"][:-1], "omitted": result["omitted"] + 1}
     return result

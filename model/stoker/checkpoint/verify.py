@@ -1,4 +1,7 @@
-"""Verification of a whole checkpoint: manifest, exact cover, every piece and every file. Reads each byte once, in bounded memory."""
+"""Verification of a whole checkpoint: manifest, exact cover, every piece and every file.
+
+Reads each byte once, in bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ READERS = 3
 """Pieces that are read and hashed at once."""
 MAX_PROBLEMS = 100
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with bytes verified so far and bytes in all."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What verification found. The facts are None when there is no manifest to take them from."""
+class VerifyReport:
+    """The result of verification. The facts are None when there is no valid manifest to take them from."""
 
     folder: str
     ok: bool
@@ -39,7 +42,7 @@ class Report:
     tensors: int | None = None
     pieces: int | None = None
     unlisted: tuple[str, ...] = ()
-    """Files that lie in the folder and in no manifest; they are nobody's proof of damage."""
+    """Files of the folder that the manifest does not list; they are no proof of damage."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -60,14 +63,15 @@ def verify(
     folder: Path,
     digest: str | None = None,
     *,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     storage: Storage | None = None,
     share: tuple[int, int] = (0, 1),
-) -> Report:
-    """Check everything that can be checked; never raises for a bad checkpoint, only for a failing disk (OSError).
+) -> VerifyReport:
+    """Check everything that can be checked. Never raises for a bad checkpoint, only for a failing disk (OSError).
 
-    `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file is exactly its
-    pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only the i-th of n shares of the bytes: together n calls read all.
+    `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file
+    is exactly its pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only
+    the i-th of n shares of the bytes: together n calls read all.
     """
     folder, storage = Path(folder), storage or PosixStorage()
     with being_read(folder, storage):
@@ -75,12 +79,12 @@ def verify(
 
 
 def _verify(
-    folder: Path, digest: str | None, progress: Progress | None, storage: Storage, share: tuple[int, int]
-) -> Report:
+    folder: Path, digest: str | None, progress: OnProgress | None, storage: Storage, share: tuple[int, int]
+) -> VerifyReport:
     try:
         manifest = read_manifest(folder, storage, digest)
     except CheckpointError as error:
-        return Report(str(folder), False, (str(error),))
+        return VerifyReport(str(folder), False, (str(error),))
     problems = cover_problems(manifest)
     checked = 0
     for size, problem in _check_bytes(folder, manifest, storage, share):
@@ -92,12 +96,12 @@ def _verify(
     return _report(folder, manifest, problems, storage)
 
 
-def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Storage) -> Report:
+def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Storage) -> VerifyReport:
     listed = manifest.file_sizes().keys() | {MANIFEST_FILE}
     shown = problems[:MAX_PROBLEMS]
     if len(problems) > MAX_PROBLEMS:
         shown.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return Report(
+    return VerifyReport(
         folder=str(folder),
         ok=not problems,
         problems=tuple(shown),
@@ -114,7 +118,7 @@ def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Stor
 def _check_bytes(
     folder: Path, manifest: Manifest, storage: Storage, share: tuple[int, int]
 ) -> Iterator[tuple[int, str | None]]:
-    """Bytes looked at and the problem found, for each file's size, each piece and each travelling file."""
+    """Yield the bytes checked and the problem found, for each file's size, each piece and each travelling file."""
     unusable = set()
     for name, size in manifest.file_sizes().items():
         try:
@@ -133,7 +137,12 @@ def _check_bytes(
 
 
 def share_of(manifest: Manifest, index: int, shares: int) -> list[Piece]:
-    """Whole data files where there are enough of them, else every so many-th piece. Share i begins with the file behind the i-th: what a rank wrote is read by another one."""
+    """Return whole data files where there are enough of them, else every n-th piece.
+
+    Share i begins with the file behind the i-th, so that another rank reads what a rank wrote.
+
+    Share i begins with the file behind the i-th: what a rank wrote is read by another one.
+    """
     files = sorted({piece.file for piece in manifest.pieces})
     if len(files) < shares:
         return list(manifest.pieces[index::shares])

@@ -26,8 +26,8 @@ Buffer = memoryview | bytes | bytearray | Array
 class PieceWriter:
     """Streams a rank's shards into one data file, hashing while it writes. Not for several threads at once.
 
-    The file is made at the first piece, so a rank that owns nothing leaves no file. A write that fails (full disk) spoils the writer:
-    every later call is refused, so a save can never be reported without its bytes.
+    The file is made at the first piece, so a rank that owns nothing leaves no file. A write that fails (full disk)
+    spoils the writer: every later call is refused, so a save can never be reported without its bytes.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class PieceWriter:
     def add(self, tensor: TensorInfo, box: Box, flat: tuple[int, int], data: Buffer) -> None:
         """Write the elements `box[flat[0]:flat[1]]` of `tensor`.
 
-        `data` holds exactly those elements, raw and little-endian, in one contiguous buffer; it may change again when the call returns.
-        An empty range writes nothing.
+        `data` holds exactly those elements, raw and little-endian, in one contiguous buffer; it may change again when
+        the call returns. An empty range writes nothing.
 
         Raises:
             CheckpointError: box, range and buffer do not fit each other.
@@ -106,7 +106,8 @@ class PieceWriter:
         view = raw_bytes(data, tensor.name)
         if len(view) != expected:
             raise CheckpointError(
-                f"tensor {tensor.name}: {len(view)} bytes given, {flat[1] - flat[0]} elements of {tensor.dtype} take {expected}"
+                f"tensor {tensor.name}: {len(view)} bytes given, {flat[1] - flat[0]} elements of {tensor.dtype} take "
+                f"{expected}"
             )
         return view
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from stoker.pod.command_line import run_click
 
-@click.group()
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Weights of models: conversion and facts."""
 
@@ -64,13 +66,16 @@ def info(path: Path, as_json: bool) -> None:
         return
     config = source.config
     click.echo(
-        f"{path}: {source.kind}, {config.architecture}, {config.num_parameters / 1e6:.1f} M parameters in {facts['dtype']}"
+        f"{path}: {source.kind}, {config.architecture}, {config.num_parameters / 1e6:.1f} M parameters in "
+        f"{facts['dtype']}"
     )
     click.echo(
-        f"layers {config.num_layers}, hidden {config.hidden_size}, heads {config.num_heads} ({config.num_kv_heads} kv) of {config.head_dim}, ffn {config.intermediate_size}"
+        f"layers {config.num_layers}, hidden {config.hidden_size}, heads {config.num_heads} ({config.num_kv_heads} kv) "
+        f"of {config.head_dim}, ffn {config.intermediate_size}"
     )
     click.echo(
-        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings} tokens, embeddings {'tied' if config.tie_embeddings else 'untied'}"
+        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings} tokens, embeddings "
+        f"{'tied' if config.tie_embeddings else 'untied'}"
     )
     click.echo(f"files: {', '.join(facts['files']) or 'none'}")
 
@@ -86,7 +91,7 @@ class refusing:  # noqa: N801  reads as a statement
 
 
 def progress_line(what: str) -> Any:
-    """On a terminal one line that grows, in a log nothing."""
+    """Show progress as one growing line on a terminal, and nothing in a log."""
 
     def show(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -96,4 +101,4 @@ def progress_line(what: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(prog_name="stoker model")
+    run_click(main, "stoker model")

@@ -1,4 +1,4 @@
-"""Attention as the model sees it: one call per layer. Who keeps keys and values, and where, is the caller's business.
+"""Attention as the model sees it: one call per layer. The caller decides who keeps keys and values, and where.
 
 T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count this rank's heads.
 """
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import Rotation
 from stoker.model.kernels.sequences import pack_sequences
 from stoker.model.rotary import RotaryTable
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What attention must know about a layer, built at each call from the block's current parameters."""
+    """The attention of one layer, built at each call from the block's current parameters."""
 
     layer: int
     """Index in the whole model, also within a pipeline stage."""
@@ -36,7 +37,10 @@ class LayerAttention:
 
 
 class Attend(Protocol):
-    """Attention over packed tokens. Normalises and rotates q and k as `spec` says; may store k and v. The model never sees a cache."""
+    """Attention over packed tokens.
+
+    Normalises and rotates q and k as `spec` says; may store k and v. The model never sees a cache.
+    """
 
     def __call__(
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
@@ -63,7 +67,10 @@ class RotaryRows:
 
 
 class PackedAttend:
-    """The trainer's attention: whole sequences packed one after another, no cache, differentiable. Built once per micro-batch."""
+    """The trainer's attention: whole sequences packed one after another, no cache, differentiable.
+
+    Built once per micro-batch.
+    """
 
     def __init__(
         self,
@@ -73,7 +80,11 @@ class PackedAttend:
         max_seqlen: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        """`attention`: auto, or what `ops.attention` allows. `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing; on the host, with the tokens' `device`, it costs no wait."""
+        """`attention`: auto, or what `ops.attention` allows.
+
+        `cu_seqlens`: int [S + 1], from 0 to the number of tokens, increasing; on the host, with the tokens' `device`,
+        it costs no wait.
+        """
         self.ops = ops
         self.attention = None if attention == "auto" else ops.attention(attention)
         """None: by dtype, at the call."""
@@ -84,5 +95,5 @@ class PackedAttend:
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
     ) -> Tensor:
         cos, sin = self.rotary.of(spec.rope, positions_T)
-        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
+        q_TNH, k_TKH = self.ops.rotate(q_TNH, k_TKH, Rotation(cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps))
         return self.ops.packed_attention(q_TNH, k_TKH, v_TKH, self.sequences, spec.scale, spec.window, self.attention)

@@ -1,4 +1,7 @@
-"""What leaves a forward pass besides its result: router losses, hidden taps. One object per micro-batch, passed explicitly."""
+"""By-products of a forward pass: router losses, hidden taps.
+
+One object per micro-batch, passed explicitly.
+"""
 
 from __future__ import annotations
 

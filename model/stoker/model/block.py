@@ -1,4 +1,7 @@
-"""One decoder block: attention and the feed-forward part around a residual stream. T tokens, D hidden, N heads, K kv heads, H head_dim, F ffn."""
+"""One decoder block: attention and the feed-forward part around a residual stream.
+
+T tokens, D hidden, N heads, K kv heads, H head_dim, F ffn.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,9 @@ class Block(nn.Module):
         attend: Attend,
         aux: Aux | None = None,  # noqa: ARG002  router losses will leave through aux
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds them; the first block has no update."""
+        """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds
+        them; the first block has no update.
+        """
         qkv_TE, x_TD = self.qkv_proj.of_norm(self.attention_norm, x_TD, update_TD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
         attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))

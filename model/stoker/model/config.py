@@ -1,6 +1,7 @@
-"""What a model is: its architecture and dimensions, in Hugging Face's names. No torch here.
+"""The configuration of a model: its architecture and dimensions, in Hugging Face's names. No torch here.
 
-`from_hugging_face` reads a `config.json` as foreign input: a feature that this build cannot compute is refused by name, never ignored.
+`from_hugging_face` reads a `config.json` as foreign input: a feature that this build cannot compute is refused by name,
+never ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"max_position_embeddings": 2048},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
-"""What transformers takes for a field that a `config.json` leaves out."""
+"""Defaults of transformers for fields that a `config.json` leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class RopeScaling:
     """Llama 3's stretching of the rotary frequencies."""
 
     factor: float
-    """How many times longer the context became."""
+    """Factor by which the context became longer."""
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
@@ -33,11 +34,13 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.factor < 1 or self.original_max_position_embeddings < 1:
             raise ValueError(
-                f"rope_scaling: factor must be >= 1 and original_max_position_embeddings >= 1, not {self.factor} and {self.original_max_position_embeddings}"
+                f"rope_scaling: factor must be >= 1 and original_max_position_embeddings >= 1, not {self.factor} and "
+                f"{self.original_max_position_embeddings}"
             )
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"rope_scaling: needs 0 < low_freq_factor < high_freq_factor, not {self.low_freq_factor} and {self.high_freq_factor}"
+                f"rope_scaling: needs 0 < low_freq_factor < high_freq_factor, not {self.low_freq_factor} and "
+                f"{self.high_freq_factor}"
             )
 
 
@@ -194,7 +197,7 @@ def whole_number(raw: Mapping[str, Any], name: str) -> int:
 
 
 def refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Every feature of the two families that changes the computation and is not built."""
+    """Refuse every feature of the two families that changes the computation and is not built."""
     if (kind := raw.get("model_type")) not in ARCHITECTURES:
         raise ValueError(f"config.json: not supported yet: model_type {kind!r}; allowed: {', '.join(ARCHITECTURES)}")
     refused = {

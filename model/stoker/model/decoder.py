@@ -1,4 +1,6 @@
-"""The decoder that trainer and engine share: packed tokens in, hidden states or logits out. It knows neither caches nor losses.
+"""The decoder that trainer and engine share: packed tokens in, hidden states or logits out.
+
+It has neither caches nor losses.
 
 T tokens, D hidden, V vocab.
 """
@@ -23,7 +25,10 @@ from stoker.model.rotary import RotaryTable
 
 
 class Decoder(nn.Module):
-    """A llama or qwen3 decoder, or the slice `layers` of one (a pipeline stage). Parameters are uninitialised until `init_weights` or a loader fills them."""
+    """A llama or qwen3 decoder, or the slice `layers` of one (a pipeline stage).
+
+    Parameters are uninitialised until `init_weights` or a loader fills them.
+    """
 
     def __init__(
         self,
@@ -104,7 +109,11 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def pack_weights(self) -> None:
-        """Bring the weights into the order that products without gradient read fastest: for serving, once, after loading. There is no way back: the parts table is gone."""
+        """Bring the weights into the order that products without gradient read fastest: for serving, once, after
+        loading.
+
+        There is no way back: the parts table is gone.
+        """
         if self.is_packed:
             return
         for module in self.modules():
@@ -115,7 +124,7 @@ class Decoder(nn.Module):
         self.is_packed = True
 
     def named_parts(self) -> Iterator[Part]:
-        """The parts table: every Hugging Face tensor that this rank holds a box of, in the order of the forward pass."""
+        """Yield every Hugging Face tensor of which this rank holds a box, in the order of the forward pass."""
         if self.is_packed:
             raise ValueError("the weights were packed for serving: they can be neither read nor replaced any more")
         if self.embedding is not None:
@@ -129,7 +138,11 @@ class Decoder(nn.Module):
             yield from self.lm_head.parts("lm_head")
 
     def init_weights(self, seed: int) -> None:
-        """Matrices normal with `initializer_range`, norms one, biases zero. A tensor's numbers depend on the seed, its name and the kind of device (CPU, CUDA) only, so every layout begins with the same model."""
+        """Matrices normal with `initializer_range`, norms one, biases zero.
+
+        A tensor's numbers depend on the seed, its name and the kind of device (CPU, CUDA) only, so every layout begins
+        with the same model.
+        """
         for part in self.named_parts():
             self.init_part(part, seed)
 

@@ -1,4 +1,4 @@
-"""How this process treats memory that tensors gave back. Called once by a program's main; no torch."""
+"""Return of freed memory to the system. A program's main calls it once; no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ KEPT_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed buffers of up to 32 MiB for reuse. True where that worked; elsewhere (other libraries, other systems) nothing changes.
+    """Tell glibc to keep freed buffers of up to 32 MiB for reuse.
 
-    Otherwise a buffer of more than 128 KiB may come fresh from the kernel each time, and its page faults take ten times as long as a norm or a rotation over 512 tokens.
+    True where that worked; elsewhere (other libraries, other systems) nothing changes.
+
+    Otherwise a buffer of more than 128 KiB may come fresh from the kernel each time, and its page faults take ten times
+    as long as a norm or a rotation over 512 tokens.
     """
     if not sys.platform.startswith("linux"):
         return False

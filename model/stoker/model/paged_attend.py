@@ -1,10 +1,16 @@
 """The engine's attention: keys and values live in blocks of a cache, sequences reach them through block tables.
 
-It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N heads, K kv heads, H head_dim.
+It lies beside the model so that the kernels stay below both programs; it has no requests and no scheduler. T tokens, N
+heads, K kv heads, H head_dim.
+
+It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N
+heads, K kv heads, H head_dim.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +20,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import LayerAttention, RotaryRows
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
@@ -24,7 +31,9 @@ __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
 
 
 class KVCache:
-    """The blocks: `data` is [blocks, layers, 2, block_size, K, H], so that a block is one contiguous piece over all layers; 2 = keys, values."""
+    """The blocks: `data` is [blocks, layers, 2, block_size, K, H], so that a block is one contiguous piece over all
+    layers; 2 = keys, values.
+    """
 
     def __init__(
         self,
@@ -42,8 +51,11 @@ class KVCache:
         num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         """Heads of the queries that this rank asks with."""
-        self.data = torch.zeros(
-            num_blocks, len(self.layers), 2, block_size, num_kv_heads, config.head_dim, dtype=dtype, device=device
+        shape = (num_blocks, len(self.layers), 2, block_size, num_kv_heads, config.head_dim)
+        self.data = (
+            zero_pages(shape, dtype)
+            if torch.device(device).type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
         )
 
     @property
@@ -68,17 +80,32 @@ class KVCache:
         )
 
 
-class PagedAttend:
-    """Built once per captured size on fixed buffers; `prepare` takes one step over, then the model may be called once per step.
+def zero_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU whose memory the kernel hands out page by page, when a page is first written.
 
-    With fused kernels (`buffers` is there) nothing waits for the device, and the model's call can be captured in a graph: its launches depend on the numbers of rows, sequences and decodes and on the
-    size, so the same graph serves every later step with these numbers, padding included.
+    `torch.zeros` writes them all: seconds for some gigabytes, and memory for blocks that may never be used.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=num_bytes // dtype.itemsize).view(*shape)
+
+
+class PagedAttend:
+    """Built once per captured size on fixed buffers; `prepare` takes one step over, then the model may be called once
+    per step.
+
+    With fused kernels (`buffers` is there) nothing waits for the device, and the model's call can be captured in a
+    graph: its launches depend on the numbers of rows, sequences and decodes and on the size, so the same graph serves
+    every later step with these numbers, padding included.
     """
 
     def __init__(
         self, ops: Ops, attention: str, cache: KVCache, size: PagedSize, buffers: PagedBuffers | None = None
     ) -> None:
-        """`attention`: auto, or what `ops.attention(name, program="paged")` allows. `buffers`: of a larger PagedAttend, to be shared."""
+        """`attention`: auto, or what `ops.attention(name, program="paged")` allows.
+
+        `buffers`: of a larger PagedAttend, to be shared.
+        """
         self.ops, self.cache, self.size = ops, cache, size
         self.attention = ops.attention(attention, program="paged")
         self.buffers = PagedBuffers(cache.data, cache.num_heads, size, buffers) if ops.kernels == "fused" else None
@@ -92,7 +119,10 @@ class PagedAttend:
         self.rotary.forget()
 
     def adopt(self, *, num_tokens: int, num_sequences: int, num_decodes: int) -> None:
-        """Instead of `prepare`: the caller's own kernel has filled `buffers`, padding included (sequences of length 0, slots of -1)."""
+        """Take over buffers that the caller's own kernel has filled, instead of `prepare`.
+
+        Padding is filled too: sequences of length 0, slots of -1.
+        """
         assert self.buffers is not None, "only fused kernels read buffers"
         self.sequences = self.buffers.adopt(num_tokens, num_sequences, num_decodes)
         self.rotary.forget()
@@ -102,22 +132,10 @@ class PagedAttend:
     ) -> Tensor:
         assert self.sequences is not None, "prepare(batch) comes before the model's call"
         layer = spec.layer - self.cache.layers.start
-        if (
-            layer == 0
-        ):  # the positions' buffer may hold other numbers than in the pass before, and a captured pass must look them up itself
+        if layer == 0:  # the positions' buffer may hold other numbers now, and a captured pass looks them up itself
             self.rotary.forget()
         cos, sin = self.rotary.of(spec.rope, positions_T)
-        q_TNH = self.ops.rotate_and_write(
-            q_TNH,
-            k_TKH,
-            v_TKH,
-            cos,
-            sin,
-            spec.q_norm,
-            spec.k_norm,
-            spec.norm_eps,
-            self.cache.data,
-            layer,
-            self.sequences,
-        )
+        rotation = Rotation(cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps)
+        into = CacheLayer(self.cache.data, layer, self.sequences)
+        q_TNH = self.ops.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
         return self.ops.paged_attention(q_TNH, self.cache.data, layer, self.sequences, spec.scale, spec.window)

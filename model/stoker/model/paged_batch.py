@@ -19,9 +19,12 @@ class PagedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedBatch:
-    """One step's sequences, as int32 tensors. A sequence's tokens lie together and are the last ones of it; with fused kernels, sequences of one token come first.
+    """One step's sequences, as int32 tensors.
 
-    Reference kernels take host tensors. Fused ones take either kind; what is on the device is not read by the host, so `num_decodes` must be given. They also take sequences of length 0 (padding).
+    A sequence's tokens lie together and are the last ones of it; with fused kernels, sequences of one token come first.
+
+    Reference kernels take host tensors. Fused ones take either kind; what is on the device is not read by the host, so
+    `num_decodes` must be given. They also take sequences of length 0 (padding).
     """
 
     query_start: Tensor

@@ -1,6 +1,8 @@
-"""A step in fixed buffers on the device, for kernels that read block tables by themselves: taking a step over costs a few small copies and never waits.
+"""A step in fixed buffers on the device, for kernels that read block tables by themselves: taking a step over costs a
+few small copies and never waits.
 
-What follows the batch in the buffers is padding (length 0, slot -1), so that a graph captured for the whole size computes it as nothing.
+What follows the batch in the buffers is padding (length 0, slot -1), so that a graph captured for the whole size
+computes it as nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from stoker.model.paged_plan import check_shapes
 
 
 class PagedBuffers:
-    """int32 on the cache's device. A smaller size may be a view of a larger one's buffers, as long as their steps follow one another on one stream."""
+    """int32 on the cache's device.
+
+    A smaller size may be a view of a larger one's buffers, as long as their steps follow one another on one stream.
+    """
 
     query_start: Tensor
     """[S + 1]"""
@@ -66,7 +71,10 @@ class PagedBuffers:
             raise ValueError(f"paged buffers: {size} does not fit into the buffers of {larger}")
 
     def take(self, batch: PagedBatch) -> DeviceSequences:
-        """Copy one step in. Host tensors may be reused at once; tensors that are these buffers already are left alone."""
+        """Copy one step in.
+
+        Host tensors may be reused at once; tensors that are these buffers already are left alone.
+        """
         check_shapes(batch, self.size)
         num_decodes = count_decodes(batch) if batch.num_decodes is None else batch.num_decodes
         is_decode = num_decodes == batch.num_sequences

@@ -1,4 +1,7 @@
-"""A step planned on the host, for kernels that gather whole sequences: which rows of the cache each of them takes. B blocks per table, S sequences, T tokens."""
+"""A step planned on the host, for kernels that gather whole sequences: which rows of the cache each of them takes.
+
+B blocks per table, S sequences, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ class HostPlan:
     """Reads the batch's numbers, so it waits for the device where they are there."""
 
     def __init__(self, cache: Tensor, size: PagedSize, *, groups_decodes: bool) -> None:
-        """`cache`: [blocks, layers, 2, block_size, K, H]. `groups_decodes`: sequences of one token are attended together."""
+        """`cache`: [blocks, layers, 2, block_size, K, H].
+
+        `groups_decodes`: sequences of one token are attended together.
+        """
         self.size, self.groups_decodes = size, groups_decodes
         self.num_layers, self.block_size = cache.shape[1], cache.shape[3]
         device = cache.device
@@ -70,7 +76,7 @@ class HostPlan:
         )
 
     def clean_tables(self, tables_SB: Tensor, seq_lens_S: Tensor) -> Tensor:
-        """Ids beyond a sequence's end become its first block: any finite numbers do there, because the mask hides them."""
+        """Replace ids beyond a sequence's end by its first block. The mask hides what is read there."""
         used_S = (seq_lens_S + self.block_size - 1) // self.block_size
         inside = torch.arange(tables_SB.shape[1], device=tables_SB.device)[None, :] < used_S[:, None]
         return torch.where(inside, tables_SB, tables_SB[:, :1])
@@ -82,7 +88,7 @@ class HostPlan:
 
 
 def check_shapes(batch: PagedBatch, size: PagedSize) -> None:
-    """What can be known without the numbers. Raises ValueError."""
+    """Check what can be checked without the numbers. Raises ValueError."""
     num_sequences, num_blocks = batch.num_sequences, batch.block_tables.shape[1]
     if (
         len(batch.query_start) != num_sequences + 1
@@ -92,12 +98,14 @@ def check_shapes(batch: PagedBatch, size: PagedSize) -> None:
         raise ValueError(f"paged batch: {describe(batch)} do not fit")
     if batch.num_tokens > size.max_tokens or num_sequences > size.max_sequences or num_blocks > size.max_blocks:
         raise ValueError(
-            f"paged batch: {batch.num_tokens} tokens of {num_sequences} sequences with {num_blocks} blocks exceed {size}"
+            f"paged batch: {batch.num_tokens} tokens of {num_sequences} sequences with {num_blocks} blocks exceed "
+            f"{size}"
         )
 
 
 def describe(batch: PagedBatch) -> str:
     return (
         f"query_start {tuple(batch.query_start.shape)}, seq_lens {tuple(batch.seq_lens.shape)}, "
-        f"block_tables {tuple(batch.block_tables.shape)}, slot_mapping {tuple(batch.slot_mapping.shape)} and num_tokens {batch.num_tokens}"
+        f"block_tables {tuple(batch.block_tables.shape)}, slot_mapping {tuple(batch.slot_mapping.shape)} and "
+        f"num_tokens {batch.num_tokens}"
     )

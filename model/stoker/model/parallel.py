@@ -1,6 +1,10 @@
 """Layers that may be cut over a tensor-parallel group. `group=None` is one rank: same code, no communication.
 
-Each layer holds its parameters and says which dim it shards; the products themselves are `ops.linear`. T tokens, D input size, E output size, V vocab.
+Each layer holds its parameters and declares the dim that it shards; the products themselves are `ops.linear`. T tokens,
+D input size, E output size, V vocab.
+
+Each layer holds its parameters and says which dim it shards; the products themselves are `ops.linear`. T tokens, D
+input size, E output size, V vocab.
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ from stoker.model.parameter import Part, Section
 
 
 class ColumnParallelLinear(nn.Module):
-    """y_TE = x_TD @ W_ED^T with W's rows (dim 0) cut over the group, one slice of every section on each rank. The input is whole on every rank, the output is this rank's columns."""
+    """y_TE = x_TD @ W_ED^T with W's rows (dim 0) cut over the group, one slice of every section on each rank.
+
+    The input is whole on every rank, the output is this rank's columns.
+    """
 
     shard_dim = 0
 
@@ -84,7 +91,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y_TE = sum over ranks of x_TD @ W_ED^T with W's columns (dim 1) cut over the group. The input is this rank's columns, the output is whole on every rank."""
+    """y_TE = sum over ranks of x_TD @ W_ED^T with W's columns (dim 1) cut over the group.
+
+    The input is this rank's columns, the output is whole on every rank.
+    """
 
     shard_dim = 1
 
@@ -221,13 +231,17 @@ def shard_size(total: int, group: ProcessGroup | None, name: str) -> int:
     """Rows of one rank. Raises ValueError with the arithmetic where the cut is not even."""
     if total % group_size(group):
         raise ValueError(
-            f"{name}: {total} cannot be cut over tensor parallel size {group_size(group)}: {total} % {group_size(group)} = {total % group_size(group)}"
+            f"{name}: {total} cannot be cut over tensor parallel size {group_size(group)}: {total} % "
+            f"{group_size(group)} = {total % group_size(group)}"
         )
     return total // group_size(group)
 
 
 def copy_to_group(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Forward: identity. Backward: all-reduce over tp, because each rank used the value for its own part of the result."""
+    """Forward: identity.
+
+    Backward: all-reduce over tp, because each rank used the value for its own part of the result.
+    """
     return x if group is None else CopyToGroup.apply(x, group)
 
 

@@ -1,6 +1,7 @@
 """The parts table: which rows of which parameter hold which Hugging Face tensor.
 
-A fused parameter (qkv, gate_up) declares its parts, a parallel layer the dim it shards. One table serves loading and saving of Hugging Face folders, the trainer's checkpoint and the engine.
+A fused parameter (qkv, gate_up) declares its parts, a parallel layer the dim it shards. One table serves loading and
+saving of Hugging Face folders, the trainer's checkpoint and the engine.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class Part:
     global_shape: tuple[int, ...]
     """Shape of the whole tensor over all tensor-parallel ranks."""
     start: tuple[int, ...]
-    """Where this rank's rows begin in the whole tensor."""
+    """First index of this rank's rows in the whole tensor, by dim."""
     shard_dim: int | None
-    """Dim of the whole tensor that is cut over the tensor-parallel group; None: every rank holds all of it (replicated)."""
+    """Dim of the whole tensor that is cut over the tensor-parallel group; None: every rank holds all of it
+    (replicated).
+    """
 
     @property
     def size(self) -> tuple[int, ...]:

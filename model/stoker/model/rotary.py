@@ -14,7 +14,11 @@ from stoker.model.config import ModelConfig, RopeScaling
 
 
 class RotaryTable:
-    """`cos` and `sin` of every position side by side, [max_position, 2, H], `sin` with the sign of the half that it multiplies. Made at first use on a device, then kept."""
+    """`cos` and `sin` of every position side by side, [max_position, 2, H], `sin` with the sign of the half that it
+    multiplies.
+
+    Made at first use on a device, then kept.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.head_dim = config.head_dim
@@ -35,7 +39,10 @@ class RotaryTable:
         return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(device)
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos_T1H and sin_T1H in float32, views of one gather. A position beyond the table raises IndexError on the CPU."""
+        """cos_T1H and sin_T1H in float32, views of one gather.
+
+        A position beyond the table raises IndexError on the CPU.
+        """
         cos_T1H, sin_T1H = self.on(positions_T.device).index_select(0, positions_T).chunk(2, 1)
         return cos_T1H, sin_T1H
 

@@ -16,10 +16,17 @@ import tokenizers
 from blake3 import blake3
 
 from stoker.model.chat_template import ChatTemplate, ChatTemplateError, Message
+from stoker.model.tokenizer_limits import (
+    MAX_NORMALIZED_CHARACTERS,
+    TokenizerLimitError,
+    check_backend,
+    check_size,
+    panics_named,
+)
 from stoker.model.travelling_files import read_travelling_files
 
 REPLACEMENT = "\ufffd"
-"""What a part of a character decodes to."""
+"""The text that a part of a character decodes to."""
 MAX_PENDING_TOKENS = 8
 """A character has at most 4 bytes, so what is still broken after so many tokens will stay so."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -35,7 +42,7 @@ class MaskedTokens:
 
     ids: list[int]
     mask: list[bool]
-    """True for the tokens that the assistant says, its end-of-turn token included."""
+    """True for the assistant's tokens, its end-of-turn token included."""
 
 
 class Tokenizer:
@@ -46,7 +53,7 @@ class Tokenizer:
         if "tokenizer.json" not in files:
             raise TokenizerError(f"{name}: tokenizer.json is missing")
         self.files, self.name = files, name
-        self.backend = parse_backend(files["tokenizer.json"], name)
+        self.backend, self.growth = parse_backend(files["tokenizer.json"], name)
         self.config = parse_json(files, "tokenizer_config.json", name)
         self.generation_config = parse_json(files, "generation_config.json", name)
         self.special_texts = {
@@ -59,7 +66,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path | str) -> Tokenizer:
-        """Of a Hugging Face or checkpoint folder, or of a GGUF file."""
+        """Open a Hugging Face folder, a checkpoint folder or a GGUF file."""
         path = Path(path)
         if path.is_dir():
             return cls(read_travelling_files(path), name=str(path))
@@ -94,7 +101,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything that decides which tokens a text or a conversation becomes."""
+        """Return a hash of everything that decides which tokens a text or a conversation becomes."""
         hasher = blake3()
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             hasher.update(f"{name} {len(self.files.get(name, b''))}\n".encode() + self.files.get(name, b""))
@@ -116,28 +123,46 @@ class Tokenizer:
     # Text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: put what the tokenizer puts around a text, such as the begin-of-text token."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return the tokens of a text.
+
+        `add_special_tokens`: add what the tokenizer puts around a text, such as the begin-of-text token.
+        """
+        self.check_length(text)
+        with panics_named():
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_many(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """On all cores."""
-        return [
-            encoding.ids
-            for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        ]
+        """Encode texts on all cores."""
+        for text in texts:
+            self.check_length(text)
+        with panics_named():
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def check_length(self, text: str) -> None:
+        """Refuse a text that normalizing could make too long. Raises TokenizerLimitError."""
+        if (length := len(text) * self.growth) > MAX_NORMALIZED_CHARACTERS:
+            raise TokenizerLimitError(
+                f"{self.name}: a text of {len(text)} characters may be normalized to {length:.0f}; "
+                f"at most {MAX_NORMALIZED_CHARACTERS} are allowed"
+            )
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Parts of characters become the replacement character."""
-        text: str = self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        """Return the text of tokens; parts of characters become the replacement character."""
+        with panics_named():
+            text: str = self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
-        """For one growing sequence that follows `prompt`."""
+        """Return a detokenizer for one growing sequence that follows `prompt`."""
         return Detokenizer(self, prompt, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token stands for; a part of a character is no valid UTF-8. An id outside the vocabulary gives nothing."""
+        """Return the bytes of a token; a part of a character is no valid UTF-8.
+
+        An id outside the vocabulary gives nothing.
+        """
         piece: str | None = self.backend.id_to_token(token)
         if piece is None:
             return b""
@@ -162,7 +187,7 @@ class Tokenizer:
 
     @cached_property
     def template_source(self) -> str | None:
-        """chat_template.jinja, or the one in tokenizer_config.json (of several, `default`)."""
+        """Return chat_template.jinja, or the template in tokenizer_config.json (of several, `default`)."""
         if (file := self.files.get("chat_template.jinja")) is not None:
             return file.decode()
         listed = self.config.get("chat_template")
@@ -179,22 +204,27 @@ class Tokenizer:
         return ChatTemplate(self.template_source, self.special_texts)
 
     def render_chat(self, messages: Sequence[Message], **settings: Any) -> str:
-        """The text of a conversation. Settings: add_generation_prompt, tools, and whatever the template knows. Raises ValueError with the template's own words where it refuses."""
+        """Return the text of a conversation.
+
+        Settings: add_generation_prompt, tools, and further variables of the template. Raises ValueError with the
+        template's own message where it refuses.
+        """
         return self.template.render(messages, **settings)
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **settings: Any
     ) -> list[int]:
-        """The prompt's tokens; the template writes special tokens itself."""
+        """Return the prompt's tokens; the template writes special tokens itself."""
         return self.encode(
             self.render_chat(messages, add_generation_prompt=add_generation_prompt, **settings),
             add_special_tokens=False,
         )
 
     def encode_conversation(self, messages: Sequence[Message], **settings: Any) -> MaskedTokens:
-        """A whole conversation with a mask of what the assistant says, cut as the engine will see it: the prompt's tokens, then the answer's.
+        """Return the tokens of a whole conversation, with a mask of the assistant's.
 
-        Raises ValueError where the template writes a message differently once others follow, because then there is no one answer to learn.
+        The text is cut as the engine will see it: the prompt's tokens, then the answer's. Raises ValueError where the
+        template writes a message differently once others follow, because then there is no one answer to learn.
         """
         text = self.render_chat(messages, **settings)
         ids: list[int] = []
@@ -211,7 +241,7 @@ class Tokenizer:
     def answer_spans(
         self, messages: Sequence[Message], text: str, settings: Mapping[str, Any]
     ) -> list[tuple[int, int]]:
-        """Where in the rendered text each assistant's answer lies, found by rendering the conversation up to it."""
+        """Return where each answer lies in the rendered text, found by rendering the conversation up to it."""
         spans = []
         for index, message in enumerate(messages):
             if message.get("role") != "assistant":
@@ -220,7 +250,8 @@ class Tokenizer:
             done = self.render_chat(messages[: index + 1], **settings)
             if not done.startswith(prompt) or not text.startswith(done):
                 raise ChatTemplateError(
-                    f"{self.name}: the chat template writes messages[{index}] differently once others follow, so its answer cannot be marked"
+                    f"{self.name}: the chat template writes messages[{index}] differently once others follow, so its "
+                    "answer cannot be marked"
                 )
             spans.append((len(prompt), self.end_of_turn(text, len(prompt), len(done))))
         return spans
@@ -239,7 +270,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """One sequence's text as its tokens come. Text is held back while it ends within a character."""
+    """The text of one sequence as its tokens come. Text is held back while it ends within a character."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self.tokenizer, self.skip_special_tokens = tokenizer, skip_special_tokens
@@ -260,7 +291,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What is left at the end: a replacement character for an unfinished one."""
+        """Return the rest at the end: a replacement character for an unfinished one."""
         text = self.pending()
         self.forget()
         return text
@@ -275,14 +306,18 @@ class Detokenizer:
         self.num_shown = len(self.tokens)
 
 
-def parse_backend(data: bytes, name: str) -> Any:
+def parse_backend(data: bytes, name: str) -> tuple[Any, float]:
+    """Return the library's tokenizer, and how many times longer its normalizer may make a text."""
     try:
-        backend = tokenizers.Tokenizer.from_buffer(data)
+        check_size(data)
+        with panics_named():
+            backend = tokenizers.Tokenizer.from_buffer(data)
+            growth = check_backend(backend)
     except Exception as error:
         raise TokenizerError(f"{name}: tokenizer.json is not valid: {error}") from error
     backend.no_padding()
     backend.no_truncation()
-    return backend
+    return backend, growth
 
 
 def parse_json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The last word: the JSON termination message (at most 4 KB) that a program leaves behind for the operator."""
+"""The termination message: JSON of at most 4 KB that a program writes for the operator before it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SAVES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SaveReport:
-    """One save as the operator sees it. `verified` is None until the read-back has ended."""
+    """One save, reported to the operator. `verified` is None until the read-back has ended."""
 
     id: str
     """Request id (the Checkpoint object's uid) or the folder's name for saves by interval."""
@@ -26,13 +26,13 @@ class SaveReport:
     step: int
     digest: str
     verified: bool | None
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """tokens, loss, layout, ... as `/status` names them; left out of the oldest saves where the room is short."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """tokens, loss, layout, ... with the names of `/status`; old saves lose them when the message is too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerminationMessage:
-    """`{cause, step, rank, detail, saves, result}`; `result` is what a task pod found."""
+    """`{cause, step, rank, detail, saves, result}`; `result` is the result of a task pod."""
 
     cause: Cause
     step: int | None = None
@@ -42,23 +42,31 @@ class TerminationMessage:
     result: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """JSON of at most `MAX_BYTES`: the newest saves are kept; the figures of old ones go first, then the end of the detail."""
-        word = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
-        encoded = _json(word)
+        """JSON of at most `MAX_BYTES`.
+
+        What does not fit is dropped: metrics of old saves, the end of the detail, old saves.
+        """
+        message = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
+        encoded = _json(message)
         if len(encoded) > MAX_BYTES:
-            detail = word.detail.encode(errors="replace")
+            detail = message.detail.encode(errors="replace")
             room = len(detail) - (len(encoded) - MAX_BYTES) - 16
-            word = replace(word, detail=detail[: max(room, 0)].decode(errors="ignore") + "...")
-            encoded = _json(word)
-        while len(encoded) > MAX_BYTES and word.saves:
-            word = replace(word, saves=word.saves[1:])
-            encoded = _json(word)
+            message = replace(message, detail=detail[: max(room, 0)].decode(errors="ignore") + "...")
+            encoded = _json(message)
+        while len(encoded) > MAX_BYTES and message.saves:
+            message = replace(message, saves=message.saves[1:])
+            encoded = _json(message)
         if len(encoded) > MAX_BYTES:
-            raise ValueError(f"the last word's result takes {len(encoded)} bytes, {MAX_BYTES} are allowed")
+            raise ValueError(
+                f"the result in the termination message takes {len(encoded)} bytes, {MAX_BYTES} are allowed"
+            )
         return encoded
 
     def write(self, path: Path | str) -> None:
-        """Replace the termination message in one write (the file exists already in a pod and cannot be renamed over)."""
+        """Replace the file's content in one write.
+
+        In a pod the file exists already and cannot be replaced by renaming.
+        """
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             os.write(handle, self.encode())
@@ -67,7 +75,7 @@ class TerminationMessage:
 
 
 def parse_termination_message(text: str) -> TerminationMessage | None:
-    """The last word in a termination message, or None when it is not one (foreign text, cut short, empty)."""
+    """Parse a termination message; None for text that is not one (foreign, cut short, empty)."""
     try:
         raw = json.loads(text)
         return TerminationMessage(
@@ -87,8 +95,8 @@ def _save(raw: Mapping[str, Any]) -> SaveReport:
     texts = (save.id, save.folder, save.digest)
     if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
         raise TypeError("a save needs text for id, folder and digest, and an integer for step")
-    if not isinstance(save.figures, dict) or not all(isinstance(x, int | float | dict) for x in save.figures.values()):
-        raise TypeError("figures must be numbers and objects of numbers")
+    if not isinstance(save.metrics, dict) or not all(isinstance(x, int | float | dict) for x in save.metrics.values()):
+        raise TypeError("metrics must be numbers and objects of numbers")
     if save.verified is not None and type(save.verified) is not bool:
         raise TypeError("verified must be true, false or null")
     return save
@@ -100,14 +108,15 @@ def _integer(value: object) -> int | None:
     raise TypeError("an integer or null is needed")
 
 
-def _without_old_figures(word: TerminationMessage) -> TerminationMessage:
-    """Without those of the oldest saves, as many as need be."""
-    for index, save in enumerate(word.saves):
-        if len(_json(word)) <= MAX_BYTES:
+def _without_old_figures(message: TerminationMessage) -> TerminationMessage:
+    """The message without the metrics of as many old saves as necessary."""
+    for index, save in enumerate(message.saves):
+        if len(_json(message)) <= MAX_BYTES:
             break
-        word = replace(word, saves=(*word.saves[:index], replace(save, figures={}), *word.saves[index + 1 :]))
-    return word
+        saves = (*message.saves[:index], replace(save, metrics={}), *message.saves[index + 1 :])
+        message = replace(message, saves=saves)
+    return message
 
 
-def _json(word: TerminationMessage) -> bytes:
-    return json.dumps(asdict(word), separators=(",", ":")).encode()
+def _json(message: TerminationMessage) -> bytes:
+    return json.dumps(asdict(message), separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Talk to an OpenAI server in a terminal. Needs no torch.
+"""Talk to an OpenAI server in the terminal.
 
 stoker chat http://127.0.0.1:8000
 stoker chat http://127.0.0.1:8000 --once "What is the capital of France?"
@@ -17,18 +17,19 @@ from typing import Any
 
 import httpx
 
+from stoker.pod.command_line import CommandParser
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+HELP = "/new begins a new conversation, /quit or Ctrl-D ends"
 
 
 class ChatError(Exception):
-    """The server cannot be reached or says no; the message is for people."""
+    """The server cannot be reached or refused the request; the message is for people."""
 
 
 @dataclass
-class Conversation:
-    """Messages so far, and how to ask for the next one."""
+class ChatConversation:
+    """The messages so far, and the options of the next request."""
 
     http: httpx.Client
     model: str | None = None
@@ -37,10 +38,10 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, question: str) -> Iterator[str]:
-        """The answer as it comes; it is remembered when it is complete, and an interrupted one is not.
+        """Stream the answer; only a complete one becomes part of the conversation.
 
         Raises:
-            ChatError: no answer, or not a whole one.
+            ChatError: there is no answer, or it broke off.
         """
         messages = [*self._system(), *self.messages, {"role": "user", "content": question}]
         answer = ""
@@ -49,11 +50,11 @@ class Conversation:
             yield text
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
-    def check_server(self) -> None:
-        """Whether somebody answers there and lets us in, before the first question.
+    def find_model(self) -> str:
+        """Ask the server, before the first question, which model will answer; empty when it does not list any.
 
         Raises:
-            ChatError: nobody does, or the API key is missing or wrong.
+            ChatError: the server cannot be reached, or the API key is missing or wrong.
         """
         try:
             response = self.http.get("/v1/models")
@@ -61,6 +62,7 @@ class Conversation:
             raise ChatError(f"{self.http.base_url}: {error}") from error
         if response.status_code == 401:
             raise ChatError(_reason(response))
+        return self.model or _first_model(response)
 
     def forget(self) -> None:
         self.messages.clear()
@@ -83,10 +85,10 @@ class Conversation:
 
 
 def _texts(lines: Iterator[str]) -> Iterator[str]:
-    """The text in a stream's events.
+    """Extract the text from the events of a stream.
 
     Raises:
-        ChatError: an event says so, or the stream ends without its end.
+        ChatError: an event carries an error, or the stream broke off.
     """
     for line in lines:
         if not line.startswith("data:"):
@@ -103,6 +105,13 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
     raise ChatError("the answer broke off")
 
 
+def _first_model(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
 def _reason(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
@@ -111,18 +120,17 @@ def _reason(response: httpx.Response) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after a conversation, else a code of docs/exit-codes.md."""
+    """Run the program; 0 after a conversation, else a code of docs/exit-codes.md."""
     arguments = _parser().parse_args(argv)
     try:
         headers = _headers(arguments.api_key_file)
         timeout = httpx.Timeout(arguments.timeout_s, connect=5)
         with httpx.Client(base_url=_base(arguments.url), headers=headers, timeout=timeout) as http:
-            conversation = Conversation(http, arguments.model, arguments.system, _options(arguments))
+            conversation = ChatConversation(http, arguments.model, arguments.system, _options(arguments))
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
-                conversation.check_server()
-                _converse(conversation)
+                _converse(conversation, conversation.find_model())
     except (OSError, ValueError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker chat: {error}\n")
         return EXIT_CODES[Cause.CONFIG_INVALID]
@@ -143,17 +151,18 @@ def _say(answer: Iterator[str], write: Callable[[str], object]) -> None:
             written = True
     except ChatError:
         if written:
-            write("\n")  # what goes wrong is said on a line of its own
+            write("\n")  # the error gets a line of its own
         raise
     write("\n")
 
 
-def _converse(conversation: Conversation) -> None:
+def _converse(conversation: ChatConversation, model: str) -> None:
     """Ask for questions until the end of the input; a failed answer does not end the conversation."""
     from rich.console import Console  # only a conversation needs it, and it takes 50 ms to import
 
     console = Console(highlight=False)
-    console.print(f"[bold]{conversation.http.base_url}[/] · {HELP}")
+    name = f"{model} at " if model else ""
+    console.print(f"{name}{conversation.http.base_url} · {HELP}", style="bold", markup=False)
     while True:
         try:
             question = console.input("[bold cyan]you >[/] ").strip()
@@ -168,7 +177,7 @@ def _converse(conversation: Conversation) -> None:
             _answer(console, conversation, question)
 
 
-def _answer(console: Any, conversation: Conversation, question: str) -> None:
+def _answer(console: Any, conversation: ChatConversation, question: str) -> None:
     console.print("[bold green]model >[/] ", end="")
     try:
         _say(conversation.ask(question), lambda text: console.print(text, end="", markup=False, soft_wrap=True))
@@ -179,10 +188,10 @@ def _answer(console: Any, conversation: Conversation, question: str) -> None:
 
 
 def _base(url: str) -> str:
-    """The address that `/v1/...` is appended to.
+    """Parse the server's address, to which `/v1/...` is appended.
 
     Raises:
-        ValueError: not an HTTP address.
+        ValueError: it is not an HTTP address.
     """
     url = url if "://" in url else f"http://{url}"
     parts = httpx.URL(url)
@@ -216,18 +225,22 @@ def _seconds(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("url", help="where the server listens, such as http://127.0.0.1:8000")
+    parser.add_argument("url", help="address of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--once", metavar="QUESTION", help="ask one question, print the answer and end")
     parser.add_argument("--model", help="name of the model; default: the server's first")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--temperature", type=float, help="0 is greedy; default: the model's")
     parser.add_argument("--max-tokens", type=int, help="longest answer; default: what the context has left")
-    parser.add_argument("--seed", type=int, help="repeats an answer")
-    parser.add_argument("--api-key-file", metavar="FILE", help="default: the OPENAI_API_KEY variable")
-    parser.add_argument("--timeout-s", type=_seconds, default=600, help="longest silence of the server (default 600)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="file with the API key (default: the variable OPENAI_API_KEY)"
+    )
+    parser.add_argument(
+        "--timeout-s", type=_seconds, default=600, help="longest silence of the server in seconds (default 600)"
+    )
     return parser
 
 

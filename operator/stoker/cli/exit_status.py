@@ -1,12 +1,11 @@
-"""Exit codes of the command line itself; programs that a verb starts bring their own (docs/exit-codes.md)."""
+"""Exit codes of the command line itself; the programs that a verb starts have those of docs/exit-codes.md."""
 
 from __future__ import annotations
 
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.command_line import INTERRUPTED as INTERRUPTED
+from stoker.pod.command_line import WRONG_USAGE
 
 FAILED = 1
-"""Something that was asked for ended badly, or is not there."""
-WRONG_INPUT = EXIT_CODES[Cause.CONFIG_INVALID]
-"""A manifest or an option cannot be used, or is not supported yet."""
-INTERRUPTED = 130
-"""Ctrl-C."""
+"""What the command was asked for ended badly, or does not exist."""
+WRONG_INPUT = WRONG_USAGE
+"""The command line, a manifest or an option cannot be used, or is not supported yet."""

@@ -1,4 +1,4 @@
-"""`stoker local`: manifests on this machine. Every verb talks to the supervisor of a state folder; `apply` starts it where none runs."""
+"""`stoker local`: manifests on this machine. Every verb calls a supervisor; `apply` starts one if none runs."""
 
 from __future__ import annotations
 
@@ -13,38 +13,47 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
-from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
+from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
 from stoker.operator.cluster.kinds import Kind, find_kind
-from stoker.operator.cluster.local.folders import default_state_folder
+from stoker.operator.cluster.local.folders import StateFolders, default_state_folder
+from stoker.operator.cluster.local.state_lock import StateFolderTaken, lock_state
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FOLLOW_LOGS_S = 0.3
 OVERVIEW = ("trainingjobs", "checkpoints", "inferencedeployments", "pods")
-"""What `get` without a kind lists."""
+"""Kinds that `get` lists when none is named."""
 
 
 def state_option(command: F) -> F:
     return click.option(
         "--state",
         type=click.Path(path_type=Path),
-        help="State folder [default: $STOKER_STATE or ~/.local/state/stoker].",
+        help="Folder with the cluster's state [default: $STOKER_STATE or ~/.local/state/stoker].",
     )(command)
 
 
 def namespace_option(command: F) -> F:
-    return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace.")(command)
+    return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the objects.")(
+        command
+    )
 
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: stoker local apply -f examples/quickstart/ --detach; stoker local get tj",
+    epilog="\b\nExamples:\n  stoker local apply -f examples/quickstart/ --detach\n  stoker local get tj",
 )
 def local() -> None:
-    """Run manifests on this machine, without Kubernetes: the same operator, each pod as local processes."""
+    """Run manifests on this machine without Kubernetes.
+
+    The embedded cluster runs the same operator; each pod is a group of local processes.
+    """
 
 
-@local.command(epilog="Example: stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models")
+@local.command(
+    epilog="\b\nExample:\n  stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models"
+)
 @click.option(
     "-f",
     "--file",
@@ -52,25 +61,33 @@ def local() -> None:
     multiple=True,
     required=True,
     type=click.Path(path_type=Path),
-    help="Manifest, folder of manifests, or - .",
+    help="Manifest (YAML or JSON), folder of manifests, or - for standard input. May be repeated.",
 )
 @click.option(
-    "--claim", "claims", multiple=True, metavar="NAME=DIR", help="Let a PersistentVolumeClaim stand for a folder."
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Use DIR as the PersistentVolumeClaim NAME. May be repeated.",
 )
 @click.option(
     "--addresses",
     type=click.Choice(["auto", "loopback", "ports"]),
     default="auto",
-    help="127.x per pod (Linux), or ports of 127.0.0.1.",
+    help="loopback: an address in 127.0.0.0/8 per pod (Linux); ports: a port of 127.0.0.1 per port. "
+    "auto chooses loopback on Linux.",
 )
-@click.option("--detach", is_flag=True, help="Leave everything running when this command ends.")
+@click.option("--detach", is_flag=True, help="Leave the cluster running when this command ends.")
 @click.option(
     "--wait",
     is_flag=True,
-    help="End when everything applied has completed or serves (exit code 1 if something failed).",
+    help="End when everything applied has completed or serves; exit code 1 if something failed.",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait at most.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time to wait, in seconds.")
+@click.option(
+    "--recreate-lost", is_flag=True, help="Create objects again whose file in the state folder is damaged or missing."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @namespace_option
 @state_option
 def apply(
@@ -80,43 +97,47 @@ def apply(
     detach: bool,
     wait: bool,
     timeout_s: float | None,
+    recreate_lost: bool,
     as_json: bool,
     namespace: str,
     state: Path | None,
 ) -> None:
     """Create or change objects and show their progress.
 
-    Without --detach everything ends with this command: Ctrl-C lets jobs save, stops all pods and leaves no process behind; the
-    state stays, and the next apply goes on from it.
+    Without --detach the cluster ends with this command: Ctrl-C lets jobs save, stops every pod and leaves no process
+    behind. The state stays; the next apply continues from it.
     """
     objects = _manifests(files, claims, namespace)
     client = _client(state)
     started = _ensure(client, addresses, detach=detach)
+    stored = 0
     try:
-        _apply(client, objects, as_json=as_json)
-        if detach and not wait:
+        code, stored = _apply(client, objects, recreate_lost=recreate_lost, as_json=as_json)
+        if detach and not wait and stored:
             _hint(client, as_json=as_json)
-            sys.exit(0)
+        if code or (detach and not wait):
+            sys.exit(code)
         sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
     except KeyboardInterrupt:
-        if not started or detach:
+        if not started or (detach and stored):
             click.echo("\nStill running; stop everything with: stoker local down", err=True)
         sys.exit(INTERRUPTED)
     finally:
-        if started and not detach:
+        if started and not (detach and stored):
             _bring_down(client, quiet=as_json)
 
 
-@local.command(epilog="Example: stoker local get; stoker local get tj; stoker local get pods --json")
+@local.command(epilog="\b\nExamples:\n  stoker local get\n  stoker local get tj\n  stoker local get pods --json")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Whole objects as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print whole objects as JSON.")
 @namespace_option
 @state_option
 def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """List objects of a kind: tj, ckpt, infd, epool, pods, services, configmaps, pvc, events, ...
+    """List objects.
 
-    Without a kind: jobs, checkpoints, deployments and pods.
+    KIND is one of tj, ckpt, infd, epool, pods, services, configmaps, secrets, pvc, events. Without it: jobs,
+    checkpoints, deployments and pods. KIND NAME or KIND/NAME lists one object.
     """
     from stoker.cli.printers import aligned, table, utc_now
 
@@ -129,6 +150,7 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
         found[one] = _reached_from_here(client, items) if one.name == "InferenceDeployment" and not as_json else items
     if as_json:
         click.echo(json.dumps({"items": [item for items in found.values() for item in items]}, indent=1))
+        _warn(client)
         return
     tables = [aligned(table(one.name, items, utc_now())) for one, items in found.items() if items]
     if tables:
@@ -136,16 +158,20 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
     else:
         what = kinds[0].plural if len(kinds) == 1 else "jobs, checkpoints, deployments and pods"
         click.echo(f"no {what} in namespace {namespace}", err=True)
+    _warn(client)
 
 
-@local.command(epilog="Example: stoker local describe tj quickstart")
+@local.command(epilog="\b\nExample:\n  stoker local describe tj teach")
 @click.argument("kind")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="The object and its events as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the object and its events as JSON.")
 @namespace_option
 @state_option
 def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: Path | None) -> None:
-    """Everything about one object (KIND NAME or KIND/NAME), with its events."""
+    """Show one object with its events.
+
+    KIND NAME or KIND/NAME. The page holds labels, conditions, status, spec and events.
+    """
     from stoker.cli.printers import described, utc_now
 
     word, chosen = _named_once(kind, name)
@@ -162,13 +188,16 @@ def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: 
     )
 
 
-@local.command(epilog="Example: stoker local logs tj/quickstart -f; stoker local logs quickstart-1a2b3-a0-0")
+@local.command(epilog="\b\nExamples:\n  stoker local logs tj/teach -f\n  stoker local logs teach-7eedf-a0-0")
 @click.argument("target")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the pod ends.")
 @namespace_option
 @state_option
 def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
-    """What a pod wrote; KIND/NAME means the pods of a job, checkpoint or deployment."""
+    """Print the log of a pod.
+
+    TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment.
+    """
     client = _client(state)
     pods = _ask(lambda: _pods_of(client, target, namespace))
     offsets = dict.fromkeys(pods, 0)
@@ -187,19 +216,27 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
         sys.exit(INTERRUPTED)
 
 
-@local.command(epilog="Example: stoker local delete tj quickstart; stoker local delete -f examples/quickstart/")
+@local.command(epilog="\b\nExamples:\n  stoker local delete tj teach\n  stoker local delete -f examples/quickstart/")
 @click.argument("kind", required=False)
 @click.argument("names", nargs=-1)
 @click.option(
-    "-f", "--file", "files", multiple=True, type=click.Path(path_type=Path), help="Delete what these manifests name."
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Delete the objects of these manifests. May be repeated.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they are gone.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone.")
 @namespace_option
 @state_option
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[Path, ...], wait: bool, namespace: str, state: Path | None
 ) -> None:
-    """Delete objects (KIND NAME... or KIND/NAME). Checkpoints' data stays unless their deletionPolicy says otherwise."""
+    """Delete objects.
+
+    KIND NAME..., KIND/NAME or -f FILE. The data of a checkpoint stays unless its deletionPolicy is Delete.
+    """
     if kind and "/" in kind and not names:
         kind, _, name = kind.partition("/")
         names = (name,)
@@ -213,32 +250,46 @@ def delete(
     sys.exit(FAILED if missing and kind else 0)
 
 
-@local.command(epilog="Example: stoker local down")
+@local.command(epilog="\b\nExamples:\n  stoker local down\n  stoker local down --purge")
 @click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(min=0),
-    help="Seconds that pods get at most [default: their own grace period].",
+    help="Longest grace period of a pod, in seconds [default: its own].",
 )
-@click.option("--purge", is_flag=True, help="Also delete the state folder: objects, logs and the data of claims in it.")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also delete the state folder: objects, logs, and checkpoints in claims without a folder of their own.",
+)
 @state_option
 def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
-    """Stop every pod and the supervisor. The state stays: the next apply goes on from it."""
+    """Stop every pod and the supervisor. The state stays; the next apply continues from it.
+
+    Nothing is deleted while a supervisor holds the state folder.
+    """
     client = _client(state)
+    unchanged = "; nothing was deleted" if purge else ""
     try:
         client.down(grace_s)
     except NotRunning as error:
         click.echo(str(error), err=True)
-    if purge and client.folders.lock.exists():
-        shutil.rmtree(client.folders.root)
-        click.echo(f"deleted {client.folders.root}")
+    except SupervisorError as error:
+        _fail(f"{error}{unchanged}", FAILED)
+    if purge and client.folders.root.exists():
+        _purge(client.folders)
 
 
-@local.command(epilog="Example: stoker local status --json")
-@click.option("--json", "as_json", is_flag=True)
+@local.command(epilog="\b\nExample:\n  stoker local status --json")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @state_option
 def status(as_json: bool, state: Path | None) -> None:
-    """Whether a supervisor runs, where its state lies, and how Services are reached. Exit code 1 when none runs."""
+    """Show the supervisor and its state folder.
+
+    Also shows problems of the folder, and the address of every Service.
+
+    Exit code 1 when no supervisor runs.
+    """
     facts = _ask(lambda: _client(state).status())
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -247,6 +298,8 @@ def status(as_json: bool, state: Path | None) -> None:
         click.echo(f"{name + ':':11} {facts[name]}")
     for service, url in facts["endpoints"].items():
         click.echo(f"endpoint:   {url}  ({service})")
+    for problem in facts.get("problems", ()):  # a supervisor of an earlier version has none
+        click.echo(f"problem:    {problem}")
 
 
 # What the verbs share
@@ -272,7 +325,7 @@ def _manifests(files: Sequence[Path], claims: Sequence[str], namespace: str) -> 
 
 
 def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
-    """`NAME=DIR` options as folders that exist; ends the command otherwise."""
+    """Parse `NAME=DIR` options; ends the command when a folder does not exist."""
     found = {}
     for claim in claims:
         name, _, folder = claim.partition("=")
@@ -287,24 +340,28 @@ def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
 
 
 def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
-    """Make sure that a supervisor runs; True when it was started here."""
-    if client.running():
+    """Start a supervisor unless one runs; True when it was started here."""
+    if _ask(client.running):
         if detach:
             _ask(client.detach)
         return False
     chosen = ("loopback" if sys.platform == "linux" else "ports") if addresses == "auto" else addresses
-    _ask(lambda: client.start(chosen, leashed=not detach))
+    _ask(lambda: client.start(chosen, attached=not detach))
     return True
 
 
-def _apply(client: SupervisorClient, objects: list[dict[str, Any]], *, as_json: bool) -> None:
-    results = _ask(lambda: client.apply(objects))
+def _apply(
+    client: SupervisorClient, objects: list[dict[str, Any]], *, recreate_lost: bool, as_json: bool
+) -> tuple[int, int]:
+    """Apply the objects and print a line for each; the exit code, and how many were stored."""
+    results = _ask(lambda: client.apply(objects, recreate_lost=recreate_lost))
     for result in results:
         error = f": {result['error']}" if "error" in result else ""
         text = f"{str(result['kind']).lower()}/{result.get('name')} {result['result']}{error}"
         click.echo(json.dumps(result) if as_json else text, err=bool(error) and not as_json)
-    if any("error" in result for result in results):
-        sys.exit(WRONG_INPUT)
+    outcomes = [result["result"] for result in results]
+    code = WRONG_INPUT if "refused" in outcomes else FAILED if "failed" in outcomes else 0
+    return code, sum("error" not in result for result in results)
 
 
 def _follow(
@@ -316,7 +373,7 @@ def _follow(
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Show progress until everything has settled; then, if something goes on and the command is to stay, until Ctrl-C."""
+    """Show progress until everything has settled, then until Ctrl-C if a deployment serves and the command stays."""
     from stoker.cli.printers import utc_now
     from stoker.cli.progress import Follower, Name, screen_for
 
@@ -339,7 +396,7 @@ def _follow(
 
 
 def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None:
-    """The local address of each deployment's endpoint."""
+    """Print the local address of each deployment's endpoint."""
     for deployment in _reached_from_here(client, _ask(lambda: client.objects("InferenceDeployment"))):
         url = deployment["status"].get("endpoint")
         if url:
@@ -347,7 +404,7 @@ def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None
 
 
 def _reached_from_here(client: SupervisorClient, deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same deployments with the endpoint that this machine reaches."""
+    """Replace each deployment's endpoint by the address that this machine reaches."""
     endpoints: dict[str, str] = _ask(client.status)["endpoints"]
     shown = []
     for deployment in deployments:
@@ -358,7 +415,7 @@ def _reached_from_here(client: SupervisorClient, deployments: list[dict[str, Any
 
 
 def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> str:
-    """`http://name.namespace.svc:8000/v1` as it is reached from this machine; empty when there is no such Service."""
+    """Translate `http://name.namespace.svc:8000/v1` to its local address; empty when there is no such Service."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(inside)
@@ -370,11 +427,11 @@ def local_endpoint(inside: str, namespace: str, endpoints: dict[str, str]) -> st
 def _hint(client: SupervisorClient, *, as_json: bool) -> None:
     if not as_json:
         where = "" if client.folders.root == default_state_folder().resolve() else f" --state {client.folders.root}"
-        click.echo(f"running in the background; see: stoker local get tj{where}; stop: stoker local down{where}")
+        click.echo(f"running in the background; look: stoker local get{where}; stop: stoker local down{where}")
 
 
 def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
-    """A second Ctrl-C shortens the grace periods."""
+    """Stop the supervisor that this command started; a second Ctrl-C shortens the grace periods."""
     if not quiet:
         click.echo("stopping ...", err=True)
     for grace_s in (None, 0.0):
@@ -382,9 +439,30 @@ def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
             client.down(grace_s)
         except KeyboardInterrupt:
             continue
-        except SupervisorError:
+        except NotRunning:
+            return
+        except SupervisorError as error:
+            click.echo(f"error: not stopped: {error}", err=True)
             return
         return
+
+
+def _purge(folders: StateFolders) -> None:
+    """Delete a state folder while its lock is held, so that no supervisor can be using it."""
+    if not (folders.lock.exists() or (folders.objects.is_dir() and folders.supervisor_log.exists())):
+        _fail(f"{folders.root} is not a state folder of stoker local; nothing was deleted", WRONG_INPUT)
+    try:
+        with lock_state(folders):
+            shutil.rmtree(folders.root)
+    except StateFolderTaken as taken:
+        _fail(f"{taken}; nothing was deleted", FAILED)
+    click.echo(f"deleted {folders.root}")
+
+
+def _warn(client: SupervisorClient) -> None:
+    """Print what is wrong with the state folder."""
+    for problem in client.problems:
+        click.echo(f"warning: {problem}", err=True)
 
 
 def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]:
@@ -396,20 +474,17 @@ def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]
         return [name]
     owner = client.objects(kind.name, namespace=namespace, name=name)[0]
     uid = owner["metadata"]["uid"]
-    labels = {"stoker.dev/job-uid", "stoker.dev/deployment-uid", "stoker.dev/checkpoint-uid"}
-    pods = client.objects("Pod", namespace=namespace)
-    own = [
-        pod
-        for pod in pods
-        if uid in {(pod["metadata"].get("labels") or {}).get(label) for label in labels} or _owns(uid, pod)
-    ]
+    own = [pod for pod in client.objects("Pod", namespace=namespace) if _belongs_to(uid, pod)]
     if not own:
         raise SupervisorError(f"{target} has no pods")
     return [pod["metadata"]["name"] for pod in own]
 
 
-def _owns(uid: str, pod: dict[str, Any]) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+def _belongs_to(uid: str, pod: dict[str, Any]) -> bool:
+    """Whether a pod carries an object's uid in a label, or is owned by it."""
+    labels = pod["metadata"].get("labels") or {}
+    labelled = uid in (labels.get(JOB_UID), labels.get(DEPLOYMENT_UID), labels.get(CHECKPOINT_UID))
+    return labelled or any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def _print_log(text: str, prefix: str) -> None:
@@ -424,12 +499,14 @@ def _named(files: Sequence[Path], namespace: str) -> list[tuple[str, str, str]]:
 
 
 def _delete(client: SupervisorClient, kind: str, namespace: str, name: str, *, wait: bool) -> int:
-    """0 when it is being deleted, 1 when it was not there."""
+    """Delete one object; 0 when it is being deleted, 1 when it does not exist."""
     try:
         gone = client.delete(kind, namespace, name)
     except NotRunning as error:
         _fail(str(error), FAILED)
     except SupervisorError as error:
+        if error.status != NOT_FOUND:
+            _fail(str(error), FAILED)
         click.echo(str(error), err=True)
         return 1
     while wait and not gone:
@@ -443,7 +520,7 @@ T = TypeVar("T")
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """An answer, or the end of the command with the supervisor's message."""
+    """Call the supervisor; an error ends the command with its message."""
     try:
         return question()
     except NotRunning as error:
@@ -453,7 +530,7 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _named_once(kind: str, name: str | None) -> tuple[str, str | None]:
-    """Kind and name, given as two words or as KIND/NAME."""
+    """Split KIND/NAME, or take the two words as they are."""
     word, slash, own = kind.partition("/")
     if slash and name:
         raise click.UsageError(f"the name is given twice: {own} and {name}")

@@ -1,27 +1,28 @@
-"""The `stoker` command: a table of verbs. Each verb's code is imported when it is called, so that no verb pays for another."""
+"""The `stoker` command: a table of verbs. A verb's module is imported when the verb is called."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 
 import click
 
+from stoker.pod.command_line import run_click
+
 VERBS: dict[str, tuple[str, str]] = {
-    "local": ("stoker.cli.local:local", "Run manifests on this machine, without Kubernetes."),
-    "train": ("stoker.cli.train:train", "Run one training job without an operator."),
-    "serve": ("stoker.cli.programs:serve", "Serve a model folder or GGUF file with the OpenAI API."),
-    "chat": ("stoker.cli.programs:chat", "Talk to a server."),
-    "model": ("stoker.cli.programs:model", "Convert and show models."),
+    "local": ("stoker.cli.local:local", "Run manifests on this machine without Kubernetes."),
+    "train": ("stoker.cli.train:train", "Run one training job on this machine without an operator."),
+    "serve": ("stoker.cli.programs:serve", "Serve a model over the OpenAI API."),
+    "chat": ("stoker.cli.programs:chat", "Talk to an OpenAI server."),
+    "model": ("stoker.cli.programs:model", "Convert and describe models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
-    "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not supported yet)."),
-    "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not supported yet)."),
-    "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not supported yet)."),
+    "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not built yet)."),
+    "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
+    "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not built yet)."),
 }
 
 
 class Verbs(click.Group):
-    """Knows every verb's name and one line of help without importing it."""
+    """A group that lists its verbs without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -45,12 +46,16 @@ class Verbs(click.Group):
 )
 @click.version_option(package_name="stoker", prog_name="stoker")
 def stoker() -> None:
-    """Trains language models, keeps verified checkpoints, and serves them."""
+    """Train language models, keep verified checkpoints, and serve them.
+
+    Exit codes: 0 done, 1 failed or not found, 64 wrong command line or manifest, 130 interrupted. Programs that a verb
+    starts (train, serve, chat, model, checkpoint) end with the codes of docs/exit-codes.md.
+    """
 
 
 def main() -> None:
     """Entry point of the program."""
-    sys.exit(stoker(prog_name="stoker"))
+    run_click(stoker, "stoker")
 
 
 if __name__ == "__main__":

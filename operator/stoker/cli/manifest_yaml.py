@@ -1,5 +1,4 @@
-"""YAML as kubectl reads it, so that a manifest means the same here and there: `3e-4` is a number, `2024-01-01` and `1:30` are texts,
-a key that appears twice is an error."""
+"""YAML as kubectl reads it: `3e-4` is a number, `2024-01-01` and `1:30` are strings, a key must not appear twice."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ TAG = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(?:0b[01]+|0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9_]*)$")
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
 KEPT = ("null", "bool", "int", "float", "str", "seq", "map")
-"""What JSON can say."""
+"""Tags of values that JSON has."""
 
 MAX_DEPTH = 100
 
@@ -21,26 +20,26 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def documents(content: str) -> list[Any]:
-    """Every document of a text as plain data.
+    """Parse every document of a text as plain data.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or says what JSON cannot.
+        yaml.YAMLError: it is not YAML, or holds a value that JSON does not have.
     """
     _check_nesting(content)
     return list(yaml.load_all(content, Loader=ManifestLoader))
 
 
 def written(value: Any) -> str:
-    """YAML that reads back as `value`, here and by kubectl: a text that looks like a number has its quotes."""
+    """Write YAML that reads back as `value`, here and in kubectl: a string that looks like a number is quoted."""
     return str(yaml.dump(value, Dumper=ManifestDumper, sort_keys=False, width=110, allow_unicode=True))
 
 
 class ManifestDumper(yaml.SafeDumper):
-    """PyYAML's, which would write the text "3e-4" bare."""
+    """PyYAML's dumper, which would write the string "3e-4" without quotes."""
 
 
 class ManifestLoader(_Base):  # type: ignore[misc]
-    """Builds only what JSON can say. Raises yaml.YAMLError, with the place, for everything else."""
+    """Builds only values that JSON has. Raises yaml.YAMLError with the position for all others."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own names
         first: [(tag, pattern) for tag, pattern in found if tag.removeprefix(TAG) in ("null", "bool", "merge")]
@@ -51,7 +50,7 @@ class ManifestLoader(_Base):  # type: ignore[misc]
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
-        """Keys are texts, as in JSON, and each is there once; what `<<` brings may be overridden."""
+        """Build a mapping whose keys are strings, each present once; keys that `<<` merges in may be overridden."""
         own: set[str] = set()
         for key in (key for key, _ in node.value if key.tag != f"{TAG}merge"):
             if _key(key) in own:
@@ -62,7 +61,7 @@ class ManifestLoader(_Base):  # type: ignore[misc]
 
 
 def _check_nesting(content: str) -> None:
-    """Refuse before anything is built what would overflow the stack, and anchors that hold themselves."""
+    """Refuse deep nesting and anchors that contain themselves, before anything is built."""
     anchors: list[str | None] = []
     for event in yaml.parse(content, Loader=ManifestLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -72,11 +71,11 @@ def _check_nesting(content: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             anchors.pop()
         elif isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
-            raise _wrong(f"the anchor {event.anchor} holds itself", event)
+            raise _wrong(f"the anchor {event.anchor} contains itself", event)
 
 
 def _float(_: Any, node: Any) -> float:
-    """A float that JSON has."""
+    """Build a finite float."""
     value = float(node.value)
     if not math.isfinite(value):
         raise _wrong(f"{node.value} is too large for a number", node)
@@ -85,7 +84,7 @@ def _float(_: Any, node: Any) -> float:
 
 def _key(node: Any) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise _wrong("a key must be a text", node)
+        raise _wrong("a key must be a string", node)
     return str(node.value)
 
 

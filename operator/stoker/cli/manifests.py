@@ -1,4 +1,4 @@
-"""Reading manifests: files, folders and standard input, YAML or JSON, several documents each."""
+"""Read manifests from files, folders and standard input: YAML or JSON, several documents each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.cli.manifest_yaml import documents
 
 SUFFIXES = (".yaml", ".yml", ".json")
 FIRST = ("PersistentVolumeClaim", "ConfigMap", "Secret")
-"""Applied before whatever may mount them."""
+"""Kinds that are applied first, because others mount them."""
 
 
 class ManifestError(ValueError):
@@ -21,7 +21,8 @@ class ManifestError(ValueError):
 
 
 def read_manifests(paths: Sequence[Path], namespace: str | None = None) -> list[dict[str, Any]]:
-    """All objects, those that others mount first. `-` is standard input; a folder gives its manifests in the order of their names.
+    """Read all objects, those that others mount first. `-` is standard input; a folder is read in the order of its file
+    names.
 
     Raises:
         ManifestError.
@@ -34,7 +35,7 @@ def read_manifests(paths: Sequence[Path], namespace: str | None = None) -> list[
 
 
 def claim_manifest(name: str, folder: Path, namespace: str) -> dict[str, Any]:
-    """A PersistentVolumeClaim that stands for a folder of this machine."""
+    """Build a PersistentVolumeClaim that stands for a folder of this machine."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -78,13 +79,13 @@ def _parsed(where: str, content: str) -> Iterator[dict[str, Any]]:
 
 
 def _place(error: yaml.MarkedYAMLError) -> str:
-    """`:LINE:COLUMN`, as editors understand it."""
+    """Format the position as `:LINE:COLUMN`, which editors understand."""
     mark = error.problem_mark or error.context_mark
     return f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
 
 
 def _objects(where: str, document: Any) -> Iterator[dict[str, Any]]:
-    """The object in a document, or those of a List."""
+    """Yield the object of a document, or the items of a List."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise ManifestError(f"{where}: a manifest needs apiVersion, kind and metadata.name")
     if document["kind"] == "List":

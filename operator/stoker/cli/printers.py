@@ -1,4 +1,4 @@
-"""What people read about objects: columns of `get`, one line of progress, the pages of `describe`. Pure."""
+"""Print objects for people: the columns of `get`, one line of progress, the page of `describe`. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FOLLOWED = ("TrainingJob", "Checkpoint", "InferenceDeployment")
 
 
 def value_at(found: Object, path: str) -> str:
-    """The text at a dotted path: list places by number, conditions by type in brackets; empty when there is none."""
+    """Look up the text at a dotted path: list items by number, conditions by type in brackets; empty when absent."""
     value: Any = found
     for part in re.findall(r"[^.\[\]]+|\[[^\]]+\]", path):
         if part.startswith("["):
@@ -79,7 +79,7 @@ def value_at(found: Object, path: str) -> str:
 
 
 def table(kind: str, items: Sequence[Object], now: datetime) -> list[list[str]]:
-    """Header and rows of `get`."""
+    """Build the header and the rows of `get`."""
     columns = COLUMNS.get(kind, ())
     has_message = kind in (*FOLLOWED, "EnginePool")
     header = ["NAME", *(name for name, _ in columns), "AGE", *(["MESSAGE"] if has_message else [])]
@@ -94,7 +94,7 @@ def table(kind: str, items: Sequence[Object], now: datetime) -> list[list[str]]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded with spaces, as kubectl prints them."""
+    """Pad the columns with spaces, as kubectl does."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return "\n".join(
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -102,7 +102,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def age(timestamp: str, now: datetime) -> str:
-    """`42s`, `7m`, `3h` or `5d`."""
+    """Format the time since a timestamp as `42s`, `7m`, `3h` or `5d`."""
     if not timestamp:
         return ""
     seconds = int((now - datetime.fromisoformat(timestamp)).total_seconds())
@@ -113,7 +113,7 @@ def age(timestamp: str, now: datetime) -> str:
 
 
 def state_of(found: Object) -> str:
-    """`good`, `bad` or empty while it is on its way. Only a status of the present generation counts."""
+    """Classify an object: `good`, `bad`, or empty while it is under way or its status is of an earlier generation."""
     kind, status = found["kind"], found.get("status") or {}
     if kind not in FOLLOWED:
         return "good"
@@ -125,19 +125,20 @@ def state_of(found: Object) -> str:
 
 
 def progress_line(found: Object) -> str:
-    """What is worth saying about an object now, in one line."""
+    """Summarise the progress of an object in one line."""
     parts = _JOB if found["kind"] == "TrainingJob" else _CHECKPOINT if found["kind"] == "Checkpoint" else _DEPLOYMENT
     said = [part(found) for part in parts]
     return "  ".join(text for text in said if text)
 
 
 def described(found: Object, events: Sequence[Object], now: datetime) -> str:
-    """A page about one object: identity, conditions, status, spec, events."""
+    """Build the page of `describe`: identity, conditions, status, spec, events."""
     metadata = found["metadata"]
     status = {name: value for name, value in (found.get("status") or {}).items() if name != "conditions"}
     lines = [
         f"{found['kind']} {metadata['namespace']}/{metadata['name']}",
-        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, age {age(metadata['creationTimestamp'], now)}",
+        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, "
+        f"age {age(metadata['creationTimestamp'], now)}",
     ]
     if metadata.get("deletionTimestamp"):
         lines.append(f"being deleted since {metadata['deletionTimestamp']}, held by {metadata.get('finalizers')}")
@@ -148,7 +149,7 @@ def described(found: Object, events: Sequence[Object], now: datetime) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """`1.2 GB`, in powers of ten."""
+    """Format bytes as `1.2 GB`, in powers of ten."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -169,7 +170,7 @@ def _block(title: str, value: Any) -> list[str]:
 
 
 def _hide(section: Any, field: str) -> None:
-    """What the operator remembers for itself fills the screen and tells a person nothing."""
+    """Shorten a field that only the operator uses."""
     if isinstance(section, dict) and field in section:
         section[field] = "..."
 

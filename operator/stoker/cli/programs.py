@@ -1,4 +1,4 @@
-"""Verbs that are programs of their own: this process becomes `python -m stoker.<package>` with the remaining arguments."""
+"""Verbs that are programs of their own: `python -m stoker.<package>` replaces this process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_
 
 
 EXTRAS = {"engine": "engine", "trainer": "trainer", "model": "engine"}
-"""Package of ours that computes with torch -> the extra of the distribution that brings what it needs."""
+"""Package that computes with torch -> the extra of the distribution that installs what it needs."""
 
 
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process: signals, terminal and exit code are the program's own."""
+    """Replace this process by `python -m module`: signals, terminal and exit code are the program's own."""
     missing = missing_part(module)
     if missing:
         click.echo(missing, err=True)
@@ -30,7 +30,7 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def missing_part(module: str, find: Callable[[str], object | None] = find_spec) -> str:
-    """Why this installation cannot run a program of ours, or nothing. The control image has no torch, for instance."""
+    """Explain why this installation cannot run a program (the control image has no torch); empty when it can."""
     package = ".".join(module.split(".")[:2])
     extra = EXTRAS.get(package.removeprefix("stoker."))
     needed = (package, "torch") if extra else (package,)
@@ -44,7 +44,7 @@ def missing_part(module: str, find: Callable[[str], object | None] = find_spec) 
 @click.command(context_settings=PASS_THROUGH, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(arguments: tuple[str, ...]) -> None:
-    """Serve a model folder, a checkpoint folder or a GGUF file with the OpenAI API.
+    """Serve a Hugging Face folder, a checkpoint folder or a GGUF file over the OpenAI API.
 
     Example: stoker serve ~/.cache/stoker/models/smollm2-135m-instruct --port 8000
     """
@@ -54,7 +54,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 @click.command(context_settings=PASS_THROUGH, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def chat(arguments: tuple[str, ...]) -> None:
-    """Talk to a server.
+    """Talk to an OpenAI server in the terminal.
 
     Example: stoker chat http://127.0.0.1:8000
     """
@@ -63,7 +63,7 @@ def chat(arguments: tuple[str, ...]) -> None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def model() -> None:
-    """Convert and show models.
+    """Convert and describe models.
 
     \b
     Examples:
@@ -91,29 +91,47 @@ def _passing(group: click.Group, module: str, verb: str, line: str) -> None:
         become(module, [verb, *arguments])
 
 
-for _verb, _line in (("convert", "A GGUF file to a Hugging Face folder."), ("info", "What a model is.")):
+for _verb, _line in (("convert", "Turn a GGUF file into a Hugging Face folder."), ("info", "Describe a model.")):
     _passing(model, "stoker.model", _verb, _line)
 
 for _verb, _line in (
-    ("list", "The checkpoints in a folder, newest first."),
-    ("verify", "Read every piece and prove that they cover the state."),
-    ("show", "What a checkpoint holds."),
+    ("list", "List the checkpoints in a folder, newest first."),
+    ("verify", "Read every byte of a checkpoint and prove that it is whole."),
+    ("show", "Describe a checkpoint."),
     ("diff", "Compare the values of two checkpoints."),
-    ("export", "Write another format, for instance Hugging Face."),
+    ("export", "Write the weights as a Hugging Face folder."),
 ):
     _passing(checkpoint, "stoker.checkpoint", _verb, _line)
 
 
-def _not_supported(verb: str) -> click.Command:
-    @click.command(verb, context_settings=PASS_THROUGH, add_help_option=False)
+def _not_built(verb: str, purpose: str, instead: str) -> click.Command:
+    """A verb that only explains itself: what it will do, and what does that today."""
+
+    @click.command(
+        verb,
+        context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
+        help=f"{purpose} Not built yet.\n\n{instead}",
+    )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def refuse(arguments: tuple[str, ...]) -> None:
-        click.echo(f"not supported yet: stoker {' '.join((verb, *arguments))}", err=True)
+    def refuse(arguments: tuple[str, ...]) -> None:  # noqa: ARG001  whatever they are
+        click.echo(f"stoker {verb} is not built yet. {instead}", err=True)
         sys.exit(WRONG_INPUT)
 
     return refuse
 
 
-plan = _not_supported("plan")
-bench = _not_supported("bench")
-submit = _not_supported("submit")
+plan = _not_built(
+    "plan",
+    "Show memory, time and traffic of a job before it starts.",
+    "Until then: `stoker train --render -f JOB.yaml` checks a manifest and prints the trainer's configuration.",
+)
+bench = _not_built(
+    "bench",
+    "Measure throughput and latency.",
+    "Until then: `make bench` in the repository measures this machine; bench/README.md explains the figures.",
+)
+submit = _not_built(
+    "submit",
+    "Hand manifests to a cluster.",
+    "Until then: `kubectl apply -f FILE` on Kubernetes, `stoker local apply -f FILE` on this machine.",
+)

@@ -1,4 +1,4 @@
-"""Follows jobs, checkpoints and deployments until they have settled: a live table on a terminal, one line per change in a log."""
+"""Follow objects until they have settled: a live table on a terminal, one line per change in a log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stoker.cli.supervisor_client import SupervisorClient
 
 LOOK_S = 0.5
 QUIET_S = 5.0
-"""In a log, an object whose figures alone change speaks no more often."""
+"""Shortest time between two lines of a log about an object of which only numbers change."""
 STALLED_S = 5.0
-"""So long must an object be stalled before it counts as failed: causes go away while others are still being made."""
+"""Time for which an object must be stalled before it counts as failed: a cause may vanish while others are applied."""
 
 
 class Name(NamedTuple):
@@ -27,7 +27,7 @@ class Name(NamedTuple):
 
 
 class Screen(Protocol):
-    """Where progress goes."""
+    """The place where progress is shown."""
 
     def show(self, objects: Iterable[Mapping[str, Any]]) -> None: ...
 
@@ -38,21 +38,22 @@ class Screen(Protocol):
 
 @dataclass
 class Follower:
-    """Looks at one supervisor twice a second."""
+    """Polls one supervisor twice a second."""
 
     client: SupervisorClient
     screen: Screen
     wanted: Collection[Name]
-    """What must settle."""
+    """Objects that must settle."""
     since: str = ""
-    """Warnings from before this time (as Kubernetes writes it) are old news."""
+    """Warnings from before this time (as Kubernetes writes it) are not shown."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
     _events: set[str] = field(default_factory=set)
+    _problems: set[str] = field(default_factory=set)
 
     def until_settled(self, timeout_s: float | None = None) -> bool | None:
-        """True when everything wanted is good, False when something is bad, None when the time is over."""
+        """Wait; True when everything wanted is good, False when something is bad, None when the time is over."""
         end = None if timeout_s is None else self.monotonic() + timeout_s
         while True:
             outcome = self._outcome(self.look())
@@ -61,17 +62,21 @@ class Follower:
             self.sleep(LOOK_S)
 
     def for_ever(self) -> None:
-        """Until Ctrl-C."""
+        """Show progress until Ctrl-C."""
         while True:
             self.look()
             self.sleep(LOOK_S)
 
     def look(self) -> dict[Name, Mapping[str, Any]]:
-        """One look, shown."""
+        """Fetch the objects once and show them."""
         found: dict[Name, Mapping[str, Any]] = {
             _name(item): item for kind in FOLLOWED for item in self.client.objects(kind)
         }
         self.screen.show(found.values())
+        for problem in self.client.problems:
+            if problem not in self._problems:
+                self.screen.say(f"warning: {problem}")
+        self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
             recent = str(event.get("lastTimestamp", "")) >= self.since
             if event["type"] == "Warning" and recent and event["metadata"]["uid"] not in self._events:
@@ -96,7 +101,7 @@ class Follower:
 
 
 class Lines:
-    """Plain lines for a log: every change of phase or message, figures now and then."""
+    """Plain lines for a log: one for each change of phase, numbers now and then."""
 
     def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
         self.write = write
@@ -116,7 +121,7 @@ class Lines:
         self.write(f"{datetime.now():%H:%M:%S} {text}")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no terminal is held."""
 
 
 class JsonLines:
@@ -138,11 +143,11 @@ class JsonLines:
         self.write(json.dumps({"text": text}))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no terminal is held."""
 
 
 class Table:
-    """A table that is drawn over and over, on a terminal."""
+    """A table on a terminal, redrawn at each change."""
 
     def __init__(self) -> None:
         from rich.live import Live  # rich costs a tenth of a second: only where it is seen
@@ -173,7 +178,7 @@ class Table:
 
 
 def screen_for(*, as_json: bool) -> Screen:
-    """The right one for where standard output goes."""
+    """Choose the screen that fits standard output."""
     if as_json:
         return JsonLines(_print)
     return Table() if sys.stdout.isatty() else Lines(_print)
@@ -188,7 +193,7 @@ def _name(found: Mapping[str, Any]) -> Name:
 
 
 def _ended(item: Mapping[str, Any] | None) -> bool:
-    """Bad for good, rather than stalled; an object that was deleted is, too."""
+    """Whether an object is bad for good (failed or deleted), not only stalled."""
     if item is None:
         return True
     return bool(state_of({**item, "status": {**item["status"], "conditions": []}}) == "bad")

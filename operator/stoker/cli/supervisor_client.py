@@ -1,4 +1,4 @@
-"""The command line's side of the supervisor: its API over the Unix socket, and its start. Standard library only, for a quick start."""
+"""A client of the supervisor's API over its Unix socket, and the start of a supervisor. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,43 +11,66 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.socket_path import short_path
+from stoker.operator.cluster.local.state_lock import holder_pid, is_held
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
+SOCKET_PATIENCE_S = 10.0
+"""Time to wait for the socket of a supervisor that starts, or whose socket was deleted."""
+NOT_FOUND = 404
+MAX_SHOWN = 300
+"""Characters of an answer that is no JSON."""
 
 
 class SupervisorError(Exception):
-    """The supervisor refused; the message is its own."""
+    """The supervisor refused or failed; the message is for people, `status` that of its answer (0 without one)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NotRunning(SupervisorError):
-    """No supervisor answers in this state folder."""
+    """No supervisor holds the state folder."""
+
+
+class NoAnswer(SupervisorError):
+    """A supervisor holds the state folder but does not answer."""
 
 
 class SupervisorClient:
-    """One state folder's supervisor. Every call raises SupervisorError; NotRunning when nobody answers."""
+    """A client of the supervisor of one state folder.
 
-    def __init__(self, state: Path) -> None:
+    Every call raises SupervisorError: NotRunning only when the folder's lock is free, NoAnswer when it is held.
+    """
+
+    def __init__(self, state: Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.folders = StateFolders(state.expanduser().resolve())
+        self.timeout_s = timeout_s
+        self.problems: list[str] = []
+        """What the supervisor reported about its state folder in the last answer."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/v1/status")
 
     def running(self) -> bool:
+        """Whether a supervisor answers. Raises NoAnswer."""
         try:
             self.status()
         except NotRunning:
             return False
         return True
 
-    def apply(self, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        results: list[dict[str, Any]] = self._ask("POST", "/v1/apply", {"objects": objects})["results"]
+    def apply(self, objects: list[dict[str, Any]], *, recreate_lost: bool = False) -> list[dict[str, Any]]:
+        """Apply objects, each on its own; a result per object. With `recreate_lost` also those whose file is lost."""
+        body = {"objects": objects, "recreate_lost": recreate_lost}
+        results: list[dict[str, Any]] = self._ask("POST", "/v1/apply", body)["results"]
         return results
 
     def objects(self, kind: str, *, namespace: str | None = None, name: str | None = None) -> list[dict[str, Any]]:
@@ -56,7 +79,7 @@ class SupervisorClient:
         return items
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
-        """True when it is gone already."""
+        """Begin to delete an object; True when it is gone already."""
         return bool(self._ask("DELETE", f"/v1/objects/{quote(kind)}/{quote(namespace)}/{quote(name)}")["gone"])
 
     def logs(self, namespace: str, pod: str, offset: int) -> dict[str, Any]:
@@ -66,7 +89,7 @@ class SupervisorClient:
         self._ask("POST", "/v1/detach", {})
 
     def down(self, grace_s: float | None = None) -> None:
-        """Ask for the end and wait until the supervisor has gone."""
+        """Stop the supervisor and wait until its process has ended."""
         pid = int(self.status()["pid"])
         self._ask("POST", "/v1/down", {"grace_s": grace_s})
         if self._process is not None and self._process.pid == pid:
@@ -74,74 +97,130 @@ class SupervisorClient:
         while _lives(pid):
             time.sleep(0.02)
 
-    def start(self, addresses: str, *, leashed: bool) -> None:
+    def start(self, addresses: str, *, attached: bool) -> None:
         """Start a supervisor and wait until it answers.
 
         Args:
-            leashed: it ends (with every pod) when this process does.
+            attached: whether the supervisor ends, with every pod, when this process does.
 
         Raises:
-            SupervisorError: it ended at once; the message has the end of its log.
+            SupervisorError: it ended at once, or did not answer in time; the message has the end of its log.
         """
         try:
             self.folders.make()
+            log = self.folders.supervisor_log.open("ab")
         except OSError as error:
             raise SupervisorError(f"state folder {self.folders.root}: {error.filename}: {error.strerror}") from error
+        with log:
+            self._process = self._launch(addresses, log, attached=attached)
+        self._wait_for_start(self._process)
+
+    def _launch(self, addresses: str, log: IO[bytes], *, attached: bool) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         command += ["--state", str(self.folders.root), "--addresses", addresses]
         pass_fds: tuple[int, ...] = ()
-        if leashed:
-            end, self._leash = os.pipe()  # the other end closes with this process, however it ends
-            command += ["--leash", str(end)]
+        if attached:
+            end, self._parent_pipe = os.pipe()  # the kernel closes it when this process ends
+            command += ["--parent-pipe", str(end)]
             pass_fds = (end,)
-        with self.folders.supervisor_log.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=pass_fds,
-                cwd=self.folders.root,
-            )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            cwd=self.folders.root,
+        )
         for end in pass_fds:
             os.close(end)
-        self._process = process
-        self._wait_for_start(process)
+        return process
 
     def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.running():
+        while not self._answers():
             code = process.poll()
             if code is not None or time.monotonic() > deadline:
-                raise SupervisorError(
-                    f"the supervisor did not start ({code=}); the end of {self.folders.supervisor_log}:\n{self._log_end()}"
-                )
+                process.terminate()  # one that is only slow must not stay behind
+                end = f"the end of {self.folders.supervisor_log}:\n{self._log_end()}"
+                raise SupervisorError(f"the supervisor did not start (exit code {code}); {end}")
             time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        """Whether the supervisor that is being started answers yet."""
+        try:
+            self._request("GET", "/v1/status", None)
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
 
     def _log_end(self) -> str:
         lines = self.folders.supervisor_log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-15:])
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        connection = _SocketConnection(self.folders.socket)
+        deadline = time.monotonic() + SOCKET_PATIENCE_S
+        while True:
+            try:
+                status, text = self._request(method, path, body)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as error:  # no socket: not started yet, or deleted
+                self._check_held()
+                if time.monotonic() > deadline:
+                    raise NoAnswer(self._silence()) from error
+                time.sleep(0.05)
+            except (OSError, http.client.HTTPException) as error:
+                self._check_held()
+                raise NoAnswer(self._silence()) from error
+        return self._content(status, text)
+
+    def _check_held(self) -> None:
+        """Raise NotRunning when the lock of the folder is free."""
+        try:
+            held = is_held(self.folders)
+        except OSError as error:
+            raise SupervisorError(f"state folder {self.folders.root}: {error.strerror}") from error
+        if not held:
+            raise NotRunning(f"no supervisor runs in {self.folders.root}")
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
+        """Send a request; status code and text of the answer. Raises OSError, http.client.HTTPException."""
+        connection = _SocketConnection(self.folders.socket, self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
-            content = json.loads(answer.read())
-        except (FileNotFoundError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
-            raise NotRunning(f"no supervisor runs in {self.folders.root}") from error
+            return answer.status, answer.read().decode(errors="replace")
         finally:
             connection.close()
-        if answer.status >= 300:
-            raise SupervisorError(str(content.get("error", content)))
-        found: dict[str, Any] = content
+
+    def _content(self, status: int, text: str) -> dict[str, Any]:
+        """Parse an answer. Raises SupervisorError, with the answer's text where it is no JSON object."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            shown = " ".join(text.split())[:MAX_SHOWN]
+            where = f"its log: {self.folders.supervisor_log}"
+            raise SupervisorError(f"the supervisor answered HTTP {status}: {shown!r} ({where})")
+        if status >= 300:
+            raise SupervisorError(str(found.get("error", found)), status)
+        self.problems = found.get("problems", self.problems)
         return found
+
+    def _silence(self) -> str:
+        pid = holder_pid(self.folders)
+        who = "a supervisor" if pid is None else f"a supervisor (pid {pid})"
+        kill = "kill it" if pid is None else f"end it with: kill -9 {pid}"
+        return (
+            f"{who} holds {self.folders.root} but does not answer. It may be stopped or busy: look at "
+            f"{self.folders.supervisor_log}, try again, or {kill} (its pods end with it; the state stays)"
+        )
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("supervisor", timeout=ANSWER_TIMEOUT_S)
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("supervisor", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:

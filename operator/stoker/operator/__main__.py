@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from stoker.operator.service.config import OperatorConfig
-from stoker.operator.service.program import Program
+from stoker.operator.service.program import OperatorProgram
+from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.exit_code import EXIT_CODES, Cause
 
@@ -21,7 +21,7 @@ log = logging.getLogger("stoker.operator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM (exit code 0); others are those of docs/exit-codes.md."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.operator", description=__doc__)
+    parser = CommandParser(prog="python -m stoker.operator", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="OperatorConfig as JSON (docs/operator.md)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -43,10 +43,10 @@ async def run(config: OperatorConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await Program(config).run(stop)
+    await OperatorProgram(config).run(stop)
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """One JSON object per line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -66,7 +66,7 @@ def _set_up_logs(config: OperatorConfig) -> None:
     root.setLevel(config.log_level.upper())
     if config.log_format == "json":
         for handler in root.handlers:
-            handler.setFormatter(JsonLines())
+            handler.setFormatter(JsonLogFormatter())
     logging.getLogger("kopf").setLevel(max(root.level, logging.WARNING))  # a line per event otherwise
 
 

@@ -1,20 +1,21 @@
-"""The pool of cache blocks: who owns which, what is shared, what is kept for prefixes to come. Pure bookkeeping, no torch.
+"""The pool of cache blocks: owners, sharing, and the prefix cache. Pure bookkeeping, no torch.
 
-Each block is in exactly one place: free (no content), cached (nobody's, but its content may be found again; taken oldest
-first) or owned (in the tables of one or more owners, reference-counted). A full block's content is known by
-(content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes whose hashes
-collide are still told apart, and so are their continuations.
+Each block is in exactly one place: free (no content), cached (without an owner, but its content can be found again; the
+oldest is taken first) or owned (in the tables of one or more owners, reference-counted). A full block's content is
+known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
+whose hashes collide are still told apart, and so are their continuations.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 _ROOT = 0
-"""Content before the first block."""
+"""Number of the content before the first block."""
 
 
 class Copy(NamedTuple):
@@ -26,8 +27,23 @@ class Copy(NamedTuple):
 
 class _Content(NamedTuple):
     number: int
-    """Names this content for ever; a block that returns with the same tokens after an eviction gets a new number."""
+    """Identifies this content for ever. A block with the same tokens after an eviction gets a new number."""
     block: int
+
+
+@dataclass(frozen=True)
+class BlockAudit:
+    """All blocks counted one by one, from the free list, the cache and the tables."""
+
+    free: int
+    cached: int
+    owned: int
+    total: int
+    leaked: tuple[int, ...] = ()
+    """Blocks in no list and no table, or with more references than tables. They can be given back (`repair`)."""
+    faults: tuple[str, ...] = ()
+    """Findings after which two sequences may write one block, or a prefix may lead to a wrong one. Answers may be
+    wrong."""
 
 
 _ContentKey = tuple[int, tuple[int, ...]]
@@ -41,7 +57,7 @@ class _Table:
 
 
 class BlockManager:
-    """Block tables of all owners. Every operation costs O(blocks it touches); one block is taken or given back in O(1)."""
+    """Block tables of all owners. An operation costs O(blocks it touches); one block is taken or given back in O(1)."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -50,6 +66,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
+        self._num_owned = 0
         self._tables: dict[Hashable, _Table] = {}
         self._index: dict[_ContentKey, _Content] = {}
         self._key_of: dict[int, _ContentKey] = {}
@@ -65,7 +82,8 @@ class BlockManager:
 
     @property
     def num_owned(self) -> int:
-        return self.num_blocks - self.num_free - self.num_cached
+        """Blocks with owners, counted where blocks change hands and not derived from the other counts."""
+        return self._num_owned
 
     @property
     def num_available(self) -> int:
@@ -85,7 +103,7 @@ class BlockManager:
         """Give a new owner blocks for all of `tokens`, the longest known prefix from the cache.
 
         Returns how many leading tokens are already computed: whole blocks, and never the last token, whose logits are
-        wanted. None, and nothing changed, if it would leave fewer than `keep_free` blocks available.
+        needed. None, with nothing changed, if it would leave fewer than `keep_free` blocks available.
         """
         assert owner not in self._tables, "an owner is admitted once"
         found = self._find(tokens) if self.prefix_cache and read_cache else []
@@ -100,7 +118,7 @@ class BlockManager:
         return len(found) * self.block_size
 
     def grow(self, owner: Hashable, num_tokens: int) -> bool:
-        """Extend the owner's table to hold `num_tokens`; False, and nothing changed, if there are too few blocks."""
+        """Extend the owner's table to hold `num_tokens`. False, with nothing changed, if there are too few blocks."""
         blocks = self._tables[owner].blocks
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing > self.num_available:
@@ -109,7 +127,7 @@ class BlockManager:
         return True
 
     def is_shared(self, owner: Hashable, position: int) -> bool:
-        """Whether writing at this token position would be seen by another owner."""
+        """Whether another owner would see a write at this token position."""
         blocks = self._tables[owner].blocks
         index = position // self.block_size
         return index < len(blocks) and self._references[blocks[index]] > 1
@@ -125,7 +143,7 @@ class BlockManager:
         return Copy(source, target)
 
     def fork(self, owner: Hashable, child: Hashable) -> None:
-        """Give `child` the same blocks; whoever writes first into a shared one must copy it."""
+        """Give `child` the same blocks. An owner must copy a shared block before it writes (`make_writable`)."""
         assert child not in self._tables, "an owner is admitted once"
         table = self._tables[owner]
         for block in table.blocks:
@@ -147,15 +165,16 @@ class BlockManager:
             table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
 
     def release(self, owner: Hashable, *, forget: bool = False) -> list[int]:
-        """Take the owner's blocks back; returns those that are free now. The end of a prefix is the first to be evicted.
+        """Take the owner's blocks back and return those that are free now. The end of a prefix is evicted first.
 
-        `forget`: what they hold is worth nothing, so those that nobody else owns are free, not cached.
+        `forget`: their content is worthless, so blocks without another owner become free, not cached.
         """
         freed: list[int] = []
         for block in reversed(self._tables.pop(owner).blocks):
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
+            self._num_owned -= 1
             if forget:
                 self._forget(block)
             if block in self._key_of:
@@ -165,19 +184,61 @@ class BlockManager:
         self._free.extend(freed)
         return freed
 
-    def audit(self) -> None:
-        """Prove that free + cached + owned = total, that counts equal tables and that the index is sound.
+    def audit(self) -> BlockAudit:
+        """Count every block anew and compare with what is kept. Costs O(all blocks)."""
+        counts = Counter(chain.from_iterable(table.blocks for table in self._tables.values()))
+        leaked, faults = ((), ()) if self._adds_up(counts) else self._findings(counts)
+        return BlockAudit(
+            len(self._free), len(self._cached), len(counts), self.num_blocks, leaked, (*faults, *self._index_faults())
+        )
 
-        Raises:
-            AssertionError: says what does not add up.
-        """
-        counted = Counter(block for table in self._tables.values() for block in table.blocks)
-        places = sorted([*self._free, *self._cached, *counted])
-        assert places == list(range(self.num_blocks)), "each block is free, cached or owned, exactly once"
-        assert counted == {b: n for b, n in enumerate(self._references) if n}, "reference counts equal the tables"
-        assert self._key_of == {content.block: key for key, content in self._index.items()}, "the index and its inverse"
-        assert set(self._cached) <= set(self._key_of), "a cached block can be found"
-        assert not set(self._free) & set(self._key_of), "a free block cannot be found"
+    def _adds_up(self, counts: Counter[int]) -> bool:
+        """Whether each block is free, cached or owned, exactly once, and references equal the tables."""
+        num_listed = len(self._free) + len(self._cached) + len(counts)
+        return (
+            num_listed == self.num_blocks == len({*self._free, *self._cached, *counts})
+            and self._num_owned == len(counts)
+            and sum(self._references) == counts.total()
+            and all(self._references[block] == count for block, count in counts.items())
+        )
+
+    def _findings(self, counts: Counter[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Leaked blocks, and faults that cannot be repaired, block by block."""
+        listed = Counter(chain(self._free, self._cached))
+        leaked, faults = [], []
+        for block, references in enumerate(self._references):
+            owned, times = counts[block], listed[block]
+            if references > owned or not owned + times:
+                leaked.append(block)
+            if times > 1:
+                faults.append(f"block {block} is listed {times} times as free or cached")
+            if owned and times:
+                faults.append(f"block {block} is owned and also free or cached")
+            if references < owned:
+                faults.append(f"block {block} is in {owned} tables with {references} references")
+        if not leaked and not faults:
+            faults.append(f"{len(counts)} blocks are owned, {self._num_owned} were counted")
+        return tuple(leaked), tuple(faults)
+
+    def repair(self, audit: BlockAudit) -> list[int]:
+        """Give leaked blocks back and return those that are free now; their content is meaningless."""
+        counts = Counter(block for table in self._tables.values() for block in table.blocks)
+        lost = [block for block in audit.leaked if not counts[block] and block not in self._cached]
+        for block in audit.leaked:
+            self._references[block] = counts[block]
+        for block in lost:
+            self._forget(block)
+        self._free.extend(lost)
+        self._num_owned = len(counts)
+        return lost
+
+    def _index_faults(self) -> Iterator[str]:
+        if self._key_of != {content.block: key for key, content in self._index.items()}:
+            yield "the prefix index and its inverse differ"
+        if not set(self._cached) <= self._key_of.keys():
+            yield "a cached block cannot be found"
+        if not self._key_of.keys().isdisjoint(self._free):
+            yield "a free block can be found"
 
     def _find(self, tokens: Sequence[int]) -> list[_Content]:
         found: list[_Content] = []
@@ -197,7 +258,7 @@ class BlockManager:
     def _register(self, block: int, key: _ContentKey) -> int:
         known = self._index.get(key)
         if known is not None:
-            return known.number  # the same tokens computed twice at once: this copy stays private
+            return known.number  # two sequences computed the same tokens: this copy stays private
         assert block not in self._key_of, "a registered block is never written again"
         content = _Content(self._next_content, block)
         self._next_content += 1
@@ -208,6 +269,7 @@ class BlockManager:
     def _share(self, block: int) -> None:
         if self._references[block] == 0:
             del self._cached[block]
+            self._num_owned += 1
         self._references[block] += 1
 
     def _take(self) -> int:
@@ -217,9 +279,10 @@ class BlockManager:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
         self._references[block] = 1
+        self._num_owned += 1
         return block
 
     def _forget(self, block: int) -> None:
-        """Its content cannot be found any more; harmless for a block that could not be found."""
+        """Remove the block from the prefix index, if it is in it."""
         if block in self._key_of:
             del self._index[self._key_of.pop(block)]

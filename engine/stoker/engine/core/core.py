@@ -1,6 +1,6 @@
-"""The core process: one loop that hears the fronts, steps the engine and sends what is new. See `messages` for the wire.
+"""The core process: one loop that reads messages of fronts, steps the engine and sends deltas. `messages` is the wire.
 
-Loading happens in a thread, so that a front always hears where the core stands; everything else is this one thread's.
+The model is loaded in a thread, so that fronts get progress meanwhile. Everything else belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import zmq
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.engine.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.engine import Addressed, LLMEngine
 from stoker.engine.core.messages import (
     PROTOCOL,
@@ -31,6 +31,7 @@ from stoker.engine.core.messages import (
     Delta,
     Drain,
     Finish,
+    Heartbeat,
     Hello,
     Message,
     ModelFacts,
@@ -44,35 +45,60 @@ from stoker.engine.core.messages import (
     unpack,
 )
 from stoker.engine.core.startup import Startup, process_age_s
-from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
-from stoker.engine.plan import Plan
+from stoker.engine.core.step_pace import QuietLimits, StepPace
+from stoker.engine.errors import BlockAuditFailed, ExecutorLost, ProtocolError, RequestRefused
+from stoker.engine.plan import EnginePlan
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError
-from stoker.pod.exit_code import EXIT_CODES, Cause
 
 log = logging.getLogger("stoker.engine")
 
-STATS_EVERY_S = 1.0
+HEARTBEAT_S = 1.0
+"""Interval of heartbeats and stats."""
 FRONT_SILENT_S = 30.0
+AWAY_S = 5.0
+"""After a pause of the loop this long, the pause does not count as silence of the fronts."""
+AUDIT_IDLE_S, AUDIT_BUSY_S = 10.0, 60.0
+"""Interval of cache audits while nothing runs, and while requests run."""
+AUDIT_SHARE = 0.005
+"""Largest share of the loop's time for audits; a large cache is audited less often."""
 HELLO_MS = 3000
-"""How long a failed core waits for a first front to tell it why."""
-PLAIN_CAUSES = (Cause.CONFIG_INVALID, Cause.MODEL_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.OUT_OF_MEMORY)
-"""The message says it all, and the program that started the core prints it: no stack."""
+"""Longest wait of a failed core for a first front, to send it the cause."""
+LOADING_CAUSES = (
+    CauseRule(RuntimeError, Cause.OUT_OF_MEMORY, mentions("can't allocate memory")),  # torch, on the CPU
+    CauseRule(ConfigError, Cause.CONFIG_INVALID),
+    CauseRule(CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
+    CauseRule(ExecutorLost, Cause.RANK_FAILED),
+    CauseRule(torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(MemoryError, Cause.OUT_OF_MEMORY),
+    CauseRule(ValueError, Cause.MODEL_ERROR),
+    CauseRule(OSError, Cause.MODEL_ERROR),
+)
+"""Causes of a model that could not be loaded; any other error is Internal."""
 IDLE_MS = 50
-"""Longest wait for a message while nothing runs: loading, drains and lost parents are looked at so often."""
+"""Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost
+parent."""
 
-Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, Plan]]
+SHOWN = 8
+"""Most findings of an audit that one message lists."""
+QUIET = QuietLimits()
+
+Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EnginePlan]]
 
 
-def run_core(config: EngineConfig, address: str, work_dir: str, parent: int | None = None) -> None:
-    """A process's whole life: serve until `Stop`, a failure or the parent's death. Exits with the code of the cause.
+def run_core(
+    config: EngineConfig, address: str, work_dir: str, parent: int | None = None, quiet: QuietLimits = QUIET
+) -> None:
+    """Serve until `Stop`, a failure or the parent's death, then exit with the code of the cause.
 
     `address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts read;
-    `parent`: who started it, known by then only to itself: it may have died while this process was still importing torch.
+    `parent`: pid of the process that started this one. It is passed in, because the parent may die while torch is being
+    imported, and `getppid()` would then name another process.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
     parent = os.getppid() if parent is None else parent
-    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent)
+    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent, quiet=quiet)
     cause = core.serve()
     logging.shutdown()
     sys.exit(EXIT_CODES[cause])
@@ -90,6 +116,7 @@ class Core:
         build: Build = build_engine,
         parent_alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        quiet: QuietLimits = QUIET,
     ) -> None:
         self.config, self.address, self.work_dir, self.build = config, address, work_dir, build
         self.parent_alive, self.clock = parent_alive, clock
@@ -98,22 +125,27 @@ class Core:
         self.state = CoreState("Loading", "starting")
         self.engine: LLMEngine | None = None
         self.cause: Cause | None = None
-        """Set when the loop must end."""
+        """The cause of the end; once set, the loop ends."""
         self._progress = self.state.message
         self._seen_s: dict[str, float] = {}
-        """Fronts (the hex of their socket identity), and when they were last heard."""
+        """Time of the last message by front, the hex of its socket identity."""
         self._drain_until_s: float | None = None
-        self._stats_s = clock()
-        self._warms = False
-        """Idle time can still make something ready."""
+        self._beat_s = self._listened_s = self._audit_due_s = clock()
+        self._captures = False
+        """Graphs are left to capture in idle time."""
+        self.pace = StepPace(quiet)
+        self._promised_s = quiet.first_s
+        """The longest silence that the last heartbeat announced."""
+        self._step_tokens = [0, 0]
+        """Tokens of the last two steps: with overlap, `engine.step` waits for the first of them."""
 
     def serve(self) -> Cause:
-        """Until it must end; says why."""
+        """Run the loop to its end and return the cause."""
         context = zmq.Context()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(
             zmq.SNDHWM, 0
-        )  # a full queue would lose deltas; a front that is stuck falls silent and goes
+        )  # a full queue would lose deltas; a stuck front falls silent and is forgotten
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(self.address)
@@ -122,23 +154,25 @@ class Core:
         try:
             while self.cause is None:
                 self._turn(loading)
-            self._tell_late_front()
+            self._inform_late_front()
             return self.cause
         finally:
             self._close(loader)
             self._socket.close()
             context.term()
 
-    def _turn(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
-        """Once around the loop."""
-        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._warms))
+    def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
+        """One turn of the loop: read messages, then load, step or capture, then regular duties."""
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
             self._step(self.engine)
-        elif self._warms:
-            self._warms = self.engine.executor.warm()
+        elif self._captures:
+            self._promise(self.pace.limits.first_s)
+            self._captures = self.engine.executor.capture_next_graph()
         self._follow_drain()
+        self._audit_when_due()
         self._tick()
 
     def _close(self, loader: ThreadPoolExecutor) -> None:
@@ -147,8 +181,8 @@ class Core:
             self._send_deltas(self.engine.end_everything("abort"))
             self.engine.executor.close()
 
-    def _tell_late_front(self) -> None:
-        """A failure may be quicker than the front's hello; the front must still hear the reason."""
+    def _inform_late_front(self) -> None:
+        """Send the cause to a front that connects only after the failure."""
         if self.state.phase == "Failed" and not self._seen_s and self._socket.poll(HELLO_MS):
             identity, _ = self._socket.recv_multipart()
             self._send(identity.hex(), self.state)
@@ -159,7 +193,7 @@ class Core:
         self.startup.enter(message.partition(" ")[0])
         self._progress = message  # by the loader's thread; sent by the loop's
 
-    def _follow_loading(self, loading: Future[tuple[LLMEngine, Plan]]) -> None:
+    def _follow_loading(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         if not loading.done():
             if self._progress != self.state.message:
                 self._change("Loading", self._progress)
@@ -172,13 +206,14 @@ class Core:
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
-            self._fail(loading_cause(error), error)
+            self._fail(cause_of_error(error, LOADING_CAUSES, Cause.INTERNAL), error)
             return
-        self.engine, self._warms = engine, True
+        engine.before_step = self._before_step
+        self.engine, self._captures = engine, True
         self.startup.enter("")
         self._change("Serving", "", facts)
 
-    def _facts(self, engine: LLMEngine, plan: Plan) -> ModelFacts:
+    def _facts(self, engine: LLMEngine, plan: EnginePlan) -> ModelFacts:
         return ModelFacts(
             path=plan.model_path,
             tokenizer_folder=str(tokenizer_folder(plan, self.work_dir)),
@@ -192,8 +227,8 @@ class Core:
         )
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
-        """Nothing can be served any more: every client hears it, then the loop ends."""
-        defect = cause not in PLAIN_CAUSES
+        """End every request with an error and the loop with `cause`."""
+        defect = not is_explained(cause)
         log.log(logging.ERROR if defect else logging.DEBUG, "the core fails: %s", error, exc_info=error)
         message = f"{cause}: {error}"
         if self.engine is not None:
@@ -208,8 +243,13 @@ class Core:
     # Working.
 
     def _step(self, engine: LLMEngine) -> None:
+        began_s = self.clock()
         try:
-            self._send_deltas(engine.step())
+            deltas = engine.step()
+            if not engine.has_unfinished:
+                self._broadcast(engine.stats())  # before the last answers, so that a reader of both sees an idle engine
+            self._send_deltas(deltas)
+            self.pace.record(max(self._step_tokens), self.clock() - began_s)
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
@@ -224,15 +264,47 @@ class Core:
         if not self.engine.has_unfinished:
             self._change("Drained", "")
 
-    def _tick(self) -> None:
-        """Once a second: stats, fronts that fell silent, a parent that is gone."""
+    def _before_step(self, num_tokens: int) -> None:
+        """Announce a step that may take longer than fronts expect."""
+        self._step_tokens = [self._step_tokens[1], num_tokens]
+        self._promise(self.pace.quiet_s(max(self._step_tokens)))
+
+    def _promise(self, quiet_s: float) -> None:
+        if quiet_s > self._promised_s:
+            self._beat(quiet_s)
+
+    def _beat(self, quiet_s: float) -> None:
+        self._promised_s = quiet_s
+        self._broadcast(Heartbeat(quiet_s, self.pace.usual_step_s))
+
+    def _audit_when_due(self) -> None:
+        """Audit the cache between two steps: repair leaks, end the core on faults."""
         now_s = self.clock()
-        if now_s - self._stats_s < STATS_EVERY_S:
+        if self.engine is None or self.cause is not None:
             return
-        self._stats_s = now_s
+        if now_s < self._audit_due_s + (AUDIT_BUSY_S - AUDIT_IDLE_S if self.engine.has_unfinished else 0):
+            return
+        audit = self.engine.audit()
+        self._audit_due_s = now_s + max(AUDIT_IDLE_S, (self.clock() - now_s) / AUDIT_SHARE)
+        if audit.leaked:
+            log.error(
+                "cache audit: %d blocks were lost and are given back: %s", len(audit.leaked), audit.leaked[:SHOWN]
+            )
+        if audit.faults:
+            more = f" and {len(audit.faults) - SHOWN} more" if len(audit.faults) > SHOWN else ""
+            self._fail(Cause.INTERNAL, BlockAuditFailed(f"cache audit: {'; '.join(audit.faults[:SHOWN])}{more}"))
+
+    def _tick(self) -> None:
+        """Do once a second: send heartbeat and stats, forget silent fronts, check the parent."""
+        now_s = self.clock()
+        if now_s - self._beat_s < HEARTBEAT_S:
+            return
+        self._beat_s = now_s
+        self._beat(self.pace.limits.first_s if self.engine is None else self.pace.limits.floor_s)
         if self.engine is not None:
             self._broadcast(self.engine.stats())
-        for front in [front for front, seen_s in self._seen_s.items() if now_s - seen_s > FRONT_SILENT_S]:
+        silent = [front for front, seen_s in self._seen_s.items() if self._listened_s - seen_s > FRONT_SILENT_S]
+        for front in silent:
             self._forget(front)
         if not self.parent_alive():
             log.error("the parent process is gone")
@@ -243,16 +315,17 @@ class Core:
         del self._seen_s[front]
         for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
             if owner == front:
-                self._send_deltas(self._abort(front, request_id))  # it may only have slept
+                self._send_deltas(self._abort(front, request_id))  # its process may only have been suspended
 
     def _abort(self, front: str, request_id: str) -> list[Addressed]:
-        """The last deltas, for whoever still wants them."""
+        """Abort a request and return its last deltas."""
         return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
 
     # The wire.
 
     def _listen(self, *, wait: bool) -> None:
-        """Handle every message that is there; while nothing runs, wait a moment for one."""
+        """Handle every waiting message; with `wait`, wait a moment for the first."""
+        self._excuse_fronts()
         if wait and not self._socket.poll(IDLE_MS):
             return
         while self.cause is None:
@@ -262,9 +335,16 @@ class Core:
                 return
             front = identity.hex()
             self._seen_s[front] = self.clock()
-            self._hear(front, frame)
+            self._read(front, frame)
 
-    def _hear(self, front: str, frame: bytes) -> None:
+    def _excuse_fronts(self) -> None:
+        """After a long step or a stop of this process, excuse the fronts: their pings wait to be read."""
+        now_s = self.clock()
+        away_s, self._listened_s = now_s - self._listened_s, now_s
+        if away_s > AWAY_S:
+            self._seen_s = {front: seen_s + away_s for front, seen_s in self._seen_s.items()}
+
+    def _read(self, front: str, frame: bytes) -> None:
         try:
             message = unpack(frame)
         except ProtocolError as error:
@@ -301,6 +381,7 @@ class Core:
             self._send(front, CoreState("Failed", wrong))
             return
         self._send(front, self.state)
+        self._send(front, Heartbeat(self._promised_s, self.pace.usual_step_s))
         if self.engine is not None:
             self._send(front, self.engine.stats())
 
@@ -325,7 +406,7 @@ class Core:
         until_s = self.clock() + deadline_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(self._drain_until_s, until_s)
         if self.state.phase in ("Loading", "Warming"):
-            self.cause = Cause.COMPLETED  # nothing was promised to anybody yet
+            self.cause = Cause.COMPLETED  # no request has been accepted yet
         elif self.state.phase == "Serving":
             self._change("Draining", "no new requests")
 
@@ -345,19 +426,3 @@ class Core:
 
     def _send(self, front: str, message: CoreMessage) -> None:
         self._socket.send_multipart([bytes.fromhex(front), pack(message)])
-
-
-def loading_cause(error: BaseException) -> Cause:
-    """Why the model could not be loaded, for the exit code."""
-    table: list[tuple[type[BaseException], Cause]] = [
-        (ConfigError, Cause.CONFIG_INVALID),
-        (CheckpointCorrupt, Cause.CHECKPOINT_CORRUPT),
-        (ExecutorLost, Cause.RANK_FAILED),
-        (torch.OutOfMemoryError, Cause.OUT_OF_MEMORY),
-        (MemoryError, Cause.OUT_OF_MEMORY),
-        (ValueError, Cause.MODEL_ERROR),
-        (OSError, Cause.MODEL_ERROR),
-    ]
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch, on the CPU
-        return Cause.OUT_OF_MEMORY
-    return next((cause for kind, cause in table if isinstance(error, kind)), Cause.INTERNAL)

@@ -1,15 +1,17 @@
-"""A front's link to the core: sends requests, hands each request its own news, knows whether the core lives."""
+"""A front's link to the core: sends requests, hands each its own messages, and watches the core's progress."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import zmq
 import zmq.asyncio
 
+from stoker.engine.core.core_watch import LISTEN_S, CoreWatch, WatchLimits
 from stoker.engine.core.messages import (
     Abort,
     AddRequest,
@@ -31,6 +33,7 @@ from stoker.engine.errors import ProtocolError, RequestRefused
 
 log = logging.getLogger("stoker.engine")
 PING_S = 5.0
+PATIENCE = WatchLimits()
 
 
 class CoreLost(RuntimeError):
@@ -41,10 +44,18 @@ News = Delta | Refused | CoreLost
 
 
 class CoreClient:
-    """Lives in one event loop. `state` and `stats` are the newest that the core has sent."""
+    """The front's end of the wire, in one event loop. `state` and `stats` are the newest from the core."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        watch_limits: WatchLimits = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
+        self.watch = CoreWatch(watch_limits)
+        """The core's silence and progress."""
+        self._clock = clock
         self.state = CoreState("Loading", "starting the core")
         self.stats: Stats | None = None
         self.on_state: Callable[[CoreState], None] = lambda _: None
@@ -55,7 +66,7 @@ class CoreClient:
         self._lost: str | None = None
 
     async def start(self) -> None:
-        """Connect; the core may come up later."""
+        """Connect. The core may start later."""
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -63,8 +74,9 @@ class CoreClient:
         self._socket.connect(self.address)
         self.send(Hello())
         self._tasks = [
-            asyncio.create_task(self._receive(), name="news of the core"),
+            asyncio.create_task(self._receive(), name="messages of the core"),
             asyncio.create_task(self._keep_pinging(), name="pings to the core"),
+            asyncio.create_task(self._keep_watching(), name="watch on the core"),
         ]
 
     async def close(self) -> None:
@@ -79,15 +91,26 @@ class CoreClient:
 
     @property
     def alive(self) -> bool:
+        """Whether the core has neither ended nor failed; it may be stalled."""
         return self._lost is None and self.state.phase != "Failed"
 
     @property
+    def serving(self) -> bool:
+        """Whether the core takes requests and makes progress."""
+        return self.alive and self.state.phase == "Serving" and not self.watch.stalled
+
+    @property
+    def problem(self) -> str:
+        """Why the core takes no requests now; empty while it takes them."""
+        return self.watch.reason or self.state.message
+
+    @property
     def running(self) -> int:
-        """Requests of this front that have not ended."""
+        """Number of this front's requests that have not ended."""
         return len(self._news)
 
     def lose(self, reason: str) -> None:
-        """The core is gone: every running request ends now, new ones are refused."""
+        """Treat the core as gone: end every running request with `CoreLost`, refuse new ones."""
         if self._lost is None:
             self._lost = reason
             for queue in self._news.values():
@@ -95,7 +118,7 @@ class CoreClient:
 
     @contextmanager
     def request(self, request: AddRequest) -> Iterator[RunningRequest]:
-        """Send a request; inside the block its deltas arrive. Leaving the block early aborts it.
+        """Send a request whose deltas arrive inside the block. Leaving the block early aborts it.
 
         Raises:
             CoreLost: the core has ended.
@@ -113,7 +136,7 @@ class CoreClient:
                 self.send(Abort((request.request_id,)))
 
     def drain(self, deadline_s: float) -> None:
-        """Let running requests end within `deadline_s` seconds, take no new ones."""
+        """Let running requests end within `deadline_s` seconds and take no new ones."""
         self.send(Drain(deadline_s))
 
     def stop(self) -> None:
@@ -121,7 +144,8 @@ class CoreClient:
         self.send(Stop())
 
     def send(self, message: Message) -> None:
-        """Hand over one message. It never waits (the queue has no bound), so a cancelled request can still say goodbye."""
+        """Queue one message without waiting (the queue is unbounded), so that a cancelled request can still send its
+        abort."""
         if self._socket is not None and not self._socket.closed:
             self._socket.send(pack(message))
 
@@ -129,6 +153,15 @@ class CoreClient:
         while True:
             await asyncio.sleep(PING_S)
             self.send(Ping())
+
+    async def _keep_watching(self) -> None:
+        stalled = False
+        while True:
+            self.watch.listen(self._clock())
+            if stalled != self.watch.stalled:
+                stalled = self.watch.stalled
+                log.log(logging.ERROR if stalled else logging.INFO, "core: %s", self.watch.reason or "it goes on")
+            await asyncio.sleep(LISTEN_S)
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -139,14 +172,15 @@ class CoreClient:
             except (ProtocolError, RequestRefused) as error:
                 log.error("core: %s", error)
                 continue
+            self.watch.take(message)
             self._handle(message)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Outputs):
             for delta in message.deltas:
-                self._tell(delta.request_id, delta)
+                self._hand_over(delta.request_id, delta)
         elif isinstance(message, Refused):
-            self._tell(message.request_id, message)
+            self._hand_over(message.request_id, message)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, CoreState):
@@ -155,7 +189,7 @@ class CoreClient:
             if message.phase == "Failed":
                 self.lose(message.message)
 
-    def _tell(self, request_id: str, news: News) -> None:
+    def _hand_over(self, request_id: str, news: News) -> None:
         queue = self._news.get(request_id)
         if queue is not None:  # else: aborted meanwhile
             queue.put_nowait(news)
@@ -171,7 +205,7 @@ class RunningRequest:
         self._id = request.request_id
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """What the core sends, until each choice has ended or was finished here.
+        """The core's deltas, until each choice has ended or was finished here.
 
         Raises:
             RequestRefused: the core did not take it.
@@ -190,7 +224,7 @@ class RunningRequest:
                 yield news
 
     def finish(self, choice: int) -> None:
-        """The text of a choice is complete (a stop text was found): the core may forget it."""
+        """End a choice whose text is complete, because a stop text was found."""
         if choice in self.open_choices:
             self.open_choices.discard(choice)
             self._client.send(Finish(self._id, choice))

@@ -1,21 +1,24 @@
-"""The engine as a library: requests in, deltas out, one step at a time. Owns the requests; one thread calls it."""
+"""Continuous batching: requests in, deltas out, one step at a time. Owns the requests; called by one thread."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from stoker.engine.core.build_step import StepInput, StepOutput, build_step_input
-from stoker.engine.core.messages import Delta, FinishReason, Stats, TokenLogprobs
-from stoker.engine.core.request import Request, RequestKey, Sequence, State
+from stoker.engine.core.blocks import BlockAudit
+from stoker.engine.core.build_step import build_step_input
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
+from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.execution.executor import Executor, Result
+from stoker.engine.execution.executor import Executor
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 Addressed = tuple[str, Delta]
@@ -23,8 +26,8 @@ Addressed = tuple[str, Delta]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the model allows."""
+class ModelLimits:
+    """Limits of requests that follow from the model."""
 
     vocab_size: int
     max_model_len: int
@@ -32,54 +35,22 @@ class Limits:
     eos_token_ids: tuple[int, ...]
 
 
-@dataclass
-class _Result:
-    """A step's output, perhaps put together from several attempts."""
-
-    tokens: list[int] = field(default_factory=list)
-    valid: list[bool] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
-    errors: list[str | None] = field(default_factory=list)
-    """One per chunk: why it could not be computed."""
-    gone: set[int] = field(default_factory=set)
-    """Samples of sequences that do not run any more."""
-
-    def put(self, chunks: list[int], samples: list[int], output: StepOutput) -> None:
-        """What these chunks and samples, computed on their own, gave."""
-        for place, sample in enumerate(samples):
-            self.tokens[sample] = output.tokens[place]
-            self.valid[sample] = output.valid[place]
-            self.logprobs[sample] = output.logprobs[place]
-        for place, chunk in enumerate(chunks):
-            self.prompt_logprobs[chunk] = output.prompt_logprobs[place]
-            self.errors[chunk] = None
-
-
-@dataclass
-class _Flight:
-    """A step that was given to the executor and whose result was not taken yet."""
-
-    schedule: Schedule
-    step: StepInput
-    result: Result
-
-
 class LLMEngine:
     """Continuous batching over one executor.
 
-    `add_request` queues, `step` computes once and returns what is new, `abort_request` and `finish_choice` take requests
-    out at any time. `front` names whose request it is: ids of different fronts are different requests.
+    `add_request` queues, `step` computes once and returns new deltas, `abort_request` and `finish_choice` end requests
+    at any time. Request ids belong to a front: equal ids of two fronts are two requests.
 
-    With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it takes
-    the result of the one before. What a sequence computes after its end, which only that result shows, is thrown away.
+    With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it
+    reads the output of the one before. A sequence whose end only that output shows has computed one token too many; it
+    is discarded.
     """
 
     def __init__(
         self,
         executor: Executor,
         scheduler: Scheduler,
-        limits: Limits,
+        limits: ModelLimits,
         clock: Callable[[], float] = time.monotonic,
         *,
         overlap: bool = False,
@@ -93,8 +64,15 @@ class LLMEngine:
         self.num_generated_tokens = 0
         self.num_finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.num_refused: Counter[str] = Counter()
+        self.step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        """Steps by their number of tokens."""
+        self.num_step_tokens = 0
+        self.num_audits = 0
+        self.num_leaked_blocks = 0
+        self.before_step: Callable[[int], None] = lambda _: None
+        """Called with the number of tokens of each step, before it is computed."""
         self._arrivals = 0
-        self._flights: deque[_Flight] = deque()
+        self._submitted: deque[SubmittedStep] = deque()
 
     def add_request(
         self,
@@ -109,7 +87,7 @@ class LLMEngine:
         """Queue a request; a missing seed is drawn here.
 
         Raises:
-            RequestRefused: with the field, the value and what is allowed.
+            RequestRefused: names the field, the value and what is allowed.
         """
         try:
             max_tokens = self._check((front, request_id), prompt_tokens, params)
@@ -129,39 +107,43 @@ class LLMEngine:
             priority=priority,
         )
         if not self.has_unfinished:
-            self.progressed_s = now_s  # until now there was nothing to do
+            self.progressed_s = now_s  # before it there was no work
         self._arrivals += 1
         self.requests[request.key] = request
         self.scheduler.add(request)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
-        """End every choice, whatever it is doing. Returns their last deltas; none for a request that has ended."""
+        """End every choice in whatever state and return their last deltas; none for a request that has ended."""
         request = self.requests.get((front, request_id))
-        return [] if request is None else self._end_all(request, "abort", None)
+        return [] if request is None else self._finish_request(request, "abort", None)
 
     def finish_choice(self, request_id: str, choice: int, *, front: str = "") -> None:
-        """A stop text was found in this choice: it ends as a success. Harmless for a choice that has ended."""
+        """End a choice as a success, because a stop text was found in it. Harmless for one that has ended."""
         request = self.requests.get((front, request_id))
         for sequence in request.sequences if request is not None else ():
             if sequence.choice == choice and not sequence.state.finished:
-                self._end(sequence, "stop")
+                self._finish_sequence(sequence, "stop")
 
     def end_everything(self, reason: FinishReason, error: str | None = None) -> list[Addressed]:
-        """End all requests; their last deltas."""
-        return [delta for request in list(self.requests.values()) for delta in self._end_all(request, reason, error)]
+        """End all requests and return their last deltas."""
+        return [
+            delta for request in list(self.requests.values()) for delta in self._finish_request(request, reason, error)
+        ]
 
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
 
     def step(self) -> list[Addressed]:
-        """Schedule, submit, take results: in the end one token for every sequence whose known tokens are all computed."""
+        """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
+        computed."""
         schedule = self.scheduler.schedule(self.clock())
         if schedule.chunks:
-            self._flights.append(self._submit(schedule))
+            self._begin_step(schedule.num_tokens)
+            self._submitted.append(self._submit(schedule))
         deltas: list[Addressed] = []
-        while len(self._flights) > (self.overlap and bool(schedule.chunks)):
-            self._land(self._flights.popleft(), deltas)
+        while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
+            self._collect(self._submitted.popleft(), deltas)
         return deltas
 
     def stats(self) -> Stats:
@@ -183,12 +165,30 @@ class LLMEngine:
             prefix_hits=scheduler.prefix_hits,
             finished=dict(self.num_finished),
             refused=dict(self.num_refused),
+            step_tokens=tuple(self.step_tokens),
+            step_tokens_sum=self.num_step_tokens,
+            block_audits=self.num_audits,
+            leaked_blocks=self.num_leaked_blocks,
         )
 
-    # Taking a request.
+    def audit(self) -> BlockAudit:
+        """Count blocks and seats anew, between two steps. Gives leaked blocks back; the caller handles faults."""
+        audit = self.scheduler.audit()
+        self.num_audits += 1
+        if audit.leaked:
+            self.num_leaked_blocks += len(audit.leaked)
+            self.scheduler.repair(audit)
+        return audit
+
+    # Checking a request.
 
     def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams) -> int:
-        """The most output tokens of a request that can be served; RequestRefused otherwise."""
+        """Check a request and return its largest number of output tokens.
+
+        A front has checked tokens and lengths already, to answer with its own field names and before the request
+        crosses the wire. `LLM` and other users of this class have no front, so these checks are the ones that always
+        hold.
+        """
         if key in self.requests:
             raise RequestRefused("invalid", f"request_id {key[1]!r} is in use", "request_id")
         if not prompt:
@@ -220,115 +220,79 @@ class LLMEngine:
 
     # Computing.
 
-    def _submit(self, schedule: Schedule) -> _Flight:
+    def _begin_step(self, num_tokens: int) -> None:
+        self.step_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+        self.num_step_tokens += num_tokens
+        self.before_step(num_tokens)
+
+    def _submit(self, schedule: Schedule) -> SubmittedStep:
         step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
         self.num_steps += 1
-        return _Flight(schedule, step, self.executor.submit(step))
+        return SubmittedStep(schedule, step, self.executor.submit(step))
 
-    def _land(self, flight: _Flight, deltas: list[Addressed]) -> None:
-        """Take one step's result."""
-        result = self._result(flight)
-        self.progressed_s = self.clock()
-        tokens, valid, logprobs = result.tokens, result.valid, result.logprobs
-        sample = 0
-        for index, chunk in enumerate(flight.schedule.chunks):
-            error, end = result.errors[index], sample + len(chunk.samples)
-            if error is not None:
-                deltas += self._end_all(chunk.sequence.request, "error", error)
-            else:
-                if not chunk.samples or any(valid[sample:end]):
-                    self._keep(chunk, result.prompt_logprobs[index])  # what is not finite never enters the prefix cache
-                for number, sequence in enumerate(chunk.samples, sample):
-                    if not sequence.state.finished and number not in result.gone:
-                        self._take(sequence, tokens[number], valid[number], logprobs[number], deltas)
-            sample = end
-
-    def _result(self, flight: _Flight) -> _Result:
-        """The step's result. If it fails, its halves are tried again, so that only the chunk at fault has an error.
-
-        Steps submitted after it have read what it failed to write: they are computed again, too.
-        """
+    def _outcome(self, submitted: SubmittedStep) -> StepOutcome:
+        """Wait for a step. One that failed is computed again in parts."""
         try:
-            return _whole(flight.step, flight.result.result())
+            return StepOutcome(submitted.pending.result())
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 - whatever one request does to a step must not reach the others
-            for later in self._flights:
-                _wait(later.result)
-            result = self._retry(flight, error)
-            for later in self._flights:
-                later.result = self.executor.submit(later.step)
-            return result
+            return retry_step(self.executor, submitted, self._submitted, error)
 
-    def _retry(self, flight: _Flight, error: Exception) -> _Result:
-        """Only for whom still runs: the seats and blocks of others may belong to somebody else by now."""
-        result = _failed(flight.step, _text(error))
-        chunks = flight.schedule.chunks
-        alive = [index for index, chunk in enumerate(chunks) if chunk.sequence.state is State.RUNNING]
-        for index in set(range(len(chunks))).difference(alive):
-            result.errors[index] = None
-        for number, sequence in enumerate(sequence for chunk in chunks for sequence in chunk.samples):
-            if sequence.state is not State.RUNNING:
-                result.gone.add(number)
-                sequence.num_pending = 0  # one that was preempted meanwhile samples it again
-        undone = tuple(entry for later in self._flights for entry in later.step.undone_copies())
-        step = replace(flight.step, table=undone)
-        self._halve(step, alive, result, error if len(alive) == len(chunks) else None)
-        return result
+    def _collect(self, submitted: SubmittedStep, deltas: list[Addressed]) -> None:
+        """Read one step's output into its sequences."""
+        output, errors, gone = self._outcome(submitted)
+        tokens, valid, logprobs = output.tokens, output.valid, output.logprobs
+        self.progressed_s = self.clock()
+        sample = 0
+        for index, chunk in enumerate(submitted.schedule.chunks):
+            end = sample + len(chunk.samples)
+            if index in errors:
+                deltas += self._finish_request(chunk.sequence.request, "error", errors[index])
+            else:
+                if not chunk.samples or any(valid[sample:end]):
+                    self._commit_chunk(chunk, output.prompt_logprobs[index])  # never what is not finite
+                for number, sequence in enumerate(chunk.samples, sample):
+                    if not sequence.state.finished and number not in gone:
+                        self._append_token(sequence, tokens[number], valid[number], logprobs[number], deltas)
+            sample = end
 
-    def _halve(self, step: StepInput, chunks: list[int], result: _Result, error: Exception | None) -> None:
-        """Compute these chunks again, all at once if they have not failed together yet, else in halves."""
-        if error is None and chunks:
-            samples = [sample for sample, chunk in enumerate(step.sample_chunks) if chunk in chunks]
-            samples = [sample for sample in samples if sample not in result.gone]
-            try:
-                result.put(chunks, samples, self.executor.submit(step.only(chunks, samples)).result())
-                return
-            except ExecutorLost:
-                raise
-            except Exception as again:  # noqa: BLE001 - as in `_result`
-                error = again
-        if len(chunks) == 1 and error is not None:
-            result.errors[chunks[0]] = _text(error)
-        elif chunks:
-            self._halve(step, chunks[: len(chunks) // 2], result, None)
-            self._halve(step, chunks[len(chunks) // 2 :], result, None)
+    # Collecting results.
 
-    # Taking results.
-
-    def _keep(self, chunk: Chunk, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """The chunk is in the cache; log-probabilities computed again after a preemption replace the first ones."""
+    def _commit_chunk(self, chunk: Chunk, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Make a computed chunk findable and keep its prompt log-probabilities, which replace those before a
+        preemption."""
         self.scheduler.complete(chunk)
         if prompt_logprobs:
             chunk.sequence.prompt_logprobs[chunk.start + 1 :] = prompt_logprobs
 
-    def _take(
+    def _append_token(
         self, sequence: Sequence, token: int, valid: bool, logprobs: TokenLogprobs | None, deltas: list[Addressed]
     ) -> None:
-        """One sampled token."""
+        """Append one sampled token to its sequence; it may be the last."""
         if not valid:
-            self._end(sequence, "error")
-            deltas.append(self._last(sequence, sequence.choice, "error", "the model's logits are not finite"))
+            self._finish_sequence(sequence, "error")
+            deltas.append(self._final_delta(sequence, sequence.choice, "error", "the model's logits are not finite"))
             return
         first = sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)
         self.num_generated_tokens += 1
         if first or reason is not None:
-            deltas.append(self._first_or_last(sequence, token, logprobs, first, reason))
+            deltas.append(self._first_or_final_delta(sequence, token, logprobs, first, reason))
             return
         front, request_id = sequence.request.key
         scores = (logprobs,) if logprobs is not None else None
         deltas.append((front, Delta(request_id, sequence.choice, (token,), scores)))
 
-    def _first_or_last(
+    def _first_or_final_delta(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, first: bool, reason: FinishReason | None
     ) -> Addressed:
-        """The delta that carries the facts, and with the first one the prompt's scores."""
+        """A delta with `facts`; the first of choice 0 also has the prompt's log-probabilities."""
         starts = first and sequence.choice == 0
         if starts:
             self.num_prompt_tokens += sequence.num_prompt
         if reason is not None:
-            self._end(sequence, reason)
+            self._finish_sequence(sequence, reason)
         shown = (token,) if sequence.stop_token is None else ()
         scores_prompt = starts and sequence.request.params.prompt_logprobs is not None
         front, request_id = sequence.request.key
@@ -345,49 +309,23 @@ class LLMEngine:
 
     # Ending.
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.end(sequence, reason)
         self.num_finished[reason] += 1
         if sequence.request.finished:
             del self.requests[sequence.request.key]
 
-    def _end_all(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
-        """Every choice that has not ended, those that have not forked yet too."""
+    def _finish_request(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
+        """End every choice that runs or has not forked yet, and return their last deltas."""
         unborn = range(len(request.sequences), request.params.n)
-        deltas = [self._last(request.sequences[0], choice, reason, error) for choice in unborn]
+        deltas = [self._final_delta(request.sequences[0], choice, reason, error) for choice in unborn]
         for sequence in request.sequences:
             if not sequence.state.finished:
-                self._end(sequence, reason)
-                deltas.append(self._last(sequence, sequence.choice, reason, error))
+                self._finish_sequence(sequence, reason)
+                deltas.append(self._final_delta(sequence, sequence.choice, reason, error))
         return deltas
 
-    def _last(self, sequence: Sequence, choice: int, reason: FinishReason, error: str | None) -> Addressed:
+    def _final_delta(self, sequence: Sequence, choice: int, reason: FinishReason, error: str | None) -> Addressed:
         front, request_id = sequence.request.key
         facts = sequence.facts(self.clock())
         return front, Delta(request_id, choice, (), finish_reason=reason, error=error, facts=facts)
-
-
-def _whole(step: StepInput, output: StepOutput) -> _Result:
-    return _Result(
-        list(output.tokens),
-        list(output.valid),
-        list(output.logprobs),
-        list(output.prompt_logprobs),
-        [None] * len(step.seats),
-    )
-
-
-def _failed(step: StepInput, error: str) -> _Result:
-    """The numbers mean nothing, but keep later ones in their places."""
-    count = len(step.sample_seats)
-    return _Result([0] * count, [False] * count, [None] * count, [()] * len(step.seats), [error] * len(step.seats))
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _wait(result: Result) -> None:
-    """Whatever comes of it."""
-    with suppress(Exception):
-        result.result()

@@ -1,23 +1,25 @@
-"""The first steps of an engine, played on a model of one layer while the real one's weights are still being read.
+"""Kernel warm-up: the first steps of an engine on a model of one layer, while the real weights are still being read.
 
-Kernels are compiled at their first call, and libraries load themselves then: both happen here, beside the reading, so that
-neither stands before the first token. One layer has all the shapes that many have; its weights are zero.
+Kernels are compiled at their first call, and libraries load then. Both happen here, so that neither delays the first
+token. One layer has all the shapes that many have; its weights are zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import Limits, LLMEngine
+from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.load import BesideWeights
 from stoker.engine.execution.runner import Runner
+from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
@@ -26,26 +28,40 @@ from stoker.model.paged_attend import KVCache
 
 SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
 PROMPT_LENGTHS = (1, 5, 48, 300)
-"""One row, few rows, whole tiles, and a pass of many rows."""
+"""Lengths that give one row, few rows, whole tiles, and a pass of many rows."""
 NUM_REQUESTS = 12
 SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
 
 
 @contextmanager
-def rehearsal(
+def kernel_warmup(
     config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
 ) -> Iterator[None]:
-    """Rehearse in a thread; the end of the block waits for it. Raises what went wrong there."""
-    with ThreadPoolExecutor(1, thread_name_prefix="rehearsal") as pool:
-        rehearsed = pool.submit(rehearse, config, ops, dtype, device, block_size, attention)
+    """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong
+    there."""
+    with ThreadPoolExecutor(1, thread_name_prefix="kernel-warmup") as pool:
+        compiled = pool.submit(compile_kernels, config, ops, dtype, device, block_size, attention)
         yield
-        rehearsed.result()
+        compiled.result()
 
 
-def rehearse(
+def warm_up_beside_weights(plan: EnginePlan) -> BesideWeights:
+    """The kernel warm-up for one rank alone; nothing for kernels that are not compiled here."""
+
+    def beside_weights(config: ModelConfig, ops: Ops, device: torch.device) -> AbstractContextManager[None]:
+        if ops.kernels != "fused":
+            return nullcontext()
+        return kernel_warmup(
+            config, ops, dtype=plan.dtype, device=device, block_size=plan.block_size, attention=plan.attention
+        )
+
+    return beside_weights
+
+
+def compile_kernels(
     config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
 ) -> None:
-    """Prompts of several lengths, every way of sampling, decode steps of every number of rows."""
+    """Run prompts of several lengths, every way of sampling, and decode steps of every number of rows."""
     runner = one_layer_runner(config, ops, dtype, device, block_size, attention)
     scheduler = Scheduler(
         BlockManager(BLOCKS, block_size, prefix_cache=False),
@@ -53,24 +69,24 @@ def rehearse(
         max_requests=SEATS,
         max_queued_requests=SEATS,
     )
-    engine = LLMEngine(InProcess(runner), scheduler, Limits(config.vocab_size, runner.max_model_len, ()))
+    engine = LLMEngine(InProcess(runner), scheduler, ModelLimits(config.vocab_size, runner.max_model_len, ()))
     for length in PROMPT_LENGTHS:
         for number, params in enumerate(SAMPLINGS):
             prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * block_size // NUM_REQUESTS)
             engine.add_request(f"{length}-{number}", prompt, replace(params, max_tokens=OUTPUT))
-            play(engine)
+            run_step(engine)
     while engine.has_unfinished:
-        play(engine)
-    runner.rehearse_sizes()
+        run_step(engine)
+    runner.warm_up_sizes()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def play(engine: LLMEngine) -> None:
-    """A step in which nothing may go wrong."""
+def run_step(engine: LLMEngine) -> None:
+    """Compute one step. Raises RuntimeError where a request failed in it."""
     for _, delta in engine.step():
         if delta.error is not None:
-            raise RuntimeError(f"the rehearsal of the first steps failed: {delta.error}")
+            raise RuntimeError(f"the kernel warm-up failed: {delta.error}")
 
 
 def one_layer_runner(

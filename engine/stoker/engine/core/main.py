@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import replace
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core import run_core
+from stoker.engine.core.core import QUIET, run_core
 from stoker.pod.config_file import load
 
 
@@ -17,10 +18,15 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="what the core's socket binds, ipc://PATH")
     parser.add_argument("--work-dir", required=True, metavar="FOLDER", help="for files that fronts read")
     parser.add_argument("--parent", type=int, metavar="PID", help="ends when this process has; default: its parent")
+    parser.add_argument(
+        "--quiet-s", type=float, default=QUIET.floor_s, help="longest healthy silence at rest (default %(default)s)"
+    )
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    run_core(load(EngineConfig, arguments.config), arguments.address, arguments.work_dir, arguments.parent)
+    config = load(EngineConfig, arguments.config)
+    quiet = replace(QUIET, floor_s=arguments.quiet_s)
+    run_core(config, arguments.address, arguments.work_dir, arguments.parent, quiet)
 
 
 if __name__ == "__main__":

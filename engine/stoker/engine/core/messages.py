@@ -1,14 +1,20 @@
 """The wire between fronts and core: frozen values and their msgpack form.
 
 The core binds one zmq ROUTER socket (`ipc://` in the engine's work folder); every front connects a DEALER. A message is
-one frame, `pack(message)`. A front's first message is `Hello`, answered with the present `CoreState`; from then on the
-core sends it each `Outputs` and `Refused` of its own requests, every change of `CoreState`, and `Stats` about once a
-second. A front sends `Ping` at least every 5 s; requests of a front silent for 30 s are aborted. Request ids belong to
-the front that chose them (two fronts may use the same). All times are `time.monotonic()` seconds, which the processes of one machine share.
+one frame, `pack(message)`. A front's first message is `Hello`, answered with the present `CoreState`. From then on the
+core sends it:
+
+- each `Outputs` and `Refused` of its own requests, and every change of `CoreState`;
+- `Stats` about once a second;
+- a `Heartbeat` about once a second, and before work that may silence the core for longer than the last one announced.
+
+A front sends `Ping` at least every 5 s; requests of a front that is silent for 30 s are aborted. Request ids belong to
+the front that chose them, so two fronts may use the same. All times are `time.monotonic()` seconds, which the processes
+of one machine share.
 
 Request: `AddRequest` -> `Refused` | `Outputs` with deltas; each choice ends with exactly one delta that has a
-`finish_reason`. The front finds stop texts in what it detokenises and sends `Finish`; a client that went away is `Abort`.
-Both end the choice at once, nothing further is sent for it; either is harmless for a request that has ended.
+`finish_reason`. A front finds stop texts in what it detokenises and sends `Finish`; for a client that has gone it sends
+`Abort`. Both end the choice at once without a further delta; either is harmless for a request that has ended.
 """
 
 from __future__ import annotations
@@ -20,9 +26,13 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the histogram of a step's tokens."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Phase = Literal["Loading", "Warming", "Serving", "Draining", "Drained", "Failed"]
@@ -53,14 +63,14 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client has gone: every choice of these requests ends, nothing more is sent for them."""
+    """End every choice of these requests without further deltas: the client has gone."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The front found a stop text: this choice ends as a success (counted with reason `stop`), nothing more is sent for it."""
+    """End this choice as a success (counted with reason `stop`) without further deltas: the front found a stop text."""
 
     request_id: str
     choice: int
@@ -68,14 +78,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """This front lives."""
+    """Sign of life of a front."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new requests, let running ones end until `deadline_s` from now, abort the rest (their clients see `abort`), then say `Drained`.
+    """Take no new requests, let running ones end within `deadline_s` seconds, then enter `Drained`.
 
-    Repeating it is harmless; an earlier deadline wins.
+    Requests that still run are aborted, and their clients see `abort`. May be repeated; the earlier deadline wins.
     """
 
     deadline_s: float
@@ -83,7 +93,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the core process now; what runs is aborted."""
+    """End the core process now and abort running requests."""
 
 
 # From the core to fronts.
@@ -91,7 +101,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a front must know about the served model."""
+    """Facts about the served model that fronts need."""
 
     path: str
     """The configured path."""
@@ -110,29 +120,22 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class CoreState:
-    """Where the core stands. `model` is there from Warming on; `Failed` is final and `message` says why."""
+    """The core's phase. `model` is set from Warming on; `Failed` is final, with the cause in `message`."""
 
     phase: Phase
     message: str
     model: ModelFacts | None = None
     startup: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each part of the start-up that is over, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one output position, from the raw logits."""
-
-    logprob: float
-    """Of the chosen token (for a prompt: of the token that stands there)."""
-    top: tuple[tuple[int, float], ...]
-    """The most probable (token, logprob), best first; as many as were asked for."""
+    """Seconds of each finished part of the start-up, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What `usage` and the latency histograms need. Sent with a choice's last delta, and with its first one, because a
-    choice that a stop text ends at the front has no last one."""
+    """Counts and times for `usage` and the latency histograms.
+
+    Sent with a choice's last delta, and with its first one, because a choice that ends by a stop text has no last
+    delta.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -142,41 +145,41 @@ class RequestFacts:
     preemptions: int
     arrival_s: float
     scheduled_s: float | None
-    """First time in a step; None if it never was."""
+    """Start of its first step; None if there was none."""
     first_token_s: float | None
     last_token_s: float | None
     finished_s: float
 
 
 class Delta(NamedTuple):
-    """News of one choice. With `finish_reason` it is the last one. A tuple: a step makes hundreds of them."""
+    """New output of one choice, the last if it has a `finish_reason`. A tuple, because a step makes hundreds."""
 
     request_id: str
     choice: int
     tokens: tuple[int, ...]
     """New output tokens. An end or stop token that ended the choice is not among them; see `stop_token`."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each of `tokens`, if asked for."""
+    """One per token, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """Once, with choice 0's first delta, if asked for; the first entry is None."""
+    """If requested, with the first delta of choice 0; the first entry is None."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The end or stop token that ended it (`finish_reason` is `stop`)."""
     error: str | None = None
-    """Why, when `finish_reason` is `error`."""
+    """The reason, when `finish_reason` is `error`."""
     facts: RequestFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one step produced for one front."""
+    """The deltas of one step for one front."""
 
     deltas: tuple[Delta, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that was not taken; see `RequestRefused` for the kinds."""
+    """Refusal of a request; `RequestRefused` explains the kinds."""
 
     request_id: str
     kind: RefusalKind
@@ -188,27 +191,42 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Gauges of this moment and counters since the start; vLLM's metric names are in the comments.
+class Heartbeat:
+    """Sign of life of the core's loop. A front that receives nothing for longer than `quiet_s` counts the core as
+    stalled."""
 
-    Counters are exact: every token of a prompt is counted once, when its prompt is first computed or found in the cache.
+    quiet_s: float
+    """The longest healthy silence, until the next heartbeat."""
+    usual_step_s: float | None
+    """Median of recent steps; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Gauges of this moment and counters since the start, with vLLM's metric names.
+
+    Counters are exact: every token of a prompt is counted once, when its prompt is first computed or found in the
+    cache.
     """
 
     time_s: float
     steps: int
     progressed_s: float
-    """When the last step ended. Work that waits while this stands still is a hang."""
+    """End of the last step, or arrival of the first request after a rest."""
     running: int
     """num_requests_running: sequences that hold blocks."""
     waiting: int
     """num_requests_waiting."""
     total_blocks: int
     free_blocks: int
-    """Never used or given back without content worth keeping."""
+    """Without content that can be found again."""
     cached_blocks: int
-    """Free too, but kept for the prefix cache until they are needed."""
+    """Without an owner, but kept for the prefix cache until they are needed."""
     owned_blocks: int
-    """Of running sequences. kv_cache_usage_perc = owned_blocks / total_blocks."""
+    """In tables of running sequences; kv_cache_usage_perc = owned_blocks / total_blocks.
+
+    Counted by itself: free + cached + owned = total holds unless a block was lost.
+    """
     prompt_tokens: int
     """prompt_tokens_total."""
     generation_tokens: int
@@ -222,11 +240,19 @@ class Stats:
     finished: Mapping[str, int]
     """request_success_total by finished_reason: stop, length, abort, error."""
     refused: Mapping[str, int]
-    """By kind."""
+    """Refused requests by kind."""
+    step_tokens: tuple[int, ...]
+    """Steps by number of tokens: one count per bound of `STEP_TOKENS`, and one for larger steps."""
+    step_tokens_sum: int
+    """iteration_tokens_total, with `step_tokens`."""
+    block_audits: int
+    """Number of audits of the cache."""
+    leaked_blocks: int
+    """Blocks that an audit found lost and gave back."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Ping | Drain | Stop
-CoreMessage = CoreState | Outputs | Refused | Stats
+CoreMessage = CoreState | Outputs | Refused | Stats | Heartbeat
 Message = FrontMessage | CoreMessage
 
 _CLASSES: tuple[type[Any], ...] = (
@@ -241,6 +267,7 @@ _CLASSES: tuple[type[Any], ...] = (
     Outputs,
     Refused,
     Stats,
+    Heartbeat,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 _NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams)
@@ -248,13 +275,13 @@ _FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, 
 
 
 def pack(message: Message) -> bytes:
-    """One frame."""
+    """Encode a message as one frame."""
     frame: bytes = msgpack.packb([_TAGS[type(message)], message], default=_values)
     return frame
 
 
 def unpack(frame: bytes) -> Message:
-    """The message in a frame.
+    """Decode the message in a frame.
 
     Raises:
         ProtocolError: the frame is not msgpack, has an unknown tag, or its fields do not fit.
@@ -271,7 +298,7 @@ def unpack(frame: bytes) -> Message:
 
 
 def request_id_in(frame: bytes) -> str:
-    """Whose AddRequest this is, where its other fields were refused."""
+    """Request id of an AddRequest whose other fields were refused."""
     _, values = msgpack.unpackb(frame, use_list=False, strict_map_key=False)
     return str(values[0])
 

@@ -1,4 +1,4 @@
-"""A request and its sequences: what was asked, what has been computed, how it ended. No torch, no blocks, no rank.
+"""A request and its sequences: parameters, computed tokens, end. No torch, no blocks, no rank.
 
 The scheduler moves a sequence between states; the engine appends the tokens that a step gave.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stoker.engine.core.messages import FinishReason, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import FinishReason, RequestFacts
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
 
 class State(Enum):
-    """Where a sequence is. A finished one never comes back."""
+    """State of a sequence. A finished one never changes."""
 
     WAITING = "waiting"
-    """Holds no blocks; also a preempted one, which keeps its output."""
+    """Holds no blocks. A preempted sequence waits, too, and keeps its output."""
     RUNNING = "running"
     """Holds a seat and blocks."""
     FINISHED_STOPPED = "stop"
@@ -42,18 +43,18 @@ RequestKey = tuple[str, str]
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and its `params.n` choices. Only choice 0 exists until the prompt is computed; then the others fork off."""
+    """One prompt and its `params.n` choices. Choice 0 computes the prompt; then the others fork off it."""
 
     key: RequestKey
     prompt: tuple[int, ...]
     params: SamplingParams
     """With a seed."""
     max_tokens: int
-    """Most output tokens of a choice, within the model's length."""
+    """Largest number of output tokens of a choice, within the model's length."""
     stop_tokens: frozenset[int]
     """Tokens that end a choice: the model's end tokens (unless ignored) and the request's own."""
     arrival: int
-    """Number of arrival at this core: the order among equal priorities."""
+    """Position in the order of arrival, which decides among equal priorities."""
     arrival_s: float
     priority: int = 0
     """A lower number is served first."""
@@ -70,14 +71,14 @@ class Request:
         return all(sequence.state.finished for sequence in self.sequences)
 
     def fork(self) -> list[Sequence]:
-        """The choices 1 to n-1, beside choice 0 whose prompt is about to be complete."""
+        """Create choices 1 to n-1, when the prompt of choice 0 is about to be complete."""
         forks = [Sequence(self, choice) for choice in range(1, self.params.n)]
         self.sequences.extend(forks)
         return forks
 
 
 class Sequence:
-    """One choice: prompt and output tokens, and how many of them are in the cache."""
+    """One choice: its tokens, and the number of them in the cache."""
 
     def __init__(self, request: Request, choice: int) -> None:
         self.request = request
@@ -87,11 +88,11 @@ class Sequence:
         self.max_length = self.num_prompt + request.max_tokens
         """Prompt and output tokens at most."""
         self.num_pending = 0
-        """Tokens that steps under way will sample: their places are taken, their ids not known yet."""
+        """Tokens that submitted steps will sample. They have positions, but no known ids yet."""
         self.num_computed = 0
-        """Tokens whose keys and values are in this sequence's blocks, or will be when the steps under way are done."""
+        """Tokens whose keys and values are in this sequence's blocks once all submitted steps are done."""
         self.capacity = 0
-        """Tokens up to which its blocks are known to be there and its own; 0: look again."""
+        """Tokens that fit the blocks it owns alone; 0 when that must be looked up again."""
         self.state = State.WAITING
         self.seat: int | None = None
         """Row of the runner's per-sequence tensors, while RUNNING."""
@@ -102,7 +103,7 @@ class Sequence:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.rank = (request.priority, request.arrival, choice)
-        """Order of service: smaller first."""
+        """Order of service; smaller ranks come first."""
 
     @property
     def num_output(self) -> int:
@@ -110,22 +111,22 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens that a next step can compute; none while its last token is under way."""
+        """Tokens that the next step can compute; 0 while its last token is being sampled."""
         length = len(self.tokens) + self.num_pending
         return length - self.num_computed if length < self.max_length else 0
 
     @property
     def num_seats(self) -> int:
-        """Seats it needs when it starts: room for the choices that will fork off it."""
+        """Seats it needs at its start, with those of choices that will fork off it."""
         return self.request.params.n if len(self.request.sequences) < self.request.params.n else 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Its prompt's log-probabilities are asked for and not complete."""
+        """Whether its prompt's log-probabilities are requested and not complete."""
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
 
     def append(self, token: int, now_s: float) -> FinishReason | None:
-        """Take one sampled token; the reason if it ends the sequence."""
+        """Append one sampled token. Returns the reason if it ends the sequence."""
         self.tokens.append(token)
         if self.num_pending:
             self.num_pending -= 1

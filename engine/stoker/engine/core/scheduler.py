@@ -1,25 +1,28 @@
-"""Which sequences take part in the next step, and with how many tokens. Owns queues, seats and blocks; no torch, no rank.
+"""The scheduler: which sequences take part in the next step, with how many tokens. Owns queue and seats; no torch, no
+rank.
 
-Order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes, then
-fills the budget with chunks of prompts, then admits from the queue. There are never more seats than tokens in the
-budget, so a prompt in progress always advances. A sequence that cannot grow takes blocks from lower-ranked ones, which
-are preempted and computed again later with their output kept; if there is no lower-ranked one it pauses and keeps its
-blocks. The first in rank can always grow, so somebody always finishes. Nothing is admitted in a step in which anybody
-paused or gave its blocks to another, and admission needs room for the whole prompt and one more block per running sequence: that
-keeps sequences from evicting each other in turn.
+The order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes,
+then fills the budget with chunks of prompts, then admits from the queue. There are never more seats than tokens in the
+budget, so a prompt in progress always advances.
 
-A step may be scheduled while the one before is still under way: what that one samples counts as a pending token, whose id
-only the device knows. A sequence preempted or ended meanwhile gives its blocks and its seat back at once, because steps
-run on the device in the order in which they were scheduled; it is admitted again only when no token of it is pending.
+A sequence that cannot grow takes blocks from lower-ranked ones. These are preempted: computed again later, with their
+output kept. Without a lower-ranked one it pauses and keeps its blocks. The first in rank can always grow, so some
+sequence always finishes. A step in which a sequence paused or was preempted admits nothing, and admission needs room
+for the whole prompt and one more block per running sequence. That keeps sequences from evicting each other in turn.
+
+A step may be scheduled while the one before still runs. Its samples count as pending tokens, whose ids only the device
+knows. A sequence that is preempted or ended meanwhile gives its blocks and its seat back at once, because steps run on
+the device in the order in which they were scheduled. It is admitted again only when none of its tokens is pending.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from stoker.engine.core.blocks import BlockManager, Copy
+from stoker.engine.core.blocks import BlockAudit, BlockManager, Copy
 from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.errors import RequestRefused
@@ -40,7 +43,8 @@ class Chunk(NamedTuple):
     start: int
     length: int
     samples: tuple[Sequence, ...]
-    """Who gets a next token from the chunk's last position: the sequence, its new forks too; nobody before the end."""
+    """Sequences that sample a token from the chunk's last position: the sequence itself and its new forks. Empty for a
+    chunk that does not reach the end of the known tokens."""
 
 
 @dataclass
@@ -49,12 +53,12 @@ class Schedule:
 
     chunks: list[Chunk] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
-    """Blocks to set to zero first: numbers that are not finite would reach their next owner even where they are masked."""
+    """Blocks to set to zero first: numbers that are not finite would reach their next owner even under a mask."""
     copies: list[Copy] = field(default_factory=list)
     opened: list[Sequence] = field(default_factory=list)
     """Sequences that took a seat in this step."""
     grown: list[TableChange] = field(default_factory=list)
-    """Of the others, what is new in their tables."""
+    """New entries in the tables of other sequences."""
     preempted: list[Sequence] = field(default_factory=list)
 
     @property
@@ -63,7 +67,7 @@ class Schedule:
 
 
 class Scheduler:
-    """Queue and running set. `schedule` decides a step; `complete` says that its tokens are in the cache."""
+    """Queue and running set. `schedule` decides a step, `complete` follows when its tokens are in the cache."""
 
     def __init__(
         self,
@@ -87,20 +91,20 @@ class Scheduler:
         self._free_seats = list(range(self.num_seats - 1, -1, -1))
         self._reserved_seats = 0
         self._dirty: list[int] = []
-        """Free blocks of sequences that failed, not cleared yet."""
+        """Free blocks of failed sequences that are not cleared yet."""
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
     def check(self, num_prompt: int, max_tokens: int, num_choices: int) -> None:
-        """Refuse what could never run, or what does not fit the queue now, with the numbers."""
+        """Refuse a request that could never run, or that does not fit the queue now, with the numbers."""
         capacity = self.blocks.num_blocks * self.blocks.block_size
         if num_prompt + max_tokens > capacity:
             raise RequestRefused(
                 "too_long",
-                f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity} tokens"
-                f" ({self.blocks.num_blocks} blocks of {self.blocks.block_size})",
+                f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity}"
+                f" tokens ({self.blocks.num_blocks} blocks of {self.blocks.block_size})",
                 "prompt",
             )
         if num_choices > self.num_seats:
@@ -117,7 +121,7 @@ class Scheduler:
         self._wait(request.sequences[0])
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take a sequence out, whatever it is doing. Harmless for one that has ended."""
+        """End a sequence in whatever state. Harmless for one that has ended."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.RUNNING:
@@ -129,7 +133,7 @@ class Scheduler:
         sequence.end(reason)
 
     def schedule(self, now_s: float) -> Schedule:
-        """The next step's work; empty when nothing can run (then nothing waits, either)."""
+        """Decide the next step; it is empty only when no sequence runs or waits."""
         step = Schedule()
         self._make_room_for_priority(step)
         if self._schedule_running(step):
@@ -139,7 +143,7 @@ class Scheduler:
         return step
 
     def complete(self, chunk: Chunk) -> None:
-        """The chunk has been computed, and its tokens are all known: its full blocks can be found from now on."""
+        """Make the full blocks of a computed chunk findable for the prefix cache."""
         end = chunk.start + chunk.length
         if not self.blocks.completes_block(chunk.start, end):
             return
@@ -147,44 +151,54 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 self.blocks.commit(sequence, sequence.tokens, end)
 
-    def audit(self) -> None:
-        """Prove that blocks and seats add up. Raises AssertionError."""
-        self.blocks.audit()
+    def audit(self) -> BlockAudit:
+        """Count blocks and seats anew, between two steps: none may be missing or held twice."""
+        audit = self.blocks.audit()
+        return replace(audit, faults=(*audit.faults, *self._seat_faults()))
+
+    def repair(self, audit: BlockAudit) -> None:
+        """Give leaked blocks back. They are cleared before they get an owner."""
+        self._dirty += self.blocks.repair(audit)
+
+    def _seat_faults(self) -> Iterator[str]:
         seats = [sequence.seat for sequence in self.running if sequence.seat is not None]
-        assert len(seats) == len(self.running), "every running sequence has a seat"
-        assert sorted([*seats, *self._free_seats]) == list(range(self.num_seats)), "each seat is free or taken once"
+        if len(seats) != len(self.running):
+            yield "a running sequence has no seat"
+        if sorted([*seats, *self._free_seats]) != list(range(self.num_seats)):
+            yield "a seat is neither free nor taken, or taken twice"
         reserved = sum(sequence.num_seats - 1 for sequence in self.running)
-        assert reserved == self._reserved_seats <= len(self._free_seats), "forks to come have seats"
+        if not reserved == self._reserved_seats <= len(self._free_seats):
+            yield "choices that are to fork have no seats"
 
     # Running sequences.
 
     def _schedule_running(self, step: Schedule) -> bool:
-        """Chunks for running sequences, those that decode first. True if nobody had to pause or give up its blocks."""
+        """Schedule running sequences, those that decode first. True if none had to pause or was preempted."""
         budget = self.max_batch_tokens
-        calm = True
+        undisturbed = True
         done: set[Sequence] = set()
         for sequence, missing in self._in_order_of_service():
             if sequence.state is not State.RUNNING:
-                calm = False  # preempted by one before it
+                undisturbed = False  # preempted by one before it
                 continue
             length = missing if missing == 1 <= budget else min(missing, budget, self.chunk_tokens)
             if length == 0:
                 break
             if sequence.num_computed + length > sequence.capacity and not self._secure(sequence, length, step, done):
-                calm = False
+                undisturbed = False
                 continue
             done.add(sequence)
             self._take_part(sequence, length, length == missing, step)
             budget -= length
-        return calm
+        return undisturbed
 
     def _in_order_of_service(self) -> list[tuple[Sequence, int]]:
-        """Who can advance, and by how many tokens at most."""
+        """Running sequences that can advance, and by how many tokens at most; those that decode first."""
         able = [(sequence, sequence.missing) for sequence in self.running]
         return [one for one in able if one[1] == 1] + [one for one in able if one[1] > 1]
 
     def _secure(self, sequence: Sequence, length: int, step: Schedule, done: set[Sequence]) -> bool:
-        """Own, unshared blocks for the chunk; lower-ranked sequences give theirs up. False: it must pause."""
+        """Give the sequence own, unshared blocks for the chunk, preempting lower-ranked ones. False: it must pause."""
         end = sequence.num_computed + length
         while True:
             shared = self.blocks.is_shared(sequence, sequence.num_computed)
@@ -209,7 +223,8 @@ class Scheduler:
         return True
 
     def _take_part(self, sequence: Sequence, length: int, is_last: bool, step: Schedule) -> None:
-        """`is_last`: the chunk ends with the last token, known or pending, so a next one is sampled."""
+        """Add the chunk to the step. `is_last`: it ends with the last token, known or pending, so a next one is
+        sampled."""
         start = sequence.num_computed
         sequence.num_computed = start + length
         samples: tuple[Sequence, ...] = ()
@@ -223,7 +238,7 @@ class Scheduler:
         step.chunks.append(Chunk(sequence, start, length, samples))
 
     def _fork(self, sequence: Sequence, step: Schedule) -> list[Sequence]:
-        """The other choices of a prompt that this step completes: same blocks, seats that were kept for them."""
+        """Fork the other choices of a prompt that this step completes: same blocks, reserved seats."""
         self._reserved_seats -= sequence.num_seats - 1
         forks = sequence.request.fork()
         sequence.capacity = 0
@@ -245,7 +260,7 @@ class Scheduler:
         step.preempted.append(victim)
 
     def _make_room_for_priority(self, step: Schedule) -> None:
-        """A waiting sequence of a higher priority takes seats and blocks of lower ones, the last in rank first."""
+        """Preempt running sequences, the last in rank first, for a waiting one of a higher priority."""
         if not self.waiting or self.waiting[0].num_pending:
             return
         first = self.waiting[0]
@@ -255,7 +270,8 @@ class Scheduler:
     # Admission.
 
     def _admit(self, step: Schedule, now_s: float) -> None:
-        """Strictly in order: one that does not fit yet is not overtaken, so that a long prompt gets its turn."""
+        """Admit strictly in order. A prompt that does not fit yet is not overtaken, so that long ones get their
+        turn."""
         budget = self.max_batch_tokens - step.num_tokens
         while self.waiting and budget > 0 and self._has_seats(self.waiting[0]):
             sequence = self.waiting[0]
@@ -277,7 +293,7 @@ class Scheduler:
             budget -= length
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Without help from the prefix cache."""
+        """Whether it fits without the prefix cache."""
         needed = self.blocks.blocks_for(len(sequence.tokens))
         return self._has_seats(sequence) and self.blocks.num_available - needed >= self._growth()
 
@@ -285,7 +301,7 @@ class Scheduler:
         return len(self._free_seats) - self._reserved_seats >= sequence.num_seats
 
     def _growth(self) -> int:
-        """Blocks that running sequences will want next. None for the first: it may have the whole cache."""
+        """Blocks that running sequences need next; 0 for the first sequence, which may take the whole cache."""
         return len(self.running)
 
     def _count_prefix(self, sequence: Sequence, cached: int, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How long each part of an engine's start-up took: told in the log and on `/status`. One thread starts parts, another reads."""
+"""Seconds of each part of an engine's start-up, for the log and `/status`. One thread writes, another reads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ log = logging.getLogger("stoker.engine")
 
 
 class Startup:
-    """Parts follow one another; the first one began before this process could look at a clock."""
+    """The parts so far. They follow one another; the first began with the process."""
 
     def __init__(self, clock: Callable[[], float], importing_s: float | None) -> None:
-        """`importing_s`: how long ago the process started, where that is known."""
+        """`importing_s`: age of the process, where it is known."""
         self.clock = clock
         self.seconds: dict[str, float] = {}
         if importing_s is not None:
@@ -23,7 +23,8 @@ class Startup:
         self._began_s = clock()
 
     def enter(self, part: str) -> None:
-        """The next part begins, the last one is over; again the same one changes nothing. An empty name ends the last."""
+        """Begin a part, which ends the one before. The same name again changes nothing; an empty name ends the last
+        part."""
         if part == self._part:
             return
         now_s = self.clock()
@@ -35,7 +36,7 @@ class Startup:
 
 
 def process_age_s() -> float | None:
-    """Seconds since this process was started; None on a system that does not say."""
+    """Seconds since this process was started; None on systems without /proc."""
     stat, uptime = Path("/proc/self/stat"), Path("/proc/uptime")
     if not stat.exists() or not uptime.exists():
         return None

@@ -1,47 +1,47 @@
-"""The seam between the engine and whatever computes a step."""
+"""Executors: they take the engine's steps and compute them in this process, on a device or on several ranks."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from typing import Protocol
 
-from stoker.engine.core.build_step import StepInput, StepOutput
+from stoker.engine.execution.step import StepInput, StepOutput
 
 
-class Result(Protocol):
-    """A step's output, sooner or later: a `Future`, or a runner's own."""
+class PendingOutput(Protocol):
+    """A submitted step's output: a `Future`, or a runner's own class."""
 
     def result(self) -> StepOutput:
-        """Waits; raises what the step raised, `ExecutorLost` if nothing can be computed any more."""
+        """Wait for the output. Raises the step's error, or `ExecutorLost` if no further step can be computed."""
         ...
 
 
 class StepRunner(Protocol):
-    """One rank: `Runner`, or a test's own."""
+    """One rank: `Runner`, or a test's own class."""
 
     def run(self, step: StepInput) -> StepOutput: ...
 
 
 class StepLauncher(Protocol):
-    """One rank on a device that works by itself."""
+    """One rank whose device computes beside the host."""
 
-    def launch(self, step: StepInput) -> Result: ...
-    def warm(self) -> bool: ...
+    def launch(self, step: StepInput) -> PendingOutput: ...
+    def capture_next_graph(self) -> bool: ...
 
 
 class Executor(Protocol):
-    """Takes steps in order. A later step may be submitted before an earlier one's result is read."""
+    """Computes steps in order. A later step may be submitted before an earlier one's output is read."""
 
-    def submit(self, step: StepInput) -> Result:
-        """What went wrong is raised by the result, never here."""
+    def submit(self, step: StepInput) -> PendingOutput:
+        """Start a step. Errors are raised by the result, never here."""
         ...
 
-    def warm(self) -> bool:
-        """Use idle time to make ready what will speed up later steps, a fraction of a second of it. False: nothing is left to do."""
+    def capture_next_graph(self) -> bool:
+        """Capture one more CUDA graph in idle time, a fraction of a second. False: none is left to capture."""
         ...
 
     def close(self) -> None:
-        """Give back processes and memory; harmless twice."""
+        """Release processes and memory. May be called twice."""
         ...
 
 
@@ -59,7 +59,7 @@ class InProcess:
             future.set_exception(error)
         return future
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class OnDevice:
     def __init__(self, runner: StepLauncher) -> None:
         self.runner = runner
 
-    def submit(self, step: StepInput) -> Result:
+    def submit(self, step: StepInput) -> PendingOutput:
         try:
             return self.runner.launch(step)
         except Exception as error:  # noqa: BLE001 - the result carries it to who waits
             return failed(error)
 
-    def warm(self) -> bool:
-        return self.runner.warm()
+    def capture_next_graph(self) -> bool:
+        return self.runner.capture_next_graph()
 
     def close(self) -> None:
         pass

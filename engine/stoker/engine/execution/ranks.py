@@ -1,7 +1,7 @@
 """Tensor-parallel ranks: rank 0 in this process, each further one in a process of its own that gets the same steps.
 
-The steps travel through pipes between parent and children; what the ranks compute together goes through their group. If
-any of them fails, none can go on: `ExecutorLost`.
+Steps travel through pipes from parent to children; the ranks exchange tensors through their group. If one of them
+fails, none can go on: `ExecutorLost`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from stoker.engine.core.build_step import StepInput, StepOutput
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.load import Progress, load_runner
-from stoker.engine.plan import Plan
+from stoker.engine.execution.step import StepInput, StepOutput
+from stoker.engine.plan import EnginePlan
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-"""Ranks that wait longer for each other are lost."""
+"""Longest wait of ranks for each other, until they count as lost."""
 STOP_TIMEOUT_S = 5.0
 
 
 class Ranks:
     """`plan.tensor` ranks that run every step together. One engine per process: the group is torch's default one."""
 
-    def __init__(self, plan: Plan, progress: Progress = lambda _: None) -> None:
-        """Starts the other ranks, loads this one. Raises ExecutorLost if a rank cannot start."""
+    def __init__(self, plan: EnginePlan, progress: Progress = lambda _: None) -> None:
+        """Start the other ranks and load this one. Raises ExecutorLost if a rank cannot start."""
         self._folder = tempfile.TemporaryDirectory(prefix="stoker-ranks-")
         meeting = Path(self._folder.name, "store")
         context = multiprocessing.get_context("spawn")
@@ -69,7 +69,7 @@ class Ranks:
             future.set_exception(lost)
         return future
 
-    def warm(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -86,8 +86,8 @@ class Ranks:
         self._folder.cleanup()
 
 
-def join(plan: Plan, rank: int, meeting: Path) -> ProcessGroup:
-    """Become this rank of the group; returns when all have come."""
+def join(plan: EnginePlan, rank: int, meeting: Path) -> ProcessGroup:
+    """Join the group as this rank. Returns when all ranks have joined."""
     store = dist.FileStore(str(meeting), plan.tensor)  # type: ignore[attr-defined]
     if plan.device == "cuda":
         torch.cuda.set_device(rank)
@@ -102,15 +102,15 @@ def join(plan: Plan, rank: int, meeting: Path) -> ProcessGroup:
 
 
 def loopback() -> Any:
-    """Gloo over this machine's own interface: the ranks never leave it."""
+    """Options of Gloo for this machine's loopback interface."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = COLLECTIVE_TIMEOUT
     return options
 
 
-def work(plan: Plan, rank: int, meeting: Path, pipe: Connection) -> None:
-    """The life of a further rank: compute what comes, end when the pipe does. Any error ends it, and so the group."""
+def work(plan: EnginePlan, rank: int, meeting: Path, pipe: Connection) -> None:
+    """Run a further rank: compute the steps of the pipe until it closes. An error ends the rank, and so the group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     runner = load_runner(plan, join(plan, rank, meeting))
     pipe.send("ready")
@@ -120,4 +120,4 @@ def work(plan: Plan, rank: int, meeting: Path, pipe: Connection) -> None:
         except EOFError:
             break
         runner.run(step)
-    os._exit(0)  # the parent is gone or wants no more: nothing to hand over, and no collective may be waited for
+    os._exit(0)  # the parent is gone or has closed: no result to deliver, and no collective may be waited for

@@ -1,11 +1,12 @@
-"""Computes steps on one rank: weights, cache, and one row of tensors per seat. Knows no request and no scheduler.
+"""The runner computes steps on one rank. It owns weights, cache, and one row of tensors per seat; it knows no request
+and no scheduler.
 
-The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations; the
-tokens themselves stay on the device: what a step samples is written into the seat's row, where the next step reads it.
-`launch` starts a step and returns at once on a device that works by itself; its result waits for the device once. With
-fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is busy
-for longer than its launches take.
-Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary, L longest sequence.
+The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations.
+The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
+starts a step and returns at once where the device computes beside the host; the result waits for the device once. With
+fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
+busy for longer than the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
+L longest sequence.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.core.build_step import StepInput, StepOutput
-from stoker.engine.core.messages import TokenLogprobs
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import Kind, most_tokens, step_kinds
+from stoker.engine.execution.pass_shape import PassShape, most_tokens, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.staging import Fetched, Staging
+from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.model.decoder import Decoder
@@ -31,18 +31,18 @@ from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
 _SCORED_ROWS = 256
-"""Prompt positions whose logits are held at once."""
+"""Prompt positions whose logits are in memory at once."""
 
 
-class Launched:
-    """A step on its way. `result` waits for the device."""
+class LaunchedStep:
+    """A started step; `result` waits for the device."""
 
     def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
         self.number, self.fetched, self.unpack = number, fetched, unpack
         self.output: StepOutput | None = None
 
     def result(self) -> StepOutput:
-        """Raises ExecutorLost where the device failed: nothing after it can be right."""
+        """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""
         if self.output is None:
             try:
                 self.output = self.unpack(self.fetched.wait())
@@ -65,16 +65,16 @@ class Runner:
         attention: str,
         graphs: bool | Capture = True,
     ) -> None:
-        """`graphs`: whether steps are captured, with fused kernels on one rank; or who captures them."""
+        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them."""
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
         self.staging = Staging(self.device)
         max_blocks = -(-max_model_len // cache.block_size)
-        kinds = step_kinds(num_seats, most_tokens(model.config, max_batch_tokens))
+        shapes = pass_shapes(num_seats, most_tokens(model.config, max_batch_tokens))
         size = PagedSize(
-            max_tokens=max(max_batch_tokens, kinds.largest.tokens),
-            max_sequences=kinds.largest.sequences,
+            max_tokens=max(max_batch_tokens, shapes.largest.tokens),
+            max_sequences=shapes.largest.sequences,
             max_blocks=max_blocks,
         )
         self.attend = PagedAttend(model.ops, attention, cache, size)
@@ -82,17 +82,17 @@ class Runner:
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
-            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, kinds, self._capture(graphs))
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, self._capture(graphs))
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        alone = self.model.group is None  # what ranks do together is not captured
+        alone = self.model.group is None  # collectives are not captured
         return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
 
     def run(self, step: StepInput) -> StepOutput:
-        """Compute one step, to the end.
+        """Compute one step and wait for its output.
 
         Raises:
             ExecutorLost: seats could not be brought up to date or the device failed; later steps would be wrong.
@@ -100,42 +100,47 @@ class Runner:
         return self.launch(step).result()
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> Launched:
-        """Start one step; on the host it is done when this returns. Raises as `run`."""
+    def launch(self, step: StepInput) -> LaunchedStep:
+        """Start one step. On the CPU it is done when this returns. Raises as `run`."""
         rows = step_rows(step)
-        size = None if self.graphs is None else self.graphs.kind_for(rows)
+        size = None if self.graphs is None else self.graphs.shape_for(rows)
         self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
         try:
             if self.graphs is None or size is None:
                 return self._finish(step, rows, self._compute(rows))
-            kind = self._sampling_kind(size, step, rows)
-            result = self.graphs.run(kind, rows)
-            return self._sampled(step, rows, kind, result) if kind.samples else self._finish(step, rows, result)
+            shape = self._sampled_shape(size, step, rows)
+            result = self.graphs.compute(shape, rows)
+            return self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
-    def warm(self, *, first: bool = False) -> bool:
-        """Capture one more size. False: all are there. `first`: only those that should not be waited for."""
+    def capture_next_graph(self, *, first: bool = False) -> bool:
+        """Capture the graph of one more shape. False: none is left. `first`: only shapes needed before the first
+        request."""
         if self.graphs is None:
             return False
-        return self.graphs.warm(self.graphs.kinds.first if first else self.graphs.kinds.idle)
+        return self.graphs.capture_next(self.graphs.shapes.first if first else self.graphs.shapes.idle)
 
     @torch.inference_mode()
-    def rehearse_sizes(self) -> None:
-        """Steps of nothing but padding at every size, of decodes with and without the sampler's filters: kernels are compiled then."""
+    def warm_up_sizes(self) -> None:
+        """Compile kernels by steps of padding in every shape, decode shapes with and without the sampler's filters."""
         if self.graphs is None:
             return
-        kinds = self.graphs.kinds
-        for kind in (*kinds.decodes, *(kind._replace(filtered=True) for kind in kinds.decodes), *kinds.mixed):
-            self.graphs.rehearse(kind)
+        shapes = self.graphs.shapes
+        for shape in (*shapes.decodes, *(shape._replace(filtered=True) for shape in shapes.decodes), *shapes.mixed):
+            self.graphs.warm_up(shape)
 
     def _apply(self, step: StepInput, *, tables_follow: bool) -> None:
-        """Bring seats, tables and blocks up to date. `tables_follow`: a decode step's inputs bring the tables' new entries."""
+        """Bring seats, tables and blocks up to date.
+
+        `tables_follow`: new table entries reach the device with the pass's own inputs, so only the host's copy is
+        written.
+        """
         try:
             self.seats.open(step.openings)
             if tables_follow:
-                SeatTables.enter(self.seats, step.table)
+                self.seats.enter_host(step.table)
             else:
                 self.seats.enter(step.table)
             if step.cleared:
@@ -149,23 +154,23 @@ class Runner:
 
     # Steps padded to a fixed size.
 
-    def _sampling_kind(self, size: Kind, step: StepInput, rows: StepRows) -> Kind:
-        """The variant for what the step's samples ask for."""
+    def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
+        """The variant of the shape that gives what the step's samples request."""
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored):
             return size._replace(samples=False)
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
         return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
 
-    def _sampled(self, step: StepInput, rows: StepRows, kind: Kind, out_2B: Tensor) -> Launched:
-        places, num_chunks = sample_places(kind, rows), len(step.seats)
+    def _sampled(self, step: StepInput, rows: StepRows, shape: PassShape, out_2B: Tensor) -> LaunchedStep:
+        places, num_chunks = sample_places(shape, rows), len(step.seats)
 
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
             tokens, valid = arrays[0][:, places].tolist()
             nothing = (None,) * len(tokens), ((),) * num_chunks
             return StepOutput(step.number, tuple(tokens), tuple(map(bool, valid)), *nothing)
 
-        return Launched(step.number, self.staging.fetch([out_2B]), unpack)
+        return LaunchedStep(step.number, self.staging.fetch([out_2B]), unpack)
 
     # Any other step.
 
@@ -180,7 +185,7 @@ class Runner:
         return hidden_TD
 
     def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
-        """Slots and tables of all tokens at once."""
+        """Compute slots and tables of all tokens at once."""
         block_size = self.cache.block_size
         tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
         slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
@@ -193,13 +198,13 @@ class Runner:
         )
         self.attend.prepare(batch)
 
-    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> Launched:
-        """What is wanted of the hidden states, which may have padding at their end."""
+    def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
+        """Sample and score from the hidden states, which may have padding at their end."""
         scores = self._score(step, rows, hidden_TD)
         return self._fetch(step, self._sample(rows, hidden_TD), scores)
 
     def _sample(self, rows: StepRows, hidden_TD: Tensor) -> Sampled | None:
-        """Next tokens, written to their seats."""
+        """Sample next tokens and write them to their seats."""
         seats_B, positions_B = rows.sample_seats, rows.sample_positions
         if not len(seats_B):
             return None
@@ -220,7 +225,7 @@ class Runner:
     def _draw(
         self, logits_BV: Tensor, seats: np.ndarray, positions: np.ndarray, seats_B: Tensor, places_B: Tensor
     ) -> Sampled:
-        """With the fused sampler; adjustments and log-probabilities only where a row asks for them."""
+        """Sample with the fused sampler; adjustments and log-probabilities only where a row requests them."""
         assert isinstance(self.seats, DeviceSeatTables)
         rows = Rows(self.values, seats, positions, self.device)
         logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
@@ -250,7 +255,7 @@ class Runner:
     # Results.
 
     def _score(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> list[list[Logprobs]]:
-        """Per chunk: log-probabilities of prompt tokens, a bounded number of rows of logits at a time."""
+        """Log-probabilities of prompt tokens by chunk, a bounded number of rows of logits at a time."""
         return [
             [
                 self._score_rows(step, rows, hidden_TD, chunk, first, min(first + _SCORED_ROWS, scored))
@@ -267,8 +272,8 @@ class Runner:
         followers_T = self.tokens_SL[seat, start + first + 1 : start + end + 1]
         return score(logprobs_TV, followers_T, self.values.params[seat].prompt_logprobs or 0)
 
-    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> Launched:
-        """Everything on its way to the host."""
+    def _fetch(self, step: StepInput, sampled: Sampled | None, scores: list[list[Logprobs]]) -> LaunchedStep:
+        """Begin to copy all results to the host."""
         tensors: list[Tensor] = []
         if sampled is not None:
             tensors += (sampled.tokens, sampled.valid, *(sampled.logprobs or ()))
@@ -280,13 +285,16 @@ class Runner:
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
             return _unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
 
-        return Launched(step.number, self.staging.fetch(tensors), unpack)
+        return LaunchedStep(step.number, self.staging.fetch(tensors), unpack)
 
 
 def _unpacked(
     step: StepInput, arrays: list[np.ndarray], wanted: Sequence[int] | None, num_parts: list[int]
 ) -> StepOutput:
-    """`wanted`: per sample how many top log-probabilities it asks for, -1 for none at all; None where nobody asks."""
+    """Unpack a step's arrays.
+
+    `wanted`: number of top log-probabilities by sample, -1 for none at all; None where no sample requests any.
+    """
     rest = iter(arrays)
     tokens: tuple[int, ...] = ()
     valid: tuple[bool, ...] = ()
@@ -304,7 +312,8 @@ def _unpacked(
 
 
 def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:
-    """Values for people, from chosen [rows], top tokens and top logprobs [rows, k]; the first `counts[row]` of the top."""
+    """Log-probabilities as values, from chosen [rows], top tokens and top logprobs [rows, k], of which row r gets
+    `counts[r]`."""
     chosen, top_tokens, top = (array.tolist() for array in arrays)
     widths = counts if counts is not None else [len(row) for row in top]
     return [

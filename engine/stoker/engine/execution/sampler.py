@@ -1,7 +1,8 @@
-"""The next token of each row of logits, batched in tensors: no loop over tokens, no synchronisation with the device.
+"""Sample the next token of each row of logits, batched in tensors: no loop over tokens, no wait for the device.
 
 Random numbers come from (seed, choice, position) alone, so a row draws the same in any batch, in any seat, after any
-preemption. Shape legend: B rows to sample, V vocabulary, P rows with penalties, L longest sequence among them, C candidates.
+preemption. Shape legend: B rows to sample, V vocabulary, P rows with penalties, L longest sequence among them, C
+candidates.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.core.build_step import Opening
+from stoker.engine.execution.step import Opening
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import Ops
 
 _NARROW = 256
-"""Candidates that top-p looks at first on the CPU, where sorting the whole vocabulary is dear."""
+"""Candidates of top-p at first on the CPU, where sorting the whole vocabulary is slow."""
 
 
 class Logprobs(NamedTuple):
     """Raw log-probabilities of some rows."""
 
     chosen: Tensor
-    """[rows] of the chosen token."""
+    """[rows] log-probability of the chosen token."""
     top_tokens: Tensor
     """[rows, k] best first."""
     top: Tensor
 
 
 class Sampled(NamedTuple):
-    """On the device."""
+    """Sampled tokens on the device."""
 
     tokens: Tensor
     """[B]"""
     valid: Tensor
     """[B] whether the row's logits were finite."""
     logprobs: Logprobs | None
-    """Of the rows whose seats ask for them, in order."""
+    """For the rows whose seats request them, in order."""
 
 
 class SeatValues:
-    """Sampling values of every seat, on the host: one gather and one copy bring a step's rows to the device."""
+    """Sampling values of every seat, on the host. One gather and one copy bring a step's rows to the device."""
 
     def __init__(self, num_seats: int) -> None:
         self.params = [SamplingParams()] * num_seats
@@ -56,9 +57,9 @@ class SeatValues:
         self.keys = np.zeros((num_seats, 2), dtype=np.int64)
         """Seed and choice."""
         self.filtered = np.zeros(num_seats, dtype=bool)
-        """Some tokens cannot be drawn."""
+        """Whether top-k, top-p or min-p exclude tokens."""
         self.adjusted_until = np.zeros(num_seats, dtype=np.int64)
-        """Before this position something changes the logits."""
+        """Position before which penalties, biases or bans change the logits."""
 
     def open(self, opening: Opening) -> None:
         seat, params = opening.seat, opening.params
@@ -81,7 +82,7 @@ _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequ
 
 
 class Rows:
-    """One step's rows: the seats they belong to, and their values on host and device."""
+    """Rows of one step, with their seats and values on host and device."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Rows:
     ) -> None:
         self.seats = np.asarray(seats, dtype=np.int64)
         self.positions = np.asarray(positions, dtype=np.int64)
-        """Where the new token will stand: as many tokens come before it."""
+        """Position of the new token, which is the number of tokens before it."""
         self.values = values
         self.device = device
         self.plain_greedy = bool(values.plain_greedy[self.seats].all())
@@ -141,7 +142,7 @@ def _greedy(logits_BV: Tensor) -> Sampled:
 
 
 class _RawLogprobs:
-    """Log-probabilities of the rows that ask for them, taken before anything changes the logits."""
+    """Log-probabilities of the rows that request them, from the logits before any change."""
 
     def __init__(self, logits_BV: Tensor, wanted: np.ndarray, num_top: int, ops: Ops) -> None:
         self.index = torch.from_numpy(wanted).to(logits_BV.device, non_blocking=True)
@@ -179,7 +180,7 @@ def _adjust(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor) -> Tensor:
 
 
 def banned(rows: Rows) -> list[tuple[int, int]]:
-    """(row, token): bad tokens, and what would end a row before its `min_tokens`."""
+    """(row, token) pairs that cannot be chosen: bad tokens, and stop tokens before `min_tokens`."""
     pairs: list[tuple[int, int]] = []
     for row, (seat, position) in enumerate(zip(rows.seats, rows.positions, strict=True)):
         params = rows.values.params[seat]
@@ -198,7 +199,7 @@ def biased(rows: Rows) -> list[tuple[int, int, float]]:
 
 
 def _penalise(logits_BV: Tensor, rows: Rows, penalised: np.ndarray, tokens_SL: Tensor) -> Tensor:
-    """Repetition over prompt and output, frequency and presence over the output."""
+    """Apply the repetition penalty over prompt and output, frequency and presence penalties over the output."""
     index_P = rows.to_device(penalised)
     longest = int(rows.positions[penalised].max())
     tokens_PL = tokens_SL.index_select(0, rows.to_device(rows.seats[penalised]))[:, :longest].long()
@@ -216,7 +217,7 @@ def _penalise(logits_BV: Tensor, rows: Rows, penalised: np.ndarray, tokens_SL: T
 
 
 def _count(tokens_PL: Tensor, seen_PL: Tensor, like_PV: Tensor) -> Tensor:
-    """Occurrences of each token among the places that are seen, [P, V]."""
+    """[P, V] occurrences of each token at the positions that are seen."""
     return torch.zeros_like(like_PV).scatter_add_(1, tokens_PL, seen_PL.to(like_PV.dtype))
 
 
@@ -224,7 +225,8 @@ def _count(tokens_PL: Tensor, seen_PL: Tensor, like_PV: Tensor) -> Tensor:
 
 
 def _draw(logits_BV: Tensor, greedy_B: Tensor, rows: Rows) -> Tensor:
-    """Inverse of the cumulative distribution, in the order of the vocabulary; rows of temperature 0 keep their greedy token."""
+    """Inverse of the cumulative distribution, in the order of the vocabulary; rows of temperature 0 keep their greedy
+    token."""
     temperature_B1 = rows.column("temperature")
     is_greedy_B1 = temperature_B1 == 0
     logits_BV = logits_BV / torch.where(is_greedy_B1, 1.0, temperature_B1)
@@ -239,7 +241,7 @@ def _draw(logits_BV: Tensor, greedy_B: Tensor, rows: Rows) -> Tensor:
 
 
 def _threshold(logits_BV: Tensor, weights_BV: Tensor, best_B1: Tensor, rows: Rows) -> Tensor:
-    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row. Ties with it stay."""
+    """[B, 1] smallest logit that min-p, top-k and top-p keep in each row. Equal logits are kept, too."""
     lowest_B1 = best_B1 + torch.log(rows.column("min_p"))
     if not rows.any("top_p", 1.0) and not (rows.numbers[:, 2] > 0).any():
         return lowest_B1
@@ -262,7 +264,7 @@ def _threshold(logits_BV: Tensor, weights_BV: Tensor, best_B1: Tensor, rows: Row
 
 
 def _first_width(limits: np.ndarray, rows: Rows, vocab_size: int) -> int:
-    """Candidates to sort. On an accelerator all of them: asking whether fewer were enough would wait for the device."""
+    """Number of candidates to sort. All of them on an accelerator, where a test for fewer would wait for the device."""
     if rows.device.type != "cpu":
         return vocab_size
     bounded = limits[limits < vocab_size]
@@ -274,7 +276,8 @@ def _first_width(limits: np.ndarray, rows: Rows, vocab_size: int) -> int:
 def _nucleus(
     sorted_BC: Tensor, best_B1: Tensor, limit_B1: Tensor, top_p_B1: Tensor, total_B1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many of the sorted candidates each row keeps, at least one; and whether no row wanted to see more of them."""
+    """Number of sorted candidates that each row keeps, at least one; and whether the candidates were enough for all
+    rows."""
     width = sorted_BC.shape[1]
     vocab_limited = limit_B1 <= width
     rank_C = torch.arange(width, device=sorted_BC.device)
@@ -293,7 +296,8 @@ def _nucleus(
 
 
 def uniform(seed_B: Tensor, choice_B: Tensor, position_B: Tensor) -> Tensor:
-    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser, chained)."""
+    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser,
+    chained)."""
     state_B = _mix(seed_B + _GOLDEN)
     state_B = _mix(state_B ^ _mix(choice_B + _signed(2 * _GOLDEN)))
     state_B = _mix(state_B ^ _mix(position_B + _signed(3 * _GOLDEN)))
@@ -307,7 +311,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right."""
+    """Shift right without sign extension."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

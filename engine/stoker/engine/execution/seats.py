@@ -1,7 +1,7 @@
-"""What a rank keeps per seat: tokens, block table and sampling values, on the host and on the device.
+"""Seats: tokens, block table and sampling values of each running sequence, on the host and on the device.
 
-The host knows block tables and values at all times; of the tokens only the device has all, because what a step samples
-stays there. S seats, L longest sequence, C columns of a table, E stop tokens.
+The host knows block tables and values at all times. Only the device has all tokens, because sampled ones stay there.
+S seats, L longest sequence, C columns of a table, E stop tokens.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stoker.engine.core.build_step import Opening, TableEntry
 from stoker.engine.execution.sampler import SeatValues
 from stoker.engine.execution.staging import Staging
+from stoker.engine.execution.step import Opening, TableEntry
 from stoker.model.kernels.sampling import NUMBERS, SamplingTable
 
 NUM_STOPS = 8
-"""Stop tokens of a seat that the device tests; the host tests all."""
+"""Stop tokens per seat that the device tests; the host tests all."""
 NEVER = 2**31 - 1
-"""A sequence that has not ended ends at this position."""
+"""End position of a sequence that has not ended."""
 
 
 class SeatTables:
-    """Rows of tensors; a row's content is its sequence's until the seat opens again."""
+    """One row per seat, which belongs to its sequence until the seat is opened again."""
 
     def __init__(self, num_seats: int, max_model_len: int, max_blocks: int, staging: Staging) -> None:
         self.staging = staging
@@ -31,7 +31,7 @@ class SeatTables:
         self.values = SeatValues(num_seats)
 
     def open(self, openings: tuple[Opening, ...]) -> None:
-        """Sequences take their seats."""
+        """Write everything known about new sequences into their seats."""
         if not openings:
             return
         row_length = self.tokens_SL.shape[1]
@@ -43,21 +43,25 @@ class SeatTables:
         self.tokens_SL.view(-1).index_copy_(0, places_T, tokens_T)
 
     def enter(self, table: tuple[TableEntry, ...]) -> None:
-        """New entries of block tables."""
+        """Write new entries of block tables."""
+        self.enter_host(table)
+
+    def enter_host(self, table: tuple[TableEntry, ...]) -> None:
+        """Write new entries into the host's copy alone."""
         if table:
             seats, columns, blocks = np.array(table, dtype=np.int32).T
             self.tables[seats, columns] = blocks
 
 
 class DeviceSeatTables(SeatTables):
-    """Everything on the device, too, so that a decode step needs only seats and positions from the host."""
+    """Seats with all values on the device, too, so that a decode step needs only seats and positions from the host."""
 
     def __init__(self, num_seats: int, max_model_len: int, max_blocks: int, staging: Staging) -> None:
         super().__init__(num_seats, max_model_len, max_blocks, staging)
         device = staging.device
         self.tables_SC = torch.zeros(num_seats, max_blocks, dtype=torch.int32, device=device)
         self.ended_S = torch.full((num_seats,), NEVER, dtype=torch.int32, device=device)
-        """Where the stop test found the sequence's last token."""
+        """Position at which the stop test found the sequence's last token."""
         self.stops_SE = torch.full((num_seats, NUM_STOPS), -1, dtype=torch.int32, device=device)
         self.num_prompt_S = torch.zeros(num_seats, dtype=torch.int32, device=device)
         self.sampling = SamplingTable(
@@ -88,7 +92,7 @@ class DeviceSeatTables(SeatTables):
             target.index_copy_(0, sent[0], rows)
 
     def enter(self, table: tuple[TableEntry, ...]) -> None:
-        """Entries that a decode step's own inputs bring need not be among them."""
+        """Write new entries on host and device. Those that a pass's own inputs bring may be left out."""
         super().enter(table)
         if table:
             seats, columns, blocks = np.array(table, dtype=np.int64).T

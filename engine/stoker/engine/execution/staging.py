@@ -1,7 +1,7 @@
-"""Numbers on their way between host and device: one copy per batch of arrays, nothing waits, no buffer is shared between steps.
+"""Copies of numbers between host and device: one copy per batch of arrays, without waiting.
 
-Pinned memory comes fresh from torch's pool for every copy: the pool takes it back only when the device has read it, so the
-next step may be written while the last one's copy is still under way.
+No buffer is shared between steps. Pinned memory comes from torch's pool for every copy, and the pool takes it back only
+when the device has read it. So the next step may be written while the last copy is still under way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Bytes; kernels are compiled for pointers of this alignment."""
+"""In bytes; kernels are compiled for pointers of this alignment."""
 
 _DTYPES = {
     np.dtype(np.int32): torch.int32,
@@ -30,7 +30,7 @@ class Staging:
         self.is_host = device.type == "cpu"
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
-        """The arrays (int32, int64 or float32) as tensors on the device; on the host they share memory with them."""
+        """Send arrays (int32, int64 or float32) to the device. On a CPU the tensors share memory with the arrays."""
         if self.is_host:
             return [torch.from_numpy(array) for array in arrays]
         places = _places(arrays)
@@ -45,7 +45,7 @@ class Staging:
         ]
 
     def fill(self, target: Tensor, array: np.ndarray) -> None:
-        """Overwrite a tensor of the device, which graphs may read."""
+        """Overwrite a tensor on the device, which graphs may read."""
         if self.is_host:
             target.copy_(torch.from_numpy(array))
             return
@@ -54,7 +54,7 @@ class Staging:
         target.copy_(host, non_blocking=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Begin to bring tensors to the host."""
+        """Begin to copy tensors to the host."""
         if self.is_host:
             return Fetched([tensor.clone() for tensor in tensors], None)  # the next step may overwrite them
         copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
@@ -64,20 +64,20 @@ class Staging:
 
 
 class Fetched:
-    """Copies that are there once `wait` has returned."""
+    """Copies on the host, complete once `wait` has returned."""
 
     def __init__(self, copies: list[Tensor], event: torch.cuda.Event | None) -> None:
         self.copies, self.event = copies, event
 
     def wait(self) -> list[np.ndarray]:
-        """Releases the interpreter's lock while it waits."""
+        """Wait for the copies. Releases the interpreter's lock meanwhile."""
         if self.event is not None:
             self.event.synchronize()
         return [copy.numpy() for copy in self.copies]
 
 
 def _places(arrays: Sequence[np.ndarray]) -> list[int]:
-    """First byte of each array, and the end of all."""
+    """Offset of each array, and the end of all, in bytes."""
     places = [0]
     for array in arrays:
         places.append(-(-(places[-1] + array.nbytes) // ALIGNMENT) * ALIGNMENT)

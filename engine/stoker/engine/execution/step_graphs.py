@@ -1,8 +1,8 @@
-"""Passes of fixed size: a step padded to the next size, as a CUDA graph where one was captured.
+"""Passes of fixed size: a step padded to the next shape, as a CUDA graph where one was captured.
 
-The only input from the host is a few numbers per sequence; tokens, slots, tables and the sampled tokens stay on the device.
-A size is captured at an idle moment, or after its first step, which ran without a graph. What a graph's kernels read lies in
-fixed buffers; what they compute is overwritten by the next step.
+The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. A shape is
+captured in idle time, or after its first step, which ran without a graph. A graph's kernels read fixed buffers, and the
+next step overwrites their results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stoker.engine.execution.pass_inputs import PassInputs, fill_run, run_length, split
-from stoker.engine.execution.pass_shape import Kind, StepKinds
+from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
+from stoker.engine.execution.pass_shape import PassShape, PassShapes
 from stoker.engine.execution.seats import DeviceSeatTables
 from stoker.engine.execution.staging import Staging
 from stoker.engine.execution.step_rows import StepRows, no_rows
@@ -30,17 +30,17 @@ log = logging.getLogger("stoker.engine")
 Replay = Callable[[], None]
 
 KEPT_BYTES = 256 * 2**20
-"""Free memory that graphs leave to steps without one."""
+"""Free memory that graphs leave to other steps."""
 
 
 class Capture(Protocol):
-    """Makes a graph of what `body` launches."""
+    """Captures the kernels that `body` launches as a graph."""
 
     def __call__(self, body: Callable[[], None]) -> Replay: ...
 
 
 class CudaCapture:
-    """CUDA graphs in one pool of memory, on a stream of their own."""
+    """CUDA graphs in one memory pool, captured on their own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Callable[[], None]) -> Replay:
-        """Raises OutOfMemoryError where too little would be left."""
+        """Capture a graph. Raises OutOfMemoryError where too little memory would be left."""
         free_bytes = torch.cuda.mem_get_info(self.device)[0]
         if free_bytes < KEPT_BYTES:
             raise torch.OutOfMemoryError(f"{free_bytes} bytes are free, {KEPT_BYTES} are kept for other steps")
@@ -59,7 +59,7 @@ class CudaCapture:
             try:
                 body()
             except BaseException:
-                with suppress(RuntimeError):  # the first error is the one to hear about
+                with suppress(RuntimeError):  # the first error is the one to raise
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -69,22 +69,22 @@ class CudaCapture:
 
 @dataclass
 class _Pass:
-    """One size's buffers. All int32 on the device."""
+    """The buffers of one shape, all int32 on the device."""
 
     attend: PagedAttend
-    run: Tensor
-    """What the host writes."""
+    packed: Tensor
+    """The inputs that the host writes."""
     inputs: PassInputs[Tensor]
-    """Its parts."""
+    """Views of `packed`."""
     tokens: Tensor
     """[T]"""
     positions: Tensor
     out: Tensor
-    """[2, B]: sampled tokens, and whether they are valid; what the host reads."""
+    """[2, B] sampled tokens and their validity, which the host reads."""
 
 
 class StepGraphs:
-    """All sizes. `run` computes one step."""
+    """Passes of all shapes; `compute` runs one step."""
 
     def __init__(
         self,
@@ -93,86 +93,89 @@ class StepGraphs:
         whole: PagedAttend,
         seats: DeviceSeatTables,
         staging: Staging,
-        kinds: StepKinds,
+        shapes: PassShapes,
         capture: Capture | None,
     ) -> None:
-        """`whole`: for the largest step and every kind; all share its buffers. `capture` None: no graphs."""
+        """`whole`: attention for the largest step, whose buffers all shapes share. `capture` None: no graphs."""
         self.model, self.cache, self.whole = model, cache, whole
-        self.seats, self.staging, self.kinds, self.capture = seats, staging, kinds, capture
-        self.graphs: dict[Kind, Replay] = {}
-        self.hidden: dict[Kind, Tensor] = {}
-        """Where a graph without sampler leaves its hidden states."""
-        self.passes: dict[Kind, _Pass] = {}
-        largest, device = kinds.largest, staging.device
-        self.numbers = torch.full((run_length(largest),), -1, dtype=torch.int32, device=device)
+        self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
+        self.graphs: dict[PassShape, Replay] = {}
+        self.hidden: dict[PassShape, Tensor] = {}
+        """Hidden states that a graph without sampler leaves."""
+        self.passes: dict[PassShape, _Pass] = {}
+        largest, device = shapes.largest, staging.device
+        self.numbers = torch.full((packed_length(largest),), -1, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
 
-    def kind_for(self, rows: StepRows) -> Kind | None:
-        """The smallest that holds the step, before anything is known of its sampling. Without graphs padding would gain prompts nothing."""
+    def shape_for(self, rows: StepRows) -> PassShape | None:
+        """The smallest captured shape that fits this step, ignoring sampling.
+
+        None for steps with prompts when graphs are off: padding would only cost time.
+        """
         num_prompts = max(rows.num_prompts, rows.num_others)
         if num_prompts and self.capture is None:
             return None
-        return self.kinds.choose(rows.num_tokens, rows.num_decodes, num_prompts)
+        return self.shapes.choose(rows.num_tokens, rows.num_decodes, num_prompts)
 
-    def run(self, kind: Kind, rows: StepRows) -> Tensor:
-        """Sampled tokens and validity [2, B], or hidden states [T, D]: valid until the next step."""
-        held = self._pass(kind)
+    def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
+        """Compute a step: sampled tokens and validity [2, B], or hidden states [T, D]. Valid until the next step."""
+        held = self._pass(shape)
         decodes = slice(rows.num_decodes)
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
-        self.staging.fill(held.run, fill_run(kind, rows, blocks_D))
-        if kind in self.graphs:
-            self.graphs[kind]()
-            return held.out if kind.samples else self.hidden[kind]
-        result = self._compute(kind, held)
+        self.staging.fill(held.packed, pack_inputs(shape, rows, blocks_D))
+        if shape in self.graphs:
+            self.graphs[shape]()
+            return held.out if shape.samples else self.hidden[shape]
+        result = self._launch_kernels(shape, held)
         if self.capture is not None:
-            self._make(kind, held)
+            self._capture_graph(shape, held)
         return result
 
-    def warm(self, kinds: Sequence[Kind]) -> bool:
-        """Capture the first of `kinds` that is missing. False: there is none."""
-        missing = next((kind for kind in kinds if kind not in self.graphs), None)
+    def capture_next(self, shapes: Sequence[PassShape]) -> bool:
+        """Capture the first of `shapes` without a graph. False: all have one."""
+        missing = next((shape for shape in shapes if shape not in self.graphs), None)
         if missing is None or self.capture is None:
             return False
-        self.rehearse(missing)  # whatever is compiled or allocated at a first call must not be captured
-        self._make(missing, self._pass(missing))
+        self.warm_up(missing)  # compilation and allocation at a first call must not be captured
+        self._capture_graph(missing, self._pass(missing))
         return True
 
-    def rehearse(self, kind: Kind) -> None:
-        """A step of nothing but padding."""
-        held = self._pass(kind)
+    def warm_up(self, shape: PassShape) -> None:
+        """Compute a step of padding alone."""
+        held = self._pass(shape)
         rows = no_rows()
-        self.staging.fill(held.run, fill_run(kind, rows, rows.seats))
-        self._compute(kind, held)
+        self.staging.fill(held.packed, pack_inputs(shape, rows, rows.seats))
+        self._launch_kernels(shape, held)
 
-    def _make(self, kind: Kind, held: _Pass) -> None:
-        """Without memory for it there are no more graphs, and steps go on without them."""
+    def _capture_graph(self, shape: PassShape, held: _Pass) -> None:
+        """Capture a shape. Without memory for it no more graphs are captured, and steps go on without them."""
         assert self.capture is not None
 
         def body() -> None:
-            result = self._compute(kind, held)
-            if not kind.samples:
-                self.hidden[kind] = result
+            result = self._launch_kernels(shape, held)
+            if not shape.samples:
+                self.hidden[shape] = result
 
         try:
-            self.graphs[kind] = self.capture(body)
+            self.graphs[shape] = self.capture(body)
         except torch.OutOfMemoryError as error:
-            log.warning("no memory for the graph of %s, nor for others: %s", kind, error)
+            log.warning("no memory for the graph of %s, nor for others: %s", shape, error)
             self.capture = None
 
-    def _compute(self, kind: Kind, held: _Pass) -> Tensor:
-        """Launch everything; nothing here depends on numbers that only the host knows."""
-        self._enter(kind, held)
+    def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
+        """Launch all kernels of a pass. Nothing here depends on numbers that only the host knows."""
+        self._fill_pass(shape, held)
         hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
-        if not kind.samples:
+        if not shape.samples:
             return hidden_TD
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
 
         inputs, seats = held.inputs, self.seats
         sampled = self.model.ops.sample(
-            self.model.logits(hidden_TD.index_select(0, inputs.rows) if kind.prompts else hidden_TD),
-            SampleRows(inputs.seats, inputs.following, kind.filtered),
+            self.model.logits(hidden_TD.index_select(0, inputs.rows) if shape.prompts else hidden_TD),
+            SampleRows(inputs.seats, inputs.following, shape.filtered),
             seats.sampling,
             None,
             seats.tokens_SL,
@@ -182,7 +185,7 @@ class StepGraphs:
         )
         return held.out
 
-    def _enter(self, kind: Kind, held: _Pass) -> None:
+    def _fill_pass(self, shape: PassShape, held: _Pass) -> None:
         from stoker.engine.execution import step_kernels  # as above
 
         assert held.attend.buffers is not None, "fused kernels have them"
@@ -196,18 +199,18 @@ class StepGraphs:
             buffers=held.attend.buffers,
             block_size=self.cache.block_size,
         )
-        held.attend.adopt(num_tokens=kind.tokens, num_sequences=kind.sequences, num_decodes=kind.decodes)
+        held.attend.adopt(num_tokens=shape.tokens, num_sequences=shape.sequences, num_decodes=shape.decodes)
 
-    def _pass(self, kind: Kind) -> _Pass:
-        """Made at a size's first use. All sizes share one piece of memory."""
-        size = Kind(*kind[:3])
+    def _pass(self, shape: PassShape) -> _Pass:
+        """The shape's buffers, made at its first use. All shapes share one piece of memory."""
+        size = PassShape(*shape[:3])
         if size not in self.passes:
             limits = pass_size(size, self.seats.tables_SC.shape[1])
-            run = self.numbers[: run_length(size)]
+            packed = self.numbers[: packed_length(size)]
             self.passes[size] = _Pass(
                 attend=PagedAttend(self.model.ops, self.whole.attention, self.cache, limits, self.whole.buffers),
-                run=run,
-                inputs=split(run, size),
+                packed=packed,
+                inputs=split(packed, size),
                 tokens=self.tokens[: size.tokens],
                 positions=self.positions[: size.tokens],
                 out=self.out[: 2 * size.sequences].view(2, size.sequences),
@@ -215,5 +218,5 @@ class StepGraphs:
         return self.passes[size]
 
 
-def pass_size(kind: Kind, max_blocks: int) -> PagedSize:
-    return PagedSize(max_tokens=kind.tokens, max_sequences=kind.sequences, max_blocks=max_blocks)
+def pass_size(shape: PassShape, max_blocks: int) -> PagedSize:
+    return PagedSize(max_tokens=shape.tokens, max_sequences=shape.sequences, max_blocks=max_blocks)

@@ -1,7 +1,8 @@
-"""Kernels around a step on a GPU: its inputs from the seats' rows, and what it sampled packed for the host.
+"""Triton kernels around a pass: fill its inputs from the seats, and pack its sampled tokens for the host.
 
-Triton is imported with this module: only a runner with fused kernels does. T rows of the step (padded): first D for sequences
-that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of a block table.
+Only a runner with fused kernels imports this module, because it imports triton. T rows of the step (padded): first D
+for sequences that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of a block
+table.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from stoker.engine.execution.pass_inputs import PassInputs
 from stoker.model.paged_buffers import PagedBuffers
 
 COLUMNS = 256
-"""Table columns that one turn of the copy moves."""
+"""Table columns that one iteration copies."""
 TILE = 64
-"""Rows of prompts that one program fills."""
+"""Rows of prompts per program."""
 NEVER = 2**31 - 1
-"""A sequence that has not ended ends at this position."""
+"""End position of a sequence that has not ended."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_decodes", "num_prompts", "row_length", "num_columns", "table_length"])
@@ -50,7 +51,7 @@ def pass_inputs_kernel(
     columns: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """A program per decode, then (`has_prompts`) one per prompt and one per tile of all rows."""
+    """Fill a pass: one program per decode, then (`has_prompts`) one per prompt and one per tile of rows."""
     program = tl.program_id(0)
     if program < num_decodes:
         fill_decode(
@@ -78,7 +79,7 @@ def fill_decode(
     query_start, seq_lens, block_tables, row_length, num_columns, table_length,
     has_prompts: tl.constexpr, block_size: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """A sequence that decodes, and its row."""
+    """Fill a sequence that decodes, and its row."""
     known_seat = tl.load(seats_B + row).to(tl.int64)
     position = tl.load(following_B + row) - 1
     block = tl.load(blocks_D + row)
@@ -109,7 +110,7 @@ def fill_prompt(
     sequence, prompt, num_prompts, prompt_seats_Q, prompt_starts_Q, begins, tables_SC, query_start, seq_lens,
     block_tables, num_columns, table_length, block_size: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a prompt as a sequence."""
+    """Fill a chunk of a prompt as a sequence."""
     seat = tl.load(prompt_seats_Q + prompt).to(tl.int64)
     first, end = tl.load(begins + prompt), tl.load(begins + prompt + 1)
     seq_len = tl.where(seat < 0, 0, tl.load(prompt_starts_Q + prompt) + end - first)
@@ -128,7 +129,7 @@ def fill_rows(
     first_row, num_rows, num_prompts, prompt_seats_Q, prompt_starts_Q, begins, tokens_SL, tables_SC, tokens_T,
     positions_T, slots_T, row_length, num_columns, block_size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows, as far as they are prompts' or padding behind them."""
+    """Fill a tile's rows that belong to prompts or to the padding behind them."""
     row = first_row + tl.arange(0, tile)
     seat = tl.full((tile,), -1, tl.int64)
     position = tl.zeros((tile,), tl.int32)
@@ -159,8 +160,8 @@ def fill_pass(
 ) -> None:
     """Fill a pass's buffers, all int32, from the seats' rows.
 
-    A decode's block is entered in its seat's table here; those of prompts are there already. A sequence that the stop test
-    found ended computes nothing: no slot, no keys.
+    A decode's block is entered in its seat's table here; those of prompts are there already. A sequence that the stop
+    test found ended computes nothing: no slot, no keys.
     """
     num_decodes, num_prompts = len(inputs.blocks), len(inputs.prompt_seats)
     tiles = triton.cdiv(len(tokens_T), TILE) if num_prompts else 0
@@ -231,10 +232,10 @@ def finish_rows(
     ended_S: Tensor,
     out_2B: Tensor,
 ) -> None:
-    """The stop test of sampled tokens, and tokens and validity packed as int32 [2, B].
+    """Test sampled tokens for stop tokens, and pack tokens and validity as int32 [2, B].
 
-    `stops_SE`: each seat's stop tokens, filled up with -1 (E a power of two). `ended_S[seat]` becomes the position of the
-    first one sampled; computing the same position again changes its answer.
+    `stops_SE`: each seat's stop tokens, filled up with -1 (E a power of two). `ended_S[seat]` becomes the position of
+    the first one sampled; computing the same position again changes its answer.
     """
     finish_rows_kernel[(len(seats_B),)](
         seats_B,

@@ -1,4 +1,5 @@
-"""A step's chunks in the order of their rows: sequences that decode first, prompts behind them. Numbers of the host; knows no device.
+"""A step's chunks in the order of their rows: sequences that decode first, prompts behind them. Host numbers, no
+device.
 
 C chunks, B samples, T tokens.
 """
@@ -10,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stoker.engine.core.build_step import StepInput
+from stoker.engine.execution.step import StepInput
 
 
 @dataclass(frozen=True)
@@ -22,22 +23,22 @@ class StepRows:
     starts: np.ndarray
     lengths: np.ndarray
     num_decodes: int
-    """The first so many chunks are one token each and sample for their own seat: row i is chunk i."""
+    """Number of leading chunks that are one token and sample for their own seat; row i is chunk i."""
     places: np.ndarray
-    """[C] where each of the step's chunks stands in this order."""
+    """[C] index of each of the step's chunks in this order."""
     sample_chunks: np.ndarray
-    """[B] the chunk in this order whose last row gives the sample."""
+    """[B] chunk, in this order, whose last row gives the sample."""
     sample_seats: np.ndarray
     """[B]"""
 
     @property
     def num_prompts(self) -> int:
-        """The other chunks."""
+        """Number of chunks that are not decodes."""
         return len(self.seats) - self.num_decodes
 
     @property
     def num_others(self) -> int:
-        """Samples that are not a decode's own: of prompts and for forks."""
+        """Number of samples that are not a decode's own: of prompts and for forks."""
         return len(self.sample_seats) - self.num_decodes
 
     @cached_property
@@ -51,19 +52,19 @@ class StepRows:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """[C] tokens of each sequence that will be in the cache."""
+        """[C] tokens of each sequence that are in the cache after the step."""
         ends: np.ndarray = self.starts + self.lengths
         return ends
 
     @cached_property
     def sample_rows(self) -> np.ndarray:
-        """[B] the row whose hidden state gives the sample."""
+        """[B] row whose hidden state gives the sample."""
         rows: np.ndarray = self.begins[self.sample_chunks + 1] - 1
         return rows
 
     @cached_property
     def sample_positions(self) -> np.ndarray:
-        """[B] where the sampled token will stand."""
+        """[B] position of the sampled token."""
         positions: np.ndarray = self.ends[self.sample_chunks]
         return positions
 
@@ -75,7 +76,7 @@ class StepRows:
 
 
 def step_rows(step: StepInput) -> StepRows:
-    """Stable: chunks that are in order stay as they are."""
+    """Order a step's chunks by rows. The sort is stable: chunks that are in order stay so."""
     seats, starts, lengths = (np.array(numbers, dtype=np.int64) for numbers in (step.seats, step.starts, step.lengths))
     sample_chunks, sample_seats = (
         np.array(numbers, dtype=np.int64) for numbers in (step.sample_chunks, step.sample_seats)
@@ -98,6 +99,6 @@ def step_rows(step: StepInput) -> StepRows:
 
 
 def no_rows() -> StepRows:
-    """Of a step of nothing but padding."""
+    """The rows of a step of padding alone."""
     nothing = np.empty(0, dtype=np.int64)
     return StepRows(nothing, nothing, nothing, 0, nothing, nothing, nothing)

@@ -69,8 +69,7 @@ class Front:
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
-        state = self.core.state
-        return self.core.alive and state.phase == "Serving" and self._codec is not None and not self.draining
+        return self.core.serving and self._codec is not None and not self.draining
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -101,7 +100,7 @@ class Front:
             return facts, codec
         if self.draining or self.core.state.phase in ("Draining", "Drained"):
             raise ApiError(503, "The engine is draining and accepts no new requests.", code="draining", retry_after_s=1)
-        message = self.broken or self.core.state.message
+        message = self.broken or self.core.problem
         raise ApiError(503, f"The engine is not ready: {message}", code="not_ready", retry_after_s=1)
 
     def models(self) -> dict[str, Any]:

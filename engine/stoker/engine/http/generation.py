@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
-from stoker.engine.core.messages import AddRequest, Delta, RequestFacts, TokenLogprobs
+from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.errors import ApiError, from_refusal
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece
@@ -159,6 +160,8 @@ class _Follower:
         self._clock = clock
         self._seen_s: dict[int, float] = {}
         self._facts: dict[int, RequestFacts] = {}
+        self._output_tokens: dict[int, int] = {}
+        """Output tokens of each choice that has ended."""
 
     def follow(self, delta: Delta, running: RunningRequest) -> Update:
         """Turn a delta into an update.
@@ -180,8 +183,14 @@ class _Follower:
         if finish is not None and not self._job.keep_output:
             finish = "length"
         if finish is not None:
-            self._metrics.finished(self._final_facts(delta))
+            self._finish_choice(delta.choice, self._final_facts(delta))
         return self._update(delta, piece, finish)
+
+    def _finish_choice(self, choice: int, facts: RequestFacts | None) -> None:
+        self._metrics.finished(facts)
+        self._output_tokens[choice] = facts.output_tokens if facts is not None else 0
+        if len(self._output_tokens) == self._job.params.n:
+            self._metrics.finished_request(max(self._output_tokens.values()))
 
     def _piece(self, delta: Delta) -> Piece:
         if not self._job.keep_output:

@@ -7,12 +7,13 @@ times that the core reports. Every choice of `n` is one sequence, every request 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.engine.core.messages import ModelFacts, RequestFacts, Stats
+from stoker.engine.core.messages import STEP_TOKENS, ModelFacts, RequestFacts, Stats
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -62,6 +63,9 @@ class FrontMetrics:
 
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
         self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_S)
+        self._inter_token_older = histogram(
+            "time_per_output_token_seconds", "The older name of inter_token_latency_seconds.", TOKEN_S
+        )
         self._per_token = histogram(
             "request_time_per_output_token_seconds", "Decode time per token after the first, by request.", TOKEN_S
         )
@@ -74,6 +78,9 @@ class FrontMetrics:
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens by request.", TOKENS)
         self._generation_tokens = histogram("request_generation_tokens", "Output tokens by request.", TOKENS)
+        self._max_generation_tokens = histogram(
+            "request_max_num_generation_tokens", "Output tokens of a request's longest choice.", TOKENS
+        )
         self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
         self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
         self._http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=registry)
@@ -98,6 +105,7 @@ class FrontMetrics:
         """Observe `count` tokens that arrived together, `seconds` after those before them."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
+            self._inter_token_older.observe(seconds / count)
 
     def finished(self, facts: RequestFacts | None) -> None:
         """Observe a choice that ended; `facts` are None if the core sent none."""
@@ -117,6 +125,10 @@ class FrontMetrics:
         self._decode.observe(facts.last_token_s - facts.first_token_s)
         if facts.output_tokens > 1:
             self._per_token.observe((facts.last_token_s - facts.first_token_s) / (facts.output_tokens - 1))
+
+    def finished_request(self, output_tokens: int) -> None:
+        """Every choice of a request has ended; the longest has `output_tokens`."""
+        self._max_generation_tokens.observe(output_tokens)
 
     def answered(
         self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
@@ -152,6 +164,7 @@ class _CoreCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        yield _step_tokens(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
         yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
 
@@ -166,7 +179,12 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
         ("stoker:kv_blocks_free", "Blocks without content worth keeping.", stats.free_blocks),
         ("stoker:kv_blocks_cached", "Free blocks kept for the prefix cache.", stats.cached_blocks),
         ("stoker:kv_blocks_owned", "Blocks of running sequences.", stats.owned_blocks),
-        ("stoker:kv_blocks_total", "All blocks; free + cached + owned.", stats.total_blocks),
+        ("stoker:kv_blocks_total", "All blocks.", stats.total_blocks),
+        (
+            "stoker:kv_blocks_unaccounted",
+            "All blocks less free, cached and owned ones; 0 unless blocks were lost.",
+            stats.total_blocks - stats.free_blocks - stats.cached_blocks - stats.owned_blocks,
+        ),
     ]
 
 
@@ -179,7 +197,18 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries),
         ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
         ("stoker:steps", "Steps.", stats.steps),
+        ("stoker:kv_block_audits", "Times that all blocks were counted.", stats.block_audits),
+        ("stoker:kv_blocks_leaked", "Blocks that an audit found lost and gave back.", stats.leaked_blocks),
     ]
+
+
+def _step_tokens(labels: tuple[str, str], stats: Stats) -> HistogramMetricFamily:
+    """Steps by their number of tokens, with cumulative buckets."""
+    bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
+    buckets = list(zip(bounds, accumulate(stats.step_tokens), strict=True))
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)
+    family.add_metric(labels, buckets, stats.step_tokens_sum)
+    return family
 
 
 def _by(name: str, text: str, label: str, labels: tuple[str, str], values: Mapping[str, int]) -> CounterMetricFamily:

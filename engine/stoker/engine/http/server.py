@@ -244,7 +244,7 @@ class OpenAiServer:
     async def _health(self, _: HttpCall) -> Mapping[str, Any]:
         """Answer 200 if requests are accepted, else 503."""
         if not self.front.ready:
-            raise ApiError(503, f"Not ready: {self.front.core.state.message}", code="not_ready", retry_after_s=1)
+            raise ApiError(503, f"Not ready: {self.front.core.problem}", code="not_ready", retry_after_s=1)
         return {}
 
     async def _version(self, _: HttpCall) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class AdamStep:
-    """What every element of one buffer shares in one step."""
+    """The values that all elements of one buffer share in one step."""
 
     decoupled: bool
     """AdamW: weights decay directly; else the decay is added to the gradient."""

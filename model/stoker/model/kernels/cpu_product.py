@@ -1,7 +1,8 @@
 """Products on the CPU through oneDNN, with and without gradient, on plain and on packed weights.
 
-torch gives float32 products to MKL, which takes twice the time of oneDNN on AMD cores with AVX-512 (and no less on others); bfloat16 goes to oneDNN anyway. A packed weight is stored in the order
-in which oneDNN reads it: 1.3 to 2.5 times faster for few rows, the same for many. T rows, D input size, E output size.
+torch gives float32 products to MKL, which takes twice the time of oneDNN on AMD cores with AVX-512 (and no less on
+others); bfloat16 goes to oneDNN anyway. A packed weight is stored in the order in which oneDNN reads it: 1.3 to 2.5
+times faster for few rows, the same for many. T rows, D input size, E output size.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
 
 
 class OneDnnLinear(torch.autograd.Function):
-    """All three products of a layer through oneDNN."""
+    """The three products of a layer through oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 
 def pack(weight_ED: Tensor) -> Tensor:
-    """The weight in oneDNN's order, a copy that only `linear` can read; the weight itself where packing does not apply."""
+    """Return a copy in oneDNN's order, which only `linear` reads; the weight itself where packing does not apply."""
     is_packable = (
         weight_ED.device.type == "cpu"
         and weight_ED.dtype in (torch.float32, torch.bfloat16)

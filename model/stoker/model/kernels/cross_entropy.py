@@ -1,4 +1,6 @@
-"""Output layer and cross entropy in one autograd node: logits live for one chunk of tokens only, and their gradient is made while they are there.
+"""Output layer and cross entropy in chunks of tokens.
+
+Logits live for one chunk only, and their gradient is computed while they do.
 
 T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 """
@@ -20,12 +22,12 @@ from stoker.model.kernels import cpu_product
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """How much of the logits exists at once."""
+    """Sizes of the logits that exist at once."""
 
     logits: int = 128 * 2**20
-    """In the compute dtype: large, because each chunk reads the whole table and writes a gradient as large."""
+    """Chunk in the compute dtype: large, because each chunk reads the whole table and writes a gradient as large."""
     softmax: int = 24 * 2**20
-    """In float32: the allocator reuses buffers below 32 MiB."""
+    """Chunk in float32: the allocator reuses buffers below 32 MiB."""
 
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +47,8 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it.
 
-    A target with a weight that is no token of the whole table makes its logprob, and so the loss, NaN: saying it in an error would have to wait for the device.
+    A target with a weight that is no token of the whole table makes its logprob, and so the loss, NaN: saying it in an
+    error would have to wait for the device.
     """
     weights_T = weights_T.to(hidden_TD.device, torch.float32)
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
@@ -131,7 +134,9 @@ def softmax_in_place(
     wants_grad: bool,
     softmax_bytes: int,
 ) -> None:
-    """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob): few rows at a time, in float32."""
+    """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob): few rows at a time, in
+    float32.
+    """
     for few in slices(logits_nV.shape[0], softmax_bytes // (4 * logits_nV.shape[1])):
         softmax = ChunkSoftmax(logits_nV[few].float(), targets_n[few], row_sum, group)
         logprobs_n[few] = softmax.logprobs_n

@@ -1,8 +1,11 @@
-"""The operations so that a row's bits do not depend on its batch, its chunk or its place, on the CPU with one intra-op thread.
+"""The operations so that a row's bits do not depend on its batch, its chunk or its place, on the CPU with one intra-op
+thread.
 
-Products always have the same shape: 16 rows, the last tile padded. Sums are ordered: halves are added elementwise until one column is left. Attention walks the keys in tiles of 64 from position 0,
-the same for packed and for paged sequences; a tile that is wholly masked changes no bit. Gradients repeat for the same micro-batch, whatever else the run does.
-T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_dim, F ffn, V vocab, L keys, R = G * 16 query rows of one kv head.
+Products always have the same shape: 16 rows, the last tile padded. Sums are ordered: halves are added elementwise until
+one column is left. Attention walks the keys in tiles of 64 from position 0, the same for packed and for paged
+sequences; a tile that is wholly masked changes no bit. Gradients repeat for the same micro-batch, whatever else the run
+does. T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_dim, F ffn, V vocab, L keys, R = G *
+16 query rows of one kv head.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels import composed, reference
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
 
 ROW_TILE = 16
@@ -24,7 +28,9 @@ ROW_TILE = 16
 KEY_TILE = 64
 """Keys that attention takes at once."""
 MIN_COLUMNS = 16
-"""Results narrower than a vector register (attention's values: not a multiple of it) depend on the row's place; they are padded."""
+"""Results narrower than a vector register (attention's values: not a multiple of it) depend on the row's place; they
+are padded.
+"""
 LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
@@ -82,7 +88,9 @@ def pad_columns(x: Tensor) -> Tensor:
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """Sum of the last dim, kept as one column: halves are added until one element is left, so the order is fixed by the length alone."""
+    """Sum of the last dim, kept as one column: halves are added until one element is left, so the order is fixed by the
+    length alone.
+    """
     while (size := x.shape[-1]) > 1:
         half = size // 2
         total = x[..., :half] + x[..., half : 2 * half]
@@ -128,15 +136,8 @@ def swiglu(gate_up_TF: Tensor) -> Tensor:
     return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up_TF.dtype)
 
 
-def rotate(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps = rotation
     if q_norm_H is not None and k_norm_H is not None:
         q_TNH, k_TKH = rms_norm(q_TNH, q_norm_H, eps), rms_norm(k_TKH, k_norm_H, eps)
     return rotate_pairs(q_TNH, cos_T1H, sin_T1H), rotate_pairs(k_TKH, cos_T1H, sin_T1H)
@@ -164,7 +165,10 @@ def packed_attention(
 
 
 class TiledAttention(torch.autograd.Function):
-    """One sequence whose keys are all there. Forward: tiles. Backward: the softmax's formula, one kv head at a time, in float32."""
+    """One sequence whose keys are all there.
+
+    Forward: tiles. Backward: the softmax's formula, one kv head at a time, in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None) -> Tensor:
@@ -197,7 +201,9 @@ class TiledAttention(torch.autograd.Function):
 def attend_tiles(
     q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The queries are the last positions of the sequence. out_TNH in q's dtype and the log of the softmax's sum, lse_TN in float32."""
+    """The queries are the last positions of the sequence. out_TNH in q's dtype and the log of the softmax's sum, lse_TN
+    in float32.
+    """
     num_queries, num_heads, head_dim = q_TNH.shape
     num_kv_heads, seq_len = k_LKH.shape[1], k_LKH.shape[0]
     q_KGTH = (
@@ -234,7 +240,9 @@ def attend_row_tile(
     scale: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """One tile of queries over the key tiles that hold positions below `num_keys`: running maximum, sum and weighted values."""
+    """One tile of queries over the key tiles that hold positions below `num_keys`: running maximum, sum and weighted
+    values.
+    """
     biggest = torch.full((*q_KRH.shape[:2], 1), LOWEST, device=q_KRH.device)
     total, out_KRH = torch.zeros_like(biggest), torch.zeros(*q_KRH.shape[:2], values_KLH.shape[-1], device=q_KRH.device)
     for begin in range(0, num_keys, KEY_TILE):
@@ -253,21 +261,9 @@ def attend_row_tile(
     return out_KRH / total, (biggest + torch.log(total)).squeeze(-1)
 
 
-def rotate_and_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-    cache: Tensor,
-    layer: int,
-    sequences: PagedSequences,
-) -> Tensor:
-    q_TNH, k_TKH = rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
-    reference.write_cache(k_TKH, v_TKH, cache, layer, sequences)
+def rotate_and_write(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer) -> Tensor:
+    q_TNH, k_TKH = rotate(q_TNH, k_TKH, rotation)
+    reference.write_cache(k_TKH, v_TKH, into)
     return q_TNH
 
 

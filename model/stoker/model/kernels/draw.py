@@ -80,7 +80,10 @@ def draw(logits_BV: Tensor, greedy_B: Tensor, numbers_B7: Tensor, draws_B: Tenso
 
 
 def threshold(logits_BV: Tensor, numbers_B7: Tensor) -> Tensor:
-    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row, whose largest is 0. Ties with it stay."""
+    """[B, 1]: the smallest logit that min-p, top-k and top-p leave in each row, whose largest is 0.
+
+    Ties with it stay.
+    """
     vocab_size = logits_BV.shape[1]
     top_p_B1, top_k_B1, min_p_B1 = (numbers_B7[:, column : column + 1] for column in (1, 2, 3))
     limit_B1 = torch.where(top_k_B1 > 0, top_k_B1, vocab_size).clamp(max=vocab_size).long()
@@ -99,7 +102,9 @@ def threshold(logits_BV: Tensor, numbers_B7: Tensor) -> Tensor:
 
 
 def uniform(seed_B: Tensor, choice_B: Tensor, position_B: Tensor) -> Tensor:
-    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser, chained)."""
+    """Numbers in [0, 1) as float64, multiples of 2^-32, from the three keys alone (int64; splitmix64's finaliser,
+    chained).
+    """
     state_B = mix(seed_B + GOLDEN)
     state_B = mix(state_B ^ mix(choice_B + signed(2 * GOLDEN)))
     state_B = mix(state_B ^ mix(position_B + signed(3 * GOLDEN)))

@@ -1,14 +1,15 @@
-"""The model's operations: one method per op, shapes checked here, computed by the implementation chosen at construction.
+"""The model's operations: one method per op.
 
-`Ops` is built once and given to the model and to `attend`. A kernel that this build lacks is an error, never a silent fallback.
-T tokens, D input size, E output size, N heads, K kv heads, H head_dim, F ffn, V vocab.
+Each method checks shapes, then calls the implementation that was chosen at construction.
+
+`Ops` is built once and given to the model and to `attend`. A kernel that this build lacks is an error, never a silent
+fallback. T tokens, D input size, E output size, N heads, K kv heads, H head_dim, F ffn, V vocab.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -16,28 +17,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
-
-KernelsName = Literal["reference", "fused"]
-AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
-
-
-ATTENTION: dict[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
-    ("reference", False): ("sdpa",),
-    ("reference", True): ("stoker",),
-    ("fused", False): ("flash", "cudnn", "stoker"),
-    ("fused", True): ("stoker",),
-}
-"""What packed attention may be, by kernels and deterministic. `auto` is the first without an `obstacle`: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not repeat bitwise. `cudnn` computes documents of one length; others, and windows, are `stoker`'s."""
-
-PAGED_ATTENTION: dict[tuple[KernelsName, bool], AttentionName] = {
-    ("reference", False): "sdpa",
-    ("reference", True): "stoker",
-    ("fused", False): "stoker",
-    ("fused", True): "stoker",
-}
-"""Attention over the cache: with fused kernels always our own."""
+from stoker.pod.capabilities import ATTENTION, PAGED_ATTENTION, AttentionName, KernelsName
 
 
 class MissingKernel(ValueError):
@@ -56,7 +39,10 @@ class CrossEntropy(NamedTuple):
 
 
 class Kernels(Protocol):
-    """What an implementation provides; the methods of `Ops` say what each does. None: there is no kernel for the whole, so `Ops` calls the single operations."""
+    """The interface of an implementation; the methods of `Ops` document each operation.
+
+    None as a result: there is no fused kernel for the whole, so `Ops` calls the single operations.
+    """
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor: ...
@@ -79,29 +65,9 @@ class Kernels(Protocol):
     def norm_linear_swiglu(
         self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
     ) -> tuple[Tensor, Tensor] | None: ...
-    def rotate(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]: ...
+    def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]: ...
     def rotate_and_write(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-        cache: Tensor,
-        layer: int,
-        sequences: PagedSequences | DeviceSequences,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
     ) -> Tensor: ...
     def packed_attention(
         self,
@@ -154,52 +120,78 @@ class Kernels(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True)
 class Ops:
-    """The operations with one set of kernels."""
+    """The operations with one set of kernels. Nothing changes after construction; equal where the choice is equal."""
 
-    kernels: KernelsName = "reference"
-    deterministic: bool = False
-    """A row's result does not depend on its batch, chunk or place: bitwise parity of trainer and engine (on the CPU with one intra-op thread)."""
-    impl: Kernels = field(init=False, repr=False, compare=False)
+    def __init__(self, kernels: KernelsName = "reference", deterministic: bool = False) -> None:
+        """Choose the kernels.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "impl", choose_kernels(self.kernels, self.deterministic))
+        `deterministic`: a row's result does not depend on its batch, chunk or place, so trainer and engine agree
+        bitwise (on the CPU with one intra-op thread).
+
+        Raises:
+            MissingKernel: there are no such kernels, or Triton is not installed.
+        """
+        self.kernels: KernelsName = kernels
+        self.deterministic = deterministic
+        self.impl = choose_kernels(kernels, deterministic)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ops) and self.impl is other.impl
+
+    def __hash__(self) -> int:
+        return hash((self.kernels, self.deterministic))
+
+    def __repr__(self) -> str:
+        return f"Ops({self.kernels!r}, deterministic={self.deterministic})"
 
     def attention(
         self, name: str, dtype: torch.dtype | None = None, program: Literal["packed", "paged"] = "packed"
     ) -> AttentionName:
-        """Check the choice of attention over packed sequences (the trainer's) or over the cache (`paged`, the engine's), and resolve `auto` for the compute dtype (None: two bytes wide)."""
+        """Check the choice of attention, and resolve `auto` for the compute dtype (None: two bytes wide).
+
+        `program`: attention over packed sequences (the trainer's) or over the cache (`paged`, the engine's).
+        """
         key = self.kernels, self.deterministic
         allowed = (PAGED_ATTENTION[key],) if program == "paged" else ATTENTION[key]
         if name == "auto":
             return next(choice for choice in allowed if obstacle(choice, dtype) is None)
         if name not in allowed:
             raise MissingKernel(
-                f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = {self.deterministic}; allowed: auto, {', '.join(allowed)}"
+                f"attention: {name!r} is not built for kernels {self.kernels!r} with deterministic = "
+                f"{self.deterministic}; allowed: auto, {', '.join(allowed)}"
             )
         if (reason := obstacle(name, dtype)) is not None:
             raise MissingKernel(f"attention: {name!r} {reason}; allowed: auto, stoker")
         return name
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
-        """y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights."""
+        """Return y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights.
+
+        Fused kernels write the weight's gradient where `set_grad_destination` says.
+        """
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
         return self.impl.linear(x_TD, weight_ED, bias_E)
 
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-        """The output layer: `linear`, but without gradient in float32 where that costs little. In deterministic mode exactly `linear`, which the trainer's loss computes, too."""
+        """Compute the output layer: `linear`, without gradient in float32 where that costs little.
+
+        In deterministic mode it is exactly `linear`, which the trainer's loss computes as well.
+        """
         if hidden_TD.shape[-1] != weight_VD.shape[-1]:
             raise ValueError(f"logits: weight {tuple(weight_VD.shape)} does not fit hidden {tuple(hidden_TD.shape)}")
         return self.impl.logits(hidden_TD, weight_VD)
 
     def pack(self, weight_ED: Tensor) -> Tensor:
-        """A copy of the weight in the order that `linear` reads fastest, which only `linear` without gradient can use; the weight itself where there is no such order."""
+        """Return a copy of the weight in the order that `linear` reads fastest, or the weight itself.
+
+        Only `linear` without gradient can use such a copy.
+        """
         return self.impl.pack(weight_ED)
 
     def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor:
-        """Rows of the table, x_TD."""
+        """Return the tokens' rows of the table, x_TD."""
         if tokens_T.dim() != 1:
             raise ValueError(f"embedding: tokens must be packed in one dim, not {tuple(tokens_T.shape)}")
         return self.impl.embedding(tokens_T, weight_VD)
@@ -214,7 +206,8 @@ class Ops:
         """(norm(x + residual), x + residual)."""
         if x_TD.shape != residual_TD.shape or x_TD.shape[-1:] != weight_D.shape:
             raise ValueError(
-                f"add_rms_norm: x {tuple(x_TD.shape)}, residual {tuple(residual_TD.shape)} and weight {tuple(weight_D.shape)} do not fit"
+                f"add_rms_norm: x {tuple(x_TD.shape)}, residual {tuple(residual_TD.shape)} and weight "
+                f"{tuple(weight_D.shape)} do not fit"
             )
         return self.impl.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
@@ -260,49 +253,30 @@ class Ops:
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
         return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
 
-    def rotate(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None = None,
-        k_norm_H: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Normalise q and k per head where weights are given, then rotate them by their positions' rows of the RotaryTable."""
-        if cos_T1H.shape != (q_TNH.shape[0], 1, q_TNH.shape[2]) or q_TNH.shape[::2] != k_TKH.shape[::2]:
+    def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Normalise q and k per head where the rotation has norms, then rotate them."""
+        cos_shape = rotation.cos.shape
+        if cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]) or q_TNH.shape[::2] != k_TKH.shape[::2]:
             raise ValueError(
-                f"rotate: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and cos {tuple(cos_T1H.shape)} do not fit"
+                f"rotate: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and cos {tuple(cos_shape)} do not fit"
             )
-        return self.impl.rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
+        return self.impl.rotate(q_TNH, k_TKH, rotation)
 
     def rotate_and_write(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        cos_T1H: Tensor,
-        sin_T1H: Tensor,
-        q_norm_H: Tensor | None,
-        k_norm_H: Tensor | None,
-        eps: float,
-        cache: Tensor,
-        layer: int,
-        sequences: PagedSequences | DeviceSequences,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
     ) -> Tensor:
-        """`rotate`, then k and v go to the sequences' slots of the cache [blocks, layers, 2, block_size, K, H]: the rotated q_TNH. No gradient.
+        """`rotate`, write k and v to the sequences' slots of the cache, and return the rotated q_TNH. No gradient.
 
         A token whose slot is -1 is padding: nothing of it is written.
         """
         check_attention(q_TNH, k_TKH, v_TKH)
-        if cache.shape[-2:] != k_TKH.shape[1:] or cos_T1H.shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
+        cos_shape, cache_shape = rotation.cos.shape, into.cache.shape
+        if cache_shape[-2:] != k_TKH.shape[1:] or cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
             raise ValueError(
-                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_T1H.shape)} and cache {tuple(cache.shape)} do not fit"
+                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_shape)} "
+                f"and cache {tuple(cache_shape)} do not fit"
             )
-        return self.impl.rotate_and_write(
-            q_TNH, k_TKH, v_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps, cache, layer, sequences
-        )
+        return self.impl.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
 
     def packed_attention(
         self,
@@ -314,7 +288,10 @@ class Ops:
         window: int | None = None,
         attention: AttentionName | None = None,
     ) -> Tensor:
-        """Causal attention within each packed sequence, out_TNH; differentiable. `attention`: what `Ops.attention` gave."""
+        """Causal attention within each packed sequence, out_TNH; differentiable.
+
+        `attention`: what `Ops.attention` gave.
+        """
         check_attention(q_TNH, k_TKH, v_TKH)
         if sequences.bounds[-1] != q_TNH.shape[0]:
             raise ValueError(
@@ -332,7 +309,12 @@ class Ops:
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        """Attend through the block tables over what is in the cache [blocks, layers, 2, block_size, K, H], the pass's own keys included: out_TNH. No gradient."""
+        """Attend through the block tables over the cache, the pass's own keys included: out_TNH. No gradient.
+
+        `cache`: [blocks, layers, 2, block_size, K, H].
+
+        No gradient.
+        """
         if cache.shape[-1] != q_TNH.shape[-1] or q_TNH.shape[1] % cache.shape[-2]:
             raise ValueError(f"paged_attention: q {tuple(q_TNH.shape)} does not fit cache {tuple(cache.shape)}")
         if not sequences.fit(q_TNH.shape[0]):
@@ -342,7 +324,7 @@ class Ops:
         return self.impl.paged_attention(q_TNH, cache, layer, sequences, scale, window)
 
     def log_softmax(self, logits_TV: Tensor) -> Tensor:
-        """Log-probabilities in float32."""
+        """Return log-probabilities in float32."""
         return self.impl.log_softmax(logits_TV)
 
     def cross_entropy(
@@ -355,13 +337,17 @@ class Ops:
         first_token: int = 0,
         group: ProcessGroup | None = None,
     ) -> CrossEntropy:
-        """Output layer and loss in chunks of tokens, so that the logits never exist as a whole. Tokens of weight 0 cost nothing; their target may be any number. A token with a weight whose target is not in the whole table makes the loss NaN.
+        """Compute output layer and loss in chunks of tokens, so that the logits never exist as a whole.
+
+        Tokens of weight 0 cost nothing; their target may be any number. A token with a weight whose target is not in
+        the whole table makes the loss NaN.
 
         With a group, `weight_VD` is this rank's rows of the table, from `first_token` on.
         """
         if hidden_TD.shape[-1] != weight_VD.shape[-1] or not hidden_TD.shape[:1] == targets_T.shape == weights_T.shape:
             raise ValueError(
-                f"cross_entropy: hidden {tuple(hidden_TD.shape)}, weight {tuple(weight_VD.shape)}, targets {tuple(targets_T.shape)} and weights {tuple(weights_T.shape)} do not fit"
+                f"cross_entropy: hidden {tuple(hidden_TD.shape)}, weight {tuple(weight_VD.shape)}, targets "
+                f"{tuple(targets_T.shape)} and weights {tuple(weights_T.shape)} do not fit"
             )
         return CrossEntropy(*self.impl.cross_entropy(hidden_TD, weight_VD, targets_T, weights_T, first_token, group))
 
@@ -373,13 +359,18 @@ class Ops:
         adjustments: Adjustments | None = None,
         into_SL: Tensor | None = None,
     ) -> SampledTokens:
-        """Choose one token per row: adjustments, temperature, min-p, top-k, top-p, then one draw keyed by (seed, choice, position). Nothing waits for the device.
+        """Choose one token per row. Nothing waits for the device.
+
+        Adjustments, temperature, min-p, top-k, top-p, then one draw keyed by (seed, choice, position).
+
+        Nothing waits for the device.
 
         With `into_SL` (int [S, L]) the token is also written to its seat's row at its position.
         """
         if rows.seats.shape != logits_BV.shape[:1] or rows.positions.shape != logits_BV.shape[:1]:
             raise ValueError(
-                f"sample: logits {tuple(logits_BV.shape)}, seats {tuple(rows.seats.shape)} and positions {tuple(rows.positions.shape)} do not fit"
+                f"sample: logits {tuple(logits_BV.shape)}, seats {tuple(rows.seats.shape)} and positions "
+                f"{tuple(rows.positions.shape)} do not fit"
             )
         return self.impl.sample(logits_BV, rows, table, adjustments, into_SL)
 
@@ -406,14 +397,19 @@ class Ops:
         rule: AdamStep,
         scale: Tensor | None = None,
     ) -> None:
-        """One Adam step over flat buffers in place: the gradient times `scale` (float32 scalar on the device), moments and fp32 masters, and the masters cast into `parameters`.
+        """Take one Adam step over flat buffers in place.
 
-        Where `scale` is not finite nothing is written: the caller may learn of it later, and the weights are still those before the step. `grad` is not changed.
+        The gradient is multiplied by `scale` (float32 scalar on the device); moments and fp32 masters are updated, and
+        the masters are cast into `parameters`.
+
+        Where `scale` is not finite nothing is written: the caller may learn of it later, and the weights are still
+        those before the step. `grad` is not changed.
         """
         sizes = {len(tensor) for tensor in (master, grad, exp_avg, exp_avg_sq)}
         if len(sizes) > 1 or (parameters is not None and parameters.shape != master.shape):
             raise ValueError(
-                f"adam_: buffers of {sorted(sizes)} elements and parameters {None if parameters is None else tuple(parameters.shape)} do not fit"
+                f"adam_: buffers of {sorted(sizes)} elements and parameters "
+                f"{None if parameters is None else tuple(parameters.shape)} do not fit"
             )
         self.impl.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)
 
@@ -428,7 +424,7 @@ IMPLEMENTATIONS: dict[tuple[str, bool], str] = {
 
 
 def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
-    """The implementation. Raises MissingKernel where there is none."""
+    """Return the implementation. Raises MissingKernel where there is none."""
     if (kernels, is_deterministic) not in IMPLEMENTATIONS:
         raise MissingKernel(f"kernels: unknown {kernels!r}; allowed: auto, reference, fused")
     try:
@@ -450,7 +446,7 @@ def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
 
 
 def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
-    """Why this attention cannot be had here, if so. Nothing is imported: that takes seconds."""
+    """Return why this attention is not available here, or None. Nothing is imported: that takes seconds."""
     if attention not in ("flash", "cudnn"):
         return None
     if dtype not in (None, torch.bfloat16, torch.float16):
@@ -471,7 +467,8 @@ def check_norm_linear(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, we
     does_update_fit = update_TD is None or update_TD.shape == x_TD.shape
     if not does_update_fit or not x_TD.shape[-1:] == norm_D.shape == weight_ED.shape[-1:]:
         raise ValueError(
-            f"norm_linear: x {tuple(x_TD.shape)}, update {None if update_TD is None else tuple(update_TD.shape)}, norm {tuple(norm_D.shape)} and weight {tuple(weight_ED.shape)} do not fit"
+            f"norm_linear: x {tuple(x_TD.shape)}, update {None if update_TD is None else tuple(update_TD.shape)}, norm "
+            f"{tuple(norm_D.shape)} and weight {tuple(weight_ED.shape)} do not fit"
         )
 
 

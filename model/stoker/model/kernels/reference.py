@@ -5,6 +5,8 @@ T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_di
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.kernels import composed, cpu_product, draw
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PackedGroup, PackedSequences, PagedSequences
 
 MAX_PRODUCT_KEYS = 1024
@@ -43,15 +46,8 @@ def swiglu(gate_up_TF: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotate(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps = rotation
     if q_norm_H is not None and k_norm_H is not None:
         q_TNH, k_TKH = rms_norm(q_TNH, q_norm_H, eps), rms_norm(k_TKH, k_norm_H, eps)
     if not torch.is_grad_enabled() and are_neighbours(q_TNH, k_TKH):
@@ -107,7 +103,10 @@ def attend_packed_group(
 def attend_causally(
     q_STNH: Tensor, k_SLKH: Tensor, v_SLKH: Tensor, masks: dict[int | None, Tensor], scale: float, window: int | None
 ) -> Tensor:
-    """S sequences of L keys whose last T positions are the queries: out_STNH. `masks` keeps what is made here for the next layer."""
+    """S sequences of L keys whose last T positions are the queries: out_STNH.
+
+    `masks` keeps what is made here for the next layer.
+    """
     num_queries, num_keys = q_STNH.shape[1], k_SLKH.shape[1]
     is_plain = window is None and num_queries == num_keys
     by_products = prefers_products(q_STNH, num_keys)
@@ -126,7 +125,9 @@ def attend_causally(
 
 
 def prefers_products(q_STNH: Tensor, num_keys: int) -> bool:
-    """torch's flash attention for the CPU is 2 to 6 times slower in bfloat16 than two plain products, as long as the scores fit the cache."""
+    """torch's flash attention for the CPU is 2 to 6 times slower in bfloat16 than two plain products, as long as the
+    scores fit the cache.
+    """
     return q_STNH.device.type == "cpu" and q_STNH.dtype is torch.bfloat16 and num_keys <= MAX_PRODUCT_KEYS
 
 
@@ -155,21 +156,9 @@ def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torc
     return seen if window is None else seen & (key > query - window)
 
 
-def rotate_and_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-    cache: Tensor,
-    layer: int,
-    sequences: PagedSequences,
-) -> Tensor:
-    q_TNH, k_TKH = rotate(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
-    write_cache(k_TKH, v_TKH, cache, layer, sequences)
+def rotate_and_write(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer) -> Tensor:
+    q_TNH, k_TKH = rotate(q_TNH, k_TKH, rotation)
+    write_cache(k_TKH, v_TKH, into)
     return q_TNH
 
 
@@ -193,7 +182,8 @@ def paged_attention(
     return out_TNH
 
 
-def write_cache(k_TKH: Tensor, v_TKH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences) -> None:
+def write_cache(k_TKH: Tensor, v_TKH: Tensor, into: CacheLayer) -> None:
+    cache, layer, sequences = into.cache, into.layer, cast("PagedSequences", into.sequences)  # never the device's
     rows_T = sequences.slot_rows[layer]
     by_token = cache.view(-1, *cache.shape[-2:])
     by_token.index_copy_(0, rows_T[: sequences.num_tokens], k_TKH)

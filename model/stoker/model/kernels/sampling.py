@@ -1,4 +1,6 @@
-"""What choosing the next tokens reads: tensors on the logits' device, so that a step's kernels can be captured in a graph and no value waits for the host.
+"""Arguments of sampling: tensors on the logits' device.
+
+A step's kernels can be captured in a graph, and no value waits for the host.
 
 B rows to sample, S seats, V vocabulary, L longest sequence, E entries.
 """
@@ -26,7 +28,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class SampleRows:
-    """To whom the rows of the logits belong."""
+    """The seats and positions of the logits' rows."""
 
     seats: Tensor
     """int [B]; -1 is padding: its token is 0 and goes nowhere."""
@@ -38,7 +40,7 @@ class SampleRows:
 
 @dataclass(frozen=True)
 class Adjustments:
-    """What changes logits before anything else, for steps in which some row asks for it: additions, then penalties."""
+    """Changes of logits before anything else, for steps in which some row has any: additions, then penalties."""
 
     history: Tensor
     """int [S, L]: every seat's tokens, prompt and output."""

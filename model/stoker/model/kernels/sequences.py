@@ -1,4 +1,4 @@
-"""How the tokens of one pass belong to sequences: values that `attend` builds once per pass and the attention kernels read.
+"""The sequences of one pass: values that `attend` builds once per pass and the attention kernels read.
 
 T tokens, S sequences, B blocks of a table.
 """
@@ -23,7 +23,9 @@ class PackedGroup:
     """Packed sequences of about the same length, padded to the longest at their ends."""
 
     token_rows: Tensor | None
-    """int64 [S * padded_len]: which token stands at each place, any one at padding; None: the group is the whole pass and has no padding."""
+    """int64 [S * padded_len]: which token stands at each place, any one at padding; None: the group is the whole pass
+    and has no padding.
+    """
     num_sequences: int
     padded_len: int
     masks: dict[int | None, Tensor]
@@ -32,7 +34,7 @@ class PackedGroup:
 
 @dataclass(frozen=True)
 class PackedGroups:
-    """All sequences of a pass, for kernels that know no packing."""
+    """All sequences of a pass, for kernels that cannot read packed ones."""
 
     groups: tuple[PackedGroup, ...]
     places: Tensor | None
@@ -68,7 +70,9 @@ class CachedSequence:
     seq_len: int
     """Keys, this pass's own included."""
     block_rows: Tensor
-    """int64 [layers, 2 * blocks]: rows of the cache seen as [rows, block_size, kv_heads, head_dim]; all key blocks, then all value blocks."""
+    """int64 [layers, 2 * blocks]: rows of the cache seen as [rows, block_size, kv_heads, head_dim]; all key blocks,
+    then all value blocks.
+    """
     masks: dict[int | None, Tensor]
     """Per window: additive [queries, seq_len] in the compute dtype; made at first use."""
 
@@ -95,7 +99,9 @@ class PagedSequences:
 
     num_tokens: int
     slot_rows: Tensor
-    """int64 [layers, 2 * T]: rows of the cache seen as [rows, kv_heads, head_dim] that the new keys, then the new values go to."""
+    """int64 [layers, 2 * T]: rows of the cache seen as [rows, kv_heads, head_dim] that the new keys, then the new
+    values go to.
+    """
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[CachedSequence, ...]
     """The other sequences; in deterministic mode all of them, so that every token takes the same path."""
@@ -107,12 +113,17 @@ class PagedSequences:
 
 @dataclass(frozen=True)
 class DeviceSequences:
-    """One engine step in buffers on the device, which kernels read by themselves. Launches follow from the host's numbers here, never from what is in the tensors."""
+    """One engine step in buffers on the device, which kernels read by themselves.
+
+    Launches follow from the host's numbers here, never from what is in the tensors.
+    """
 
     num_tokens: int
     num_sequences: int
     num_decodes: int
-    """The first so many sequences have one new token each, which are the first rows; or, at their end, none (padding), and then prompts' rows begin earlier."""
+    """The first so many sequences have one new token each, which are the first rows; or, at their end, none (padding),
+    and then prompts' rows begin earlier.
+    """
     query_start: Tensor
     """int32 [S + 1]"""
     seq_lens: Tensor
@@ -137,7 +148,10 @@ class DeviceSequences:
 def pack_sequences(
     cu_seqlens: Tensor, max_seqlen: int | None = None, device: torch.device | str | None = None
 ) -> PackedSequences:
-    """Read the bounds; those on the host cost no wait. Raises ValueError where they do not rise from 0. `device`: the tokens', if not that of `cu_seqlens`."""
+    """Read the bounds; those on the host cost no wait.
+
+    Raises ValueError where they do not rise from 0. `device`: the tokens', if not that of `cu_seqlens`.
+    """
     bounds = tuple(int(bound) for bound in cu_seqlens.tolist())
     lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
     if not lengths or bounds[0] != 0 or min(lengths) < 1:
@@ -146,7 +160,7 @@ def pack_sequences(
 
 
 def upload(numbers: Tensor, device: torch.device | str | None) -> Tensor:
-    """To the device without waiting; torch keeps the pinned memory until the copy is done."""
+    """Copy to the device without waiting; torch keeps the pinned memory until the copy is done."""
     device = numbers.device if device is None else torch.device(device)
     if numbers.device.type == device.type:
         return numbers

@@ -12,15 +12,19 @@ from torch import Tensor
 from stoker.checkpoint.box import Box
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.decoder import Decoder
+from stoker.model.travelling_files import check_size, size_limit
 from stoker.model.weights.config_file import read_config
-from stoker.model.weights.loading import Progress, WeightsError, load_parts
+from stoker.model.weights.loading import OnProgress, WeightsError, load_parts
 
 PREFIX = "model."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class CheckpointWeights:
-    """A folder as a source of weights. Opening raises the checkpoint's own errors where the folder is damaged or has another digest."""
+    """A folder as a source of weights.
+
+    Opening raises the checkpoint's own errors where the folder is damaged or has another digest.
+    """
 
     kind = "checkpoint"
 
@@ -33,12 +37,14 @@ class CheckpointWeights:
             raise WeightsError(f"{folder}: the checkpoint carries no config.json, so it cannot be served")
         self.store = CheckpointStore(reader)
         self.dtype = self.store.dtype
+        for entry in reader.manifest.files:
+            check_size(f"{folder}: {entry.name}", entry.bytes, size_limit(entry.name))
         self.tokenizer_files: Mapping[str, bytes] = {
             name: reader.read_file(name) for name in names if name != "config.json"
         }
         self.config = read_config(json.loads(reader.read_file("config.json")), self.tokenizer_files)
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         load_parts(decoder, self.store, progress)
 
 
@@ -60,7 +66,7 @@ class CheckpointStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor."""
+        """The dtype of the largest tensor."""
         return DTYPES[max(self.infos.values(), key=lambda info: info.bytes).dtype]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

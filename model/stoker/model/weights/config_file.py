@@ -1,4 +1,4 @@
-"""The model's configuration out of a folder's files: config.json, with the end tokens of generation_config.json where it names them."""
+"""The model's configuration out of a folder's files: config.json, with end tokens from generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from stoker.model.config import ModelConfig
 
 
 def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConfig:
-    """Chat models often end a turn with a token that only generation_config.json lists."""
+    """Return the configuration with the end tokens of generation_config.json.
+
+    Chat models often end a turn with a token that only that file lists.
+    """
     config = ModelConfig.from_hugging_face(raw)
     listed = read_generation_config(files).get("eos_token_id")
     ends = listed if isinstance(listed, list) else [listed]
@@ -20,7 +23,7 @@ def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConf
 
 
 def read_generation_config(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Empty where the file is missing. Raises ValueError where it holds no object."""
+    """Return the settings; empty where the file is missing. Raises ValueError where it holds no object."""
     try:
         settings = json.loads(files.get("generation_config.json", b"{}"))
     except ValueError as error:

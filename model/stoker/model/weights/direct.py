@@ -1,6 +1,9 @@
-"""Weights from safetensors files straight into parameters: threads read runs of bytes, for a GPU into pinned memory that is copied while the next run is read.
+"""Weights from safetensors files straight into parameters, read by threads.
 
-Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of bytes, is left to `load_part`.
+For a GPU they read into pinned memory, which is copied while the next run of bytes is read.
+
+Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of
+bytes, is left to `load_part`.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ BUFFERS = 2
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor lies."""
+class TensorPlace:
+    """The place of a tensor in a file."""
 
     file: Path
     offset: int
@@ -40,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Run:
+class ByteRun:
     """Bytes `[offset, offset + len(target))` of a file, and where they go."""
 
     file: Path
@@ -49,12 +52,12 @@ class Run:
     """uint8 [T], contiguous."""
 
 
-Read = Callable[[Run], None]
+Read = Callable[[ByteRun], None]
 
 
-def tensor_places(files: Iterable[Path]) -> dict[str, Place]:
-    """Every tensor of the files. They have been opened by safetensors before, which checks their headers."""
-    places: dict[str, Place] = {}
+def tensor_places(files: Iterable[Path]) -> dict[str, TensorPlace]:
+    """Return the place of every tensor. safetensors has opened the files before, which checks their headers."""
+    places: dict[str, TensorPlace] = {}
     for file in files:
         with file.open("rb") as opened:
             (header_bytes,) = struct.unpack("<Q", opened.read(8))
@@ -62,22 +65,25 @@ def tensor_places(files: Iterable[Path]) -> dict[str, Place]:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                places[name] = Place(file, 8 + header_bytes + begin, end - begin, entry["dtype"])
+                places[name] = TensorPlace(file, 8 + header_bytes + begin, end - begin, entry["dtype"])
     return places
 
 
 @torch.no_grad()
 def load_direct(
     parts: Iterable[Part],
-    places: dict[str, Place],
+    places: dict[str, TensorPlace],
     store: TensorStore,
     names: dict[torch.dtype, str],
     progress: Callable[[int, int], None] | None = None,
     *,
     run_bytes: int = RUN_BYTES,
 ) -> None:
-    """Fill parts that fit the store. `names`: safetensors' names of dtypes. `run_bytes`: at most RUN_BYTES. Raises WeightsError where a file ends early."""
-    runs: list[Run] = []
+    """Fill parts that fit the store.
+
+    `names`: safetensors' names of dtypes. `run_bytes`: at most RUN_BYTES. Raises WeightsError where a file ends early.
+    """
+    runs: list[ByteRun] = []
     for part in parts:
         found = list(part_runs(part, places[part.hf_name], names, run_bytes))
         if not found:
@@ -100,7 +106,7 @@ def load_direct(
         torch.cuda.synchronize(runs[0].target.device)
 
 
-def part_runs(part: Part, place: Place, names: dict[torch.dtype, str], run_bytes: int) -> Iterator[Run]:
+def part_runs(part: Part, place: TensorPlace, names: dict[torch.dtype, str], run_bytes: int) -> Iterator[ByteRun]:
     """The part as runs of the file; none where it must be converted or gathered."""
     local = part.local()
     whole_rows = part.size[1:] == part.global_shape[1:]
@@ -110,7 +116,7 @@ def part_runs(part: Part, place: Place, names: dict[torch.dtype, str], run_bytes
     first = place.offset + part.start[0] * row_bytes
     target_T = local.reshape(-1).view(torch.uint8)
     for begin in range(0, len(target_T), run_bytes):
-        yield Run(place.file, first + begin, target_T[begin : begin + run_bytes])
+        yield ByteRun(place.file, first + begin, target_T[begin : begin + run_bytes])
 
 
 def reader_on(device: torch.device) -> Read:
@@ -119,7 +125,7 @@ def reader_on(device: torch.device) -> Read:
         return lambda run: read_into(run, run.target)
     own = threading.local()
 
-    def read(run: Run) -> None:
+    def read(run: ByteRun) -> None:
         if not hasattr(own, "lane"):
             own.lane = Lane(device)
         own.lane.read(run)
@@ -137,7 +143,7 @@ class Lane:
         self.copied: list[torch.cuda.Event] = [torch.cuda.Event() for _ in range(BUFFERS)]  # type: ignore[no-untyped-call]
         self.turn = 0
 
-    def read(self, run: Run) -> None:
+    def read(self, run: ByteRun) -> None:
         """Returns when the bytes are on their way."""
         buffer, copied = self.buffers[self.turn], self.copied[self.turn]
         self.turn = (self.turn + 1) % BUFFERS
@@ -149,7 +155,7 @@ class Lane:
             copied.record(self.stream)
 
 
-def read_into(run: Run, buffer: Tensor) -> None:
+def read_into(run: ByteRun, buffer: Tensor) -> None:
     """Fill host memory; the interpreter's lock is not held while reading."""
     memory = memoryview(buffer.numpy())  # type: ignore[arg-type]
     done = 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
 
 from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.weights.gguf_header import HeadError, read_head
 
 TENSOR_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -37,7 +39,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
 }
 """Features that are not built, and the values that mean nothing."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies: how a GGUF file says Llama 3 scaling."""
+"""Tensor of the rotary frequencies' divisors: a GGUF file expresses Llama 3 scaling by them."""
 
 
 class GgufError(ValueError):
@@ -50,20 +52,18 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
-            self.reader = GGUFReader(str(path))
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            self.values, self.tensors = read_head(self.path)
+        except (HeadError, UnicodeDecodeError) as error:
             raise GgufError(f"{path}: not a valid GGUF file: {error}") from error
         self.architecture = str(self.get("general.architecture", ""))
         if self.architecture not in ("llama", "qwen3"):
             raise GgufError(
                 f"{path}: not supported yet: general.architecture {self.architecture!r}; allowed: llama, qwen3"
             )
-        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value, or `default`."""
-        field = self.reader.get_field(key)
-        return default if field is None else field.contents()
+        """Return a metadata value, or `default`."""
+        return self.values.get(key, default)
 
     def need(self, key: str) -> Any:
         if (value := self.get(key)) is None:
@@ -80,7 +80,21 @@ class GgufFile:
         return {hugging_face_name(name): name for name in self.tensors if name != ROPE_FACTORS}
 
     def config(self) -> ModelConfig:
-        """The configuration that the metadata describes."""
+        """Return the configuration that the metadata describes."""
+        with self.checked():
+            return self.read_config()
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Raise GgufError for metadata of another kind than its key needs, such as a text for a number."""
+        try:
+            yield
+        except GgufError:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise GgufError(f"{self.path}: not a valid GGUF file: {error}") from error
+
+    def read_config(self) -> ModelConfig:
         if (kind := self.dimension("rope.scaling.type", "none")) != "none":
             raise GgufError(f"{self.path}: not supported yet: rope.scaling.type {kind!r}")
         for key, neutral in NEUTRAL.items():
@@ -140,7 +154,10 @@ class GgufFile:
 
 
 def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`. Raises GgufError for a name the model has no place for."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
+
+    Raises GgufError for a name the model has no place for.
+    """
     if name in TENSOR_NAMES:
         return TENSOR_NAMES[name]
     pieces = name.split(".")
@@ -156,7 +173,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def llama3_factors(head_dim: int, theta: float, scaling: RopeScaling) -> Any:
-    """What each pair's frequency is divided by."""
+    """Return the divisor of each pair's frequency."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     original = scaling.original_max_position_embeddings
     share = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

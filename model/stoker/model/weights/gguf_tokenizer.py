@@ -36,7 +36,7 @@ PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
 }
 """`tokenizer.ggml.pre` -> how text is cut before merging."""
 TAKES_WHOLE_WORDS = frozenset({"llama-bpe"})
-"""A word that is in the vocabulary is one token, whatever the merges say."""
+"""Pre-tokenizers with which a word of the vocabulary is one token, whatever the merges are."""
 NORMALIZES = frozenset({"qwen2"})
 """Text becomes NFC first."""
 CONTROL, USER_DEFINED = 3, 4
@@ -44,7 +44,12 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def tokenizer_files(file: GgufFile) -> Mapping[str, bytes]:
-    """tokenizer.json, tokenizer_config.json, chat_template.jinja (where there is one) and generation_config.json."""
+    """Return tokenizer.json, tokenizer_config.json, generation_config.json and, if any, chat_template.jinja."""
+    with file.checked():
+        return read_tokenizer_files(file)
+
+
+def read_tokenizer_files(file: GgufFile) -> Mapping[str, bytes]:
     files = {
         "tokenizer.json": as_json(tokenizer_json(file)),
         "tokenizer_config.json": as_json(tokenizer_config(file)),
@@ -56,7 +61,7 @@ def tokenizer_files(file: GgufFile) -> Mapping[str, bytes]:
 
 
 def tokenizer_json(file: GgufFile) -> dict[str, Any]:
-    """What the `tokenizers` library reads."""
+    """Return tokenizer.json as the `tokenizers` library reads it."""
     if (model := file.get("tokenizer.ggml.model")) != "gpt2":
         raise GgufError(
             f"{file.path}: not supported yet: tokenizer.ggml.model {model!r}; allowed: gpt2 (byte-level BPE)"
@@ -111,7 +116,10 @@ def added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
 
 
 def post_processor(file: GgufFile, tokens: list[str], kind: str) -> dict[str, Any] | None:
-    """Puts the begin-of-text token in front where the file asks for it; llama-bpe files mean it when they say nothing."""
+    """Return what puts the begin-of-text token in front, where the file has that set.
+
+    For llama-bpe that is the default.
+    """
     bos = file.get("tokenizer.ggml.bos_token_id")
     if bos is None or not file.get("tokenizer.ggml.add_bos_token", kind == "llama-bpe"):
         return {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}

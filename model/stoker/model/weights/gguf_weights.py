@@ -15,11 +15,14 @@ from stoker.model.decoder import Decoder
 from stoker.model.weights.gguf_file import GgufError, GgufFile
 from stoker.model.weights.gguf_tokenizer import tokenizer_files
 from stoker.model.weights.hugging_face import PlannedTensor, save_folder
-from stoker.model.weights.loading import Progress, box_slices, load_parts
+from stoker.model.weights.loading import OnProgress, box_slices, load_parts
 
 
-def convert(file: Path, out: Path, *, dtype: torch.dtype | None = None, progress: Progress | None = None) -> None:
-    """Write `file` as a new Hugging Face folder `out`. `dtype`: default, the file's own where it is not quantised, else float32."""
+def convert(file: Path, out: Path, *, dtype: torch.dtype | None = None, progress: OnProgress | None = None) -> None:
+    """Write `file` as a new Hugging Face folder `out`.
+
+    `dtype`: default, the file's own where it is not quantised, else float32.
+    """
     weights = GgufWeights(file)
     dtype = dtype or weights.dtype
     tensors = {name: PlannedTensor(shape, dtype) for name, shape in weights.store.shapes().items()}
@@ -39,7 +42,7 @@ class GgufWeights:
         self.dtype = self.store.dtype
         self.tokenizer_files: Mapping[str, bytes] = tokenizer_files(file)
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         load_parts(decoder, self.store, progress)
 
 
@@ -51,7 +54,7 @@ class GgufStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor; float32 where it is quantised."""
+        """The dtype of the largest tensor; float32 where it is quantised."""
         largest = max(self.file.tensors.values(), key=lambda tensor: int(tensor.n_elements))
         plain = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
         return plain.get(largest.tensor_type, torch.float32)

@@ -21,17 +21,18 @@ from torch import Tensor
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.travelling_files import read_travelling_files
+from stoker.model.travelling_files import FileTooLarge, read_limited, read_travelling_files
 from stoker.model.weights.config_file import read_config
 from stoker.model.weights.direct import RUN_BYTES, load_direct, tensor_places
 from stoker.model.weights.loading import (
     IGNORED_SUFFIXES,
-    Progress,
+    OnProgress,
     WeightsError,
     box_slices,
     check_fit,
     load_parts,
 )
+from stoker.model.weights.safetensors_header import check_header
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -41,7 +42,7 @@ SHARD_BYTES = 4 * 2**30
 SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_hugging_face(folder: Path, decoder: Decoder, progress: Progress | None = None) -> None:
+def load_hugging_face(folder: Path, decoder: Decoder, progress: OnProgress | None = None) -> None:
     """Fill the decoder from the folder's safetensors. Raises WeightsError where they do not fit."""
     load_parts(decoder, SafetensorsStore(folder), progress)
 
@@ -49,7 +50,9 @@ def load_hugging_face(folder: Path, decoder: Decoder, progress: Progress | None 
 def save_hugging_face(
     folder: Path, decoder: Decoder, files: Mapping[str, bytes] | None = None, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the decoder (one rank, all layers) as a new Hugging Face folder with `files` (tokenizer and so on) beside it."""
+    """Write the decoder (one rank, all layers) as a new Hugging Face folder with `files` (tokenizer and so on) beside
+    it.
+    """
     if decoder.group is not None or not (decoder.is_first and decoder.is_last):
         raise ValueError("save_hugging_face: not supported yet: a decoder cut over ranks; export a checkpoint instead")
     parts = {part.hf_name: part for part in decoder.named_parts()}
@@ -80,9 +83,12 @@ def save_folder(
     files: Mapping[str, bytes],
     *,
     shard_bytes: int = SHARD_BYTES,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> None:
-    """Write a new folder under a temporary name, then rename it. At most one shard is in memory. Raises ValueError where the folder exists."""
+    """Write a new folder under a temporary name, then rename it.
+
+    At most one shard is in memory. Raises ValueError where the folder exists.
+    """
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another folder or delete it")
@@ -120,7 +126,7 @@ def save_shards(
     shards: list[list[str]],
     tensors: Mapping[str, PlannedTensor],
     make: Callable[[str], Tensor],
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> None:
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -166,7 +172,7 @@ class SafetensorsStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor, which is the one that weights are stored in."""
+        """The dtype of the largest tensor, which is the one that weights are stored in."""
         weights = [place for name, place in self.places.items() if not name.endswith(IGNORED_SUFFIXES)]
         if not weights:
             raise WeightsError(f"{self.folder}: the files hold no weights")
@@ -208,7 +214,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def headers(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, dtype) of each tensor of one file."""
+    """Yield (name, shape, dtype) of each tensor of one file."""
+    check_header(file)
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  not a mapping
@@ -220,8 +227,10 @@ def headers(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        value = json.loads(read_limited(file))
+    except FileTooLarge as error:
+        raise WeightsError(str(error)) from error
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise WeightsError(f"{file}: must hold an object")
@@ -240,14 +249,14 @@ class HuggingFaceWeights:
         self.store = SafetensorsStore(self.path)
         self.dtype = self.store.dtype
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
         if next(decoder.parameters()).device.type == "cpu":
             load_parts(decoder, self.store, progress)
         else:
             self.load_direct(decoder, progress)
 
-    def load_direct(self, decoder: Decoder, progress: Progress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
-        """By several threads, without a copy on the way where dtypes agree. Raises WeightsError as `load_parts`."""
+    def load_direct(self, decoder: Decoder, progress: OnProgress | None = None, *, run_bytes: int = RUN_BYTES) -> None:
+        """Load by several threads, without a copy where dtypes agree. Raises WeightsError as `load_parts` does."""
         check_fit(decoder, self.store)
         names = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
         places = tensor_places(self.store.files)

@@ -15,7 +15,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 """Buffers that old files carry although they follow from the config."""
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
@@ -27,7 +27,7 @@ class TensorStore(Protocol):
     """Global tensors under Hugging Face names."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor of the store."""
+        """Return the shape of every tensor of the store."""
         ...
 
     def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
@@ -36,8 +36,11 @@ class TensorStore(Protocol):
 
 
 @torch.no_grad()
-def load_parts(decoder: Decoder, store: TensorStore, progress: Progress | None = None) -> None:
-    """Copy every part of the decoder out of the store, converted to the parameters' dtype. Raises WeightsError, before anything is read, where names or shapes do not fit."""
+def load_parts(decoder: Decoder, store: TensorStore, progress: OnProgress | None = None) -> None:
+    """Copy every part of the decoder out of the store, converted to the parameters' dtype.
+
+    Raises WeightsError, before anything is read, where names or shapes do not fit.
+    """
     check_fit(decoder, store)
     parts = list(decoder.named_parts())
     total, done = sum(part.num_elements for part in parts), 0
@@ -55,7 +58,7 @@ def load_part(part: Part, store: TensorStore) -> None:
 
 
 def check_fit(decoder: Decoder, store: TensorStore) -> None:
-    """The store has the model's tensors, no others, and one table where the config says so. Raises WeightsError."""
+    """Check that the store has the model's tensors and no others. Raises WeightsError."""
     shapes = store.shapes()
     for part in decoder.named_parts():
         if part.hf_name not in shapes:
@@ -70,7 +73,7 @@ def check_fit(decoder: Decoder, store: TensorStore) -> None:
 
 
 def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A tensor that the model would not use means that the model is not what its config says."""
+    """Refuse tensors that the model would not use: the model is then not what its config describes."""
     known = {part.hf_name for part in decoder.named_parts()}
     if decoder.config.tie_embeddings:
         known.add(HEAD)  # some writers store the tied table twice: `check_tie`
@@ -82,7 +85,10 @@ def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> N
 
 
 def check_tie(decoder: Decoder, store: TensorStore) -> None:
-    """Of a tied table that is stored twice both must be the same: else the model has an output layer of its own."""
+    """Check that the copies of a tied table that is stored twice are equal.
+
+    Else the model has an output layer of its own.
+    """
     if not decoder.config.tie_embeddings or HEAD not in store.shapes():
         return
     table = next(part for part in decoder.named_parts() if part.hf_name == TABLE)

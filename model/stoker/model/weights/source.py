@@ -1,4 +1,4 @@
-"""Where weights come from: a Hugging Face folder, a GGUF file or a Stoker checkpoint folder, told apart by what is there."""
+"""The sources of weights: a Hugging Face folder, a GGUF file or a Stoker checkpoint folder, found by their content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
 from stoker.model.weights.gguf_weights import GgufWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
-from stoker.model.weights.loading import Progress, TensorStore, WeightsError
+from stoker.model.weights.loading import OnProgress, TensorStore, WeightsError
 
 
 class WeightsSource(Protocol):
@@ -37,16 +37,23 @@ class WeightsSource(Protocol):
 
     @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """Name -> content of the files that travel along: tokenizer, chat template, generation_config.json; not config.json. May be empty."""
+        """Name -> content of the files that travel along: tokenizer, chat template, generation_config.json; not
+        config.json.
+
+        May be empty.
+        """
         ...
 
     @property
     def store(self) -> TensorStore:
-        """The tensors one by one, for whoever fills a decoder piece by piece."""
+        """The tensors one by one, for a caller that fills a decoder piece by piece."""
         ...
 
-    def load_into(self, decoder: Decoder, progress: Progress | None = None) -> None:
-        """Fill this rank's parameters. Raises ValueError (WeightsError, CheckpointError) that names what does not fit."""
+    def load_into(self, decoder: Decoder, progress: OnProgress | None = None) -> None:
+        """Fill this rank's parameters.
+
+        Raises ValueError (WeightsError, CheckpointError) that names what does not fit.
+        """
         ...
 
 

@@ -1,4 +1,7 @@
-"""Admission: what the API server does with an object of ours before it stores it, from the same generated CRDs. Pure, no webhook, no cluster."""
+"""Admission: check and complete an object as the API server does before it stores it, from the same generated CRDs.
+
+Pure: no webhook, no cluster.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from stoker.operator.admission.cause import Cause, Invalid, cause, of_object
 from stoker.operator.admission.cel_rules import Rules
 from stoker.operator.admission.defaults import with_defaults
+from stoker.operator.admission.status_cause import InvalidObject, StatusCause, object_name, status_cause
 from stoker.operator.admission.structure import Structure
 from stoker.operator.admission.unknown import unknown_fields
 
@@ -18,7 +21,7 @@ Object = dict[str, Any]
 
 
 class _Kind:
-    """One kind's schema, compiled."""
+    """Compiled schema of one kind."""
 
     def __init__(self, crd: Mapping[str, Any]) -> None:
         spec = crd["spec"]
@@ -31,21 +34,21 @@ class _Kind:
 
 
 class Admission:
-    """Checks and completes objects of the kinds that it knows; others pass unseen."""
+    """Checks and completes objects of the kinds of its CRDs; objects of other kinds pass unchanged."""
 
     def __init__(self, crds: Iterable[Mapping[str, Any]]) -> None:
         self._kinds = {kind.name: kind for kind in map(_Kind, crds)}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Admission:
-        """From the CRD files in a folder.
+        """Read the CRD files of a folder.
 
         Raises:
             ValueError: the folder has none, or a rule of one does not compile.
         """
         paths = sorted(folder.glob("*.yaml"))
         if not paths:
-            raise ValueError(f"{folder}: no CRD files (*.yaml) are there")
+            raise ValueError(f"{folder}: the folder has no CRD files (*.yaml)")
         return cls(yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER) for path in paths)
 
     @property
@@ -53,37 +56,37 @@ class Admission:
         return frozenset(self._kinds)
 
     def admit(self, new: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> Object:
-        """The object as it would be stored, defaults filled in; neither argument is changed.
+        """Return the object as it would be stored, with defaults; neither argument is changed.
 
         Args:
             new: the whole object after the write (a patch or a subresource is merged by the caller).
             old: the stored object on an update; None on a create.
 
         Raises:
-            Invalid: with every wrong field. As on the API server, rules run only where the structure is right.
+            InvalidObject: names every wrong field. As on the API server, rules run only where the structure is right.
         """
         kind = self._kinds.get(str(new.get("kind", "")))
         if kind is None:
             return dict(new)
         if refused := _wrong_version(new, kind) or list(unknown_fields(_without_metadata(new), kind.schema)):
-            raise Invalid(kind.name, of_object(new), refused)
+            raise InvalidObject(kind.name, object_name(new), refused)
         found: Object = with_defaults(dict(new), kind.schema)
         refused = kind.structure.causes(found) or list(kind.rules.causes(found, old))
         if refused:
-            raise Invalid(kind.name, of_object(new), refused)
+            raise InvalidObject(kind.name, object_name(new), refused)
         return found
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _wrong_version(new: Mapping[str, Any], kind: _Kind) -> list[Cause]:
+def _wrong_version(new: Mapping[str, Any], kind: _Kind) -> list[StatusCause]:
     given = new.get("apiVersion")
     if given == kind.api_version:
         return []
-    return [cause("apiVersion", "FieldValueInvalid", f'"{given}"', f"must be {kind.api_version}")]
+    return [status_cause("apiVersion", "FieldValueInvalid", f'"{given}"', f"must be {kind.api_version}")]
 
 
 def _without_metadata(found: Mapping[str, Any]) -> Object:
-    """Metadata is Kubernetes' own, and its fields are not in the CRD."""
+    """Return the object without metadata, whose fields are Kubernetes' own and not in the CRD."""
     return {name: value for name, value in found.items() if name != "metadata"}

@@ -1,7 +1,8 @@
 """The CEL rules of a structural schema, compiled once and run over objects as the API server does.
 
-The library is Google's C++ implementation with its Python binding (`cel_expr_python`): it evaluates transition rules, `has`, quantifiers and
-text functions as Kubernetes does, in about 30 microseconds a rule; the pure Python one (`celpy`) needs milliseconds.
+The library is Google's C++ implementation with its Python binding (`cel_expr_python`). It evaluates transition rules,
+`has`, quantifiers and text functions as Kubernetes does, in about 30 microseconds a rule; the pure Python one (`celpy`)
+needs milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
-from stoker.operator.admission.cause import Cause, cause
+from stoker.operator.admission.status_cause import StatusCause, status_cause
 from stoker.operator.admission.structure import item_key
 
 Schema = Mapping[str, Any]
@@ -42,14 +43,14 @@ class _Rule:
     reason: str
     transition: bool
 
-    def check(self, path: str, data: Mapping[str, Any]) -> Cause | None:
-        """The cause, or None where the rule holds. A rule that cannot be computed does not hold."""
+    def check(self, path: str, data: Mapping[str, Any]) -> StatusCause | None:
+        """Return the cause, or None where the rule holds; a rule that cannot be evaluated does not hold."""
         outcome = self.program.eval(data=data).value()
         if outcome is True:
             return None
         detail = self._detail(data) if outcome is False else f"rule cannot be evaluated: {outcome}"
         where = f"{path}{self.field}".removeprefix(".")
-        return cause(where, self.reason, detail=detail)
+        return status_cause(where, self.reason, detail=detail)
 
     def _detail(self, data: Mapping[str, Any]) -> str:
         text = self.shown.eval(data=data).value() if self.shown is not None else None
@@ -73,8 +74,8 @@ class Rules:
     def empty(self) -> bool:
         return not (self._own or self._members or self._inner)
 
-    def causes(self, value: Any, old: Any, path: str = "") -> Iterator[Cause]:
-        """What the rules refuse.
+    def causes(self, value: Any, old: Any, path: str = "") -> Iterator[StatusCause]:
+        """Yield a cause for each rule that does not hold.
 
         Args:
             value: the new value, with defaults.
@@ -88,7 +89,7 @@ class Rules:
                     yield found
         yield from self._below(value, old, path)
 
-    def _below(self, value: Any, old: Any, path: str) -> Iterator[Cause]:
+    def _below(self, value: Any, old: Any, path: str) -> Iterator[StatusCause]:
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
             for name, rules in self._members.items():
@@ -103,7 +104,7 @@ class Rules:
                 yield from self._inner.causes(item, earlier.get(item_key(item, self._schema)), f"{path}[{index}]")
 
     def _by_key(self, old: Any) -> dict[str | None, Any]:
-        """The items that stood here before; those of an atomic list have no successor."""
+        """Map keys to the items that stood here before; items of an atomic list have no key."""
         items = old if isinstance(old, list) else []
         found = {item_key(item, self._schema): item for item in items}
         return {key: item for key, item in found.items() if key is not None}

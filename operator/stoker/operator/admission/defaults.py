@@ -1,4 +1,4 @@
-"""Defaults of a structural schema, as the API server fills them in: missing members with a default, also inside what a default made."""
+"""Defaults of a structural schema, as the API server fills them in, also inside of members that a default made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Schema = Mapping[str, Any]
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:
-    """A copy of `value` in which absent members have their defaults. A null counts as absent."""
+    """Copy `value` and give absent members their defaults; a null counts as absent."""
     if isinstance(value, dict):
         return _object(value, schema)
     if isinstance(value, list) and "items" in schema:

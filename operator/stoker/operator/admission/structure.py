@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 
-from stoker.operator.admission.cause import Cause, cause
+from stoker.operator.admission.status_cause import StatusCause, status_cause
 
 Schema = Mapping[str, Any]
 
 _KEYWORDS = (
-    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
-    "maxProperties",
+    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+    "minProperties", "maxProperties",
 )  # fmt: skip
+
+
+_ASCII = "(?a)"
+"""Go's `\\d` and `\\w` know ASCII only, and its `$` is the very end of the text."""
 
 
 class Structure:
@@ -26,22 +31,22 @@ class Structure:
         self._schema = schema
         self._validator = Draft202012Validator(_json_schema(schema), format_checker=FormatChecker([]))
 
-    def causes(self, value: Any) -> list[Cause]:
-        """What is wrong, in the order of the paths."""
+    def causes(self, value: Any) -> list[StatusCause]:
+        """List what is wrong, in the order of the paths."""
         found = [_translated(error) for error in self._validator.iter_errors(value)]
         found += _duplicates(value, self._schema, "")
         return sorted(found, key=lambda one: one.field)
 
 
 def _json_schema(schema: Schema) -> dict[str, Any]:
-    """The part of the structural schema that says what is valid."""
+    """Return the part of the structural schema that JSON Schema can check."""
     found: dict[str, Any] = {key: schema[key] for key in _KEYWORDS if key in schema}
     if schema.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]
+    if found.get("type") == "integer":
+        found.setdefault("maximum", 2**63 - 1)
     if "pattern" in found:
-        found["pattern"] = (
-            found["pattern"].removesuffix("$") + r"\Z" if found["pattern"].endswith("$") else found["pattern"]
-        )
+        found["pattern"] = _ASCII + re.sub(r"\$$", r"\\Z", found["pattern"])
     if "properties" in schema:
         found["properties"] = {name: _json_schema(member) for name, member in schema["properties"].items()}
     for inner in ("items", "additionalProperties"):
@@ -51,7 +56,7 @@ def _json_schema(schema: Schema) -> dict[str, Any]:
 
 
 def path_of(parts: Iterator[str | int] | list[str | int]) -> str:
-    """`spec.workers.env[0].name`."""
+    """Join the parts of a path: `spec.workers.env[0].name`."""
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -59,7 +64,7 @@ def path_of(parts: Iterator[str | int] | list[str | int]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as the API server prints it: composite ones only by their type."""
+    """Format a value as the API server does: composite ones only by their type."""
     if isinstance(value, dict):
         return '"object"'
     if isinstance(value, list):
@@ -80,63 +85,65 @@ def _type_name(value: Any) -> str:
     return names[type(value)]
 
 
-def _wrong_type(path: str, value: Any, wanted: Any) -> Cause:
+def _wrong_type(path: str, value: Any, wanted: Any) -> StatusCause:
     kind = "integer,string" if isinstance(wanted, list) else wanted
     detail = f'{path} in body must be of type {kind}: "{_type_name(value)}"'
     if "string" in kind and isinstance(value, int | float):
         detail += f' (a text is needed: write "{json.dumps(value)}" with its quotes)'
-    return cause(path, "FieldValueTypeInvalid", f'"{_type_name(value)}"', detail)
+    return status_cause(path, "FieldValueTypeInvalid", f'"{_type_name(value)}"', detail)
 
 
-def _unsupported(path: str, value: Any, allowed: Any) -> Cause:
+def _unsupported(path: str, value: Any, allowed: Any) -> StatusCause:
     values = ", ".join(json.dumps(one) for one in allowed)
-    return cause(path, "FieldValueNotSupported", _shown(value), f"supported values: {values}")
+    return status_cause(path, "FieldValueNotSupported", _shown(value), f"supported values: {values}")
 
 
-def _invalid(text: str) -> Callable[[str, Any, Any], Cause]:
-    """A cause whose detail is `PATH in body TEXT LIMIT`."""
-    return lambda path, value, limit: cause(
+def _invalid(text: str) -> Callable[[str, Any, Any], StatusCause]:
+    """Return a translation whose detail is `PATH in body TEXT LIMIT`."""
+    return lambda path, value, limit: status_cause(
         path, "FieldValueInvalid", _shown(value), f"{path} in body {text.format(limit)}"
     )
 
 
-def _pattern(path: str, value: Any, pattern: str) -> Cause:
-    shown = pattern.removesuffix(r"\Z") + "$" if pattern.endswith(r"\Z") else pattern
-    return cause(path, "FieldValueInvalid", _shown(value), f"{path} in body should match '{shown}'")
+def _pattern(path: str, value: Any, pattern: str) -> StatusCause:
+    shown = re.sub(r"\\Z$", "$", pattern.removeprefix(_ASCII))
+    return status_cause(path, "FieldValueInvalid", _shown(value), f"{path} in body should match '{shown}'")
 
 
-_MESSAGES: dict[str, Callable[[str, Any, Any], Cause]] = {
+_MESSAGES: dict[str, Callable[[str, Any, Any], StatusCause]] = {
     "type": _wrong_type,
     "enum": _unsupported,
     "pattern": _pattern,
     "minimum": _invalid("should be greater than or equal to {}"),
     "maximum": _invalid("should be less than or equal to {}"),
     "minLength": _invalid("should be at least {} chars long"),
-    "minItems": lambda path, value, limit: cause(
+    "minItems": lambda path, value, limit: status_cause(
         path, "FieldValueInvalid", str(len(value)), f"{path} in body should have at least {limit} items"
     ),
     "minProperties": _invalid("should have at least {} properties"),
     "maxProperties": _invalid("should have at most {} properties"),
-    "maxLength": lambda path, _, limit: cause(path, "FieldValueTooLong", "", f"may not be more than {limit} bytes"),
-    "maxItems": lambda path, value, limit: cause(
+    "maxLength": lambda path, _, limit: status_cause(
+        path, "FieldValueTooLong", "", f"may not be more than {limit} bytes"
+    ),
+    "maxItems": lambda path, value, limit: status_cause(
         path, "FieldValueTooMany", str(len(value)), f"must have at most {limit} items"
     ),
 }
 
 
-def _translated(error: ValidationError) -> Cause:
+def _translated(error: ValidationError) -> StatusCause:
     path = path_of(list(error.absolute_path))
     if error.validator == "required":
         missing = next(
             str(name) for name in cast("list[str]", error.validator_value) if f"{name!r} is a required" in error.message
         )
-        return cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
+        return status_cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
     return _MESSAGES[str(error.validator)](path, error.instance, error.validator_value)
 
 
-def _duplicates(value: Any, schema: Schema, path: str) -> list[Cause]:
-    """Items of a list map with the same keys, items of a set that are equal."""
-    found: list[Cause] = []
+def _duplicates(value: Any, schema: Schema, path: str) -> list[StatusCause]:
+    """Find items of a list map with the same keys, and equal items of a set."""
+    found: list[StatusCause] = []
     if isinstance(value, dict):
         for name, member in value.items():
             known = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
@@ -149,18 +156,18 @@ def _duplicates(value: Any, schema: Schema, path: str) -> list[Cause]:
     return found
 
 
-def _duplicates_of_list(value: list[Any], schema: Schema, path: str) -> list[Cause]:
+def _duplicates_of_list(value: list[Any], schema: Schema, path: str) -> list[StatusCause]:
     found, seen = [], set()
     for index, item in enumerate(value):
         identity = item_key(item, schema)
         if identity is not None and identity in seen:
-            found.append(cause(f"{path}[{index}]", "FieldValueDuplicate", identity))
+            found.append(status_cause(f"{path}[{index}]", "FieldValueDuplicate", identity))
         seen.add(identity)
     return found
 
 
 def item_key(item: Any, schema: Schema) -> str | None:
-    """What tells an item of a list map or a set apart from the others; None for an atomic list."""
+    """Return the identity of an item in a list map or a set; None for an atomic list."""
     form = schema.get("x-kubernetes-list-type")
     if form == "set":
         return json.dumps(item)

@@ -1,4 +1,7 @@
-"""Fields that the schema does not have. The API server drops them, or refuses them under strict field validation; we refuse, with the path."""
+"""Refusal of fields that the schema does not have.
+
+The API server drops them, or refuses them under strict field validation. Here they are refused, with the path.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stoker.operator.admission.cause import Cause
+from stoker.operator.admission.status_cause import StatusCause
 
 Schema = Mapping[str, Any]
 
 
-def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[Cause]:
-    """One cause for each member that no property of the schema names."""
+def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[StatusCause]:
+    """Yield a cause for each member that is no property of the schema."""
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from unknown_fields(item, schema["items"], f"{path}[{index}]")
@@ -23,7 +26,7 @@ def unknown_fields(value: Any, schema: Schema, path: str = "") -> Iterator[Cause
         below = f"{path}.{name}" if path else name
         known = members.get(name, schema.get("additionalProperties"))
         if known is None:
-            yield Cause(below, f'unknown field "{below}"{_meant(name, members)}', "FieldValueInvalid")
+            yield StatusCause(below, f'unknown field "{below}"{_meant(name, members)}', "FieldValueInvalid")
         else:
             yield from unknown_fields(member, known, below)
 

@@ -1,5 +1,7 @@
-"""Checkpoint: one save of a model, as an object that outlives the job that wrote it. Self-contained: it says where the data is and how it is
-verified, without the job."""
+"""Checkpoint: one save of a model, as an object that outlives the job that wrote it.
+
+It is self-contained: place of the data and kind of verification are in it, without the job.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.metadata import JobRef, Resource, Status
+from stoker.operator.api.metadata import EditableStatus, JobRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.value import (
     Digest,
     Folder,
+    ForeignName,
     Int32,
     Int64,
     Label,
@@ -21,7 +24,6 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
     exactly_one,
     forbidden,
     immutable,
@@ -32,43 +34,43 @@ from stoker.operator.api.value import (
 CheckpointPhase = Literal["Pending", "Saving", "Complete", "Corrupt", "Deleting", "Deleted", "Failed"]
 
 
-class SaveReport(Value):
-    """A save that a job made. Written by the operator, whole and once, so that a crash between create and status loses nothing."""
+class RecordedSave(Value):
+    """A save of a job; the operator writes it whole and once."""
 
     job_ref: JobRef
     attempt: Int32 = 0
     writer: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
-    storage: Storage
+    storage: StorageSpec
     folder: Folder
     step: Int64
     digest: Digest
     reason: Annotated[str, Field(max_length=32)] = "interval"
-    """interval, minutes, request, interrupt, final; found: a task pod found it after a lost pod."""
+    """Occasion: interval, minutes, request, interrupt, final; found: by a task pod, after a lost pod."""
 
 
 class Import(Value):
-    """An existing folder that is adopted."""
+    """Existing folder to adopt."""
 
-    storage: Storage
+    storage: StorageSpec
     folder: Folder
-    """The `step-...` folder below the storage's path."""
+    """Folder `step-...` below the storage's path."""
     digest: Digest | None = None
-    """The manifest digest that it must have."""
+    """Digest that its manifest must have."""
 
 
 class CheckpointSource(Value):
-    """Where the data comes from."""
+    """Origin of the data."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("jobRef", "import", "save")))
 
     job_ref: JobRef | None = None
-    """Ask this running job to save now."""
+    """Running job that saves now."""
     import_: Annotated[Import | None, Field(alias="import")] = None
-    save: SaveReport | None = None
+    save: RecordedSave | None = None
 
 
 class CheckpointSpec(Value):
-    """Source is fixed; the rest may change at any time."""
+    """Desired state; all but `source` may change at any time."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -85,17 +87,17 @@ class CheckpointSpec(Value):
         Field(json_schema_extra=immutable("source cannot be changed: make a new Checkpoint")),
     ]
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
-    """`Delete`: deleting the object deletes the data, once nobody uses it."""
+    """`Retain`, or `Delete`: the data is deleted with the object, once it is not in use."""
     pinned: bool = False
-    """`checkpoint.maxToKeep` of the job leaves it alone."""
+    """Keep the data whatever `checkpoint.maxToKeep` of the job allows."""
     verification: Literal["Manifest", "Full"] = "Full"
-    """`Full` reads every piece and proves that they cover the state exactly; `Manifest` trusts the pieces."""
+    """`Full` reads every piece and proves exact cover of the state; `Manifest` reads the manifest alone."""
     task: SmallPod = SmallPod()
-    """Pods that verify, inspect, import and delete. The operator copies the job's image pull secrets, service account and node choice here."""
+    """Pods that verify, import and delete; pull secrets, service account and node choice are those of the job."""
 
 
 class Layout(Value):
-    """The ranks that wrote it. Any layout can load it."""
+    """Layout of the ranks that wrote it; any layout can load it."""
 
     world_size: Int32 | None = None
     data_parallel: Int32 | None = None
@@ -107,56 +109,56 @@ class Layout(Value):
 
 
 class User(Value):
-    """Who uses this checkpoint."""
+    """User of this checkpoint."""
 
     kind: Annotated[str, Field(min_length=1, max_length=64)]
-    name: Word
+    name: ForeignName
 
 
 class Origin(Value):
-    """The run that wrote it."""
+    """Run that wrote it."""
 
     name: Label
     uid: Uid | None = None
     attempt: Int32 | None = None
 
 
-class CheckpointStatus(Status):
+class CheckpointStatus(EditableStatus):
     """Conditions: Ready (committed and usable), Verified, InUse, Deleting, Stalled."""
 
     phase: CheckpointPhase = "Pending"
     job: Origin | None = None
     request_id: Uid | None = None
     requested_at: Time | None = None
-    storage: Storage | None = None
+    storage: StorageSpec | None = None
     folder: Folder | None = None
     step: Int64 | None = None
     tokens: Int64 | None = None
     loss: Measured | None = None
     validation_loss: Measured | None = None
     learning_rate: Measured | None = None
-    """Of the step that was saved."""
+    """Rate of the saved step."""
     elapsed_seconds: Int64 | None = None
-    """Time of all steps until then, over the run's attempts."""
+    """Time of all steps until this save, over all attempts."""
     layout: Layout | None = None
     bytes: Int64 | None = None
     files: Int32 | None = None
-    """All in the folder but the manifest itself."""
+    """Number of files without the manifest."""
     pieces: Int64 | None = None
-    """Shards in the manifest, each with file, place, size and checksum."""
+    """Number of shards in the manifest, each with a checksum."""
     digest: Digest | None = None
-    """Of the manifest, which holds the checksum of every piece: model, optimizer and random state."""
+    """Digest of the manifest, which holds the checksum of every piece."""
     writer: Annotated[str, Field(max_length=64)] | None = None
     reason: Annotated[str, Field(max_length=32)] | None = None
     saved_at: Time | None = None
     verified_at: Time | None = None
     verified_by: Annotated[str, Field(max_length=64)] | None = None
-    """Agent (read back by the job) or Task."""
+    """Agent (the job read it back) or Task."""
     in_use_by: Annotated[tuple[User, ...], Field(max_length=64, json_schema_extra=list_map("kind", "name"))] = ()
     problems: Annotated[
         tuple[Text, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = ()
-    """What verification found wrong."""
+    """Findings of a failed verification."""
     deleted_at: Time | None = None
 
     @property
@@ -169,7 +171,7 @@ class CheckpointStatus(Status):
 
 
 class Checkpoint(Resource):
-    """A verified save of a model."""
+    """Verified save of a model."""
 
     kind: Literal["Checkpoint"] = "Checkpoint"
     spec: CheckpointSpec

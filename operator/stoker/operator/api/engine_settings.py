@@ -1,4 +1,4 @@
-"""What an InferenceDeployment says about its engines: the sections of the engine's configuration in camelCase."""
+"""Settings of an InferenceDeployment's engines: the sections of the engine's configuration in camelCase."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from stoker.operator.api.pod_fields import Runtime
 from stoker.operator.api.value import Count, Fraction, Value
 
 
-class Cache(Value):
-    """The paged KV cache."""
+class CacheSettings(Value):
+    """Paged KV cache."""
 
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Tokens in one block, and the grain in which prompts share their beginnings; default: 64 on a GPU, 16 on a CPU."""
+    """Tokens of one block, the granularity of prefix sharing; default: 64 on a GPU, 16 on a CPU."""
     memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
-    """Size of the pool; default: `memoryFraction` of what is free after loading."""
+    """Size of the cache; default: `memoryFraction` of the memory that is free after loading."""
     memory_fraction: Fraction = "0.9"
     num_blocks: Count | None = None
-    """Overrides both."""
+    """Size of the cache in blocks; overrides both."""
     prefix_cache: bool = True
 
 
-class Scheduler(Value):
-    """What one step may hold."""
+class SchedulerSettings(Value):
+    """Limits of one step."""
 
     max_batch_tokens: Count = 2048
-    """Token budget of one step, for decode and prefill chunks together."""
+    """Tokens of one step, decode and prefill together."""
     max_requests: Count = 256
-    """Sequences in one step."""
+    """Sequences of one step."""
     max_queued_requests: Count = 1024
-    """Beyond it, requests are refused with 429."""
+    """Waiting requests; further ones get 429."""
     chunk_tokens: Count | None = None
-    """Longest prefill chunk; default: the step's budget."""
+    """Longest prefill chunk; default: `maxBatchTokens`."""
     max_model_len: Count | None = None
-    """Longest prompt plus output; default: what the model allows and the cache can hold."""
+    """Longest prompt plus output in tokens; default: as the model allows and the cache holds."""
     overlap: bool | None = None
-    """Prepare the next step while one is under way; default: on a GPU. The tokens are the same."""
+    """Prepare the next step while one runs; default: true on a GPU. The tokens are the same."""
 
 
 class EngineApi(Value):
-    """The OpenAI server."""
+    """OpenAI server of an engine."""
 
     api_key_secret_ref: KeyRef | None = None
-    """One key per line; without it, no key is asked for."""
+    """API keys, one per line; without it requests need no key."""
     max_body_bytes: Count = 16777216
     fronts: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that speak HTTP and tokenise."""
+    """Processes for HTTP and tokenization."""
 
 
 class EngineSettings(Runtime):
     """Settings of every engine of the deployment."""
 
     deterministic: bool = False
-    """Bitwise the same logprobs as the trainer, whatever the batch, the chunks and the cache."""
+    """Bitwise the trainer's logprobs, independent of batch, chunks and cache."""
     graphs: bool = True
-    """With fused kernels, steps run as CUDA graphs, except those with many tokens of prompts. The tokens are the same."""
+    """Run decode steps as CUDA graphs (fused kernels). The tokens are the same."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
-    cache: Cache = Cache()
-    scheduler: Scheduler = Scheduler()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     api: EngineApi = EngineApi()

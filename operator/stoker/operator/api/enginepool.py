@@ -1,4 +1,7 @@
-"""EnginePool: the replicas of one pool, made and owned by the operator. It carries `/scale`, so that an autoscaler never writes what Git owns."""
+"""EnginePool: the replicas of one pool, made and owned by the operator.
+
+It has `/scale`, so that an autoscaler never writes what Git owns.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.metadata import Resource, Status
+from stoker.operator.api.metadata import EditableStatus, Resource
 from stoker.operator.api.pool import Degree, Replicas, Role
 from stoker.operator.api.value import (
+    ForeignName,
     Int32,
     IntOrPercent,
     Opaque,
@@ -17,7 +21,6 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
     immutable,
     list_map,
     rule,
@@ -28,19 +31,19 @@ RevisionName = Annotated[str, Field(max_length=16, pattern=r"^[a-z0-9]([-a-z0-9]
 
 
 class EngineTemplate(Value):
-    """One revision's replica, rendered once by the deployment's reconciler and frozen: a newer operator makes the same pod from it."""
+    """Frozen rendering of a replica: a newer operator makes the same pod from it."""
 
     role: Role = "colocated"
     pods_per_replica: Degree = 1
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     config: Opaque
-    """The engine's whole configuration file, in snake_case, without what differs between pods."""
+    """Configuration file of the engine, without what differs between pods."""
     pod: Opaque
-    """`{metadata: {labels, annotations}, spec: {...}}`; the pool adds name, hostname, its labels and the configuration's volume."""
+    """Pod `{metadata, spec}`; name, hostname, labels and the configuration's volume are added."""
 
 
 class Revision(Value):
-    """A template and its share of the replicas."""
+    """Template and its share of the replicas."""
 
     name: RevisionName
     template: Annotated[
@@ -48,7 +51,7 @@ class Revision(Value):
         Field(json_schema_extra=immutable("a revision's template cannot be changed: add another revision")),
     ]
     share: Percent
-    """Percent of the pool's replicas; all shares together are 100."""
+    """Percent of the replicas; all shares add up to 100."""
 
 
 _SHARES = "self.revisions[0].share" + "".join(
@@ -57,7 +60,7 @@ _SHARES = "self.revisions[0].share" + "".join(
 
 
 class EnginePoolSpec(Value):
-    """`replicas` is set when it is made, later only through `/scale`."""
+    """Desired state; `replicas` changes only through `/scale`."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -76,18 +79,18 @@ class EnginePoolSpec(Value):
     max_surge: IntOrPercent = 1
     max_unavailable: IntOrPercent = 0
     paused: bool = False
-    """Replicas of every revision stay; what is missing is made of the one with the largest share."""
+    """Keep the replicas of every revision; new ones are of the revision with the largest share."""
 
 
 class EngineStatus(Value):
-    """One pod, as its agent reports it."""
+    """Pod, as its agent reports it."""
 
-    name: Word
+    name: ForeignName
     uid: Uid | None = None
     revision: Annotated[str, Field(max_length=63)] | None = None
     url: Annotated[str, Field(max_length=512)] | None = None
     phase: Annotated[str, Field(max_length=32)] | None = None
-    """Pending, Loading, Warming, Serving, Draining, Drained, Failed."""
+    """Phase of the engine: Pending, Loading, Warming, Serving, Draining, Drained, Failing; Failed after its end."""
     ready: bool = False
     draining: bool = False
     message: Text | None = None
@@ -103,30 +106,31 @@ class RevisionReplicas(Value):
     ready: Int32 = 0
 
 
-class EnginePoolStatus(Status):
-    """Conditions: Ready, Reconciling, Stalled."""
+PoolPhase = Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "ScaledToZero", "Failed"]
 
-    phase: Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "Failed", "Draining"] = (
-        "Pending"
-    )
+
+class EnginePoolStatus(EditableStatus):
+    """Conditions: Ready, Reconciling, Stalled, EditRefused."""
+
+    phase: PoolPhase = "Pending"
     replicas: Int32 = 0
-    """Replicas that exist."""
+    """Number of existing replicas."""
     ready_replicas: Int32 = 0
     updated_replicas: Int32 = 0
     """Ready replicas of revisions that have a share."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
-    """Label selector as text, for HPA."""
+    """Label selector as text, for autoscalers."""
     revisions: Annotated[tuple[RevisionReplicas, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     engines: Annotated[tuple[EngineStatus, ...], Field(max_length=256, json_schema_extra=list_map("name"))] = ()
-    """The pods, at most 256 of them."""
+    """At most 256 of the pods."""
     failures: Int32 = 0
-    """Pods that ended before they served, since one last served."""
+    """Engines that ended by themselves since all replicas were last ready."""
     last_failure: Text | None = None
     retry_at: Time | None = None
 
 
 class EnginePool(Resource):
-    """Engine replicas of one pool. Made by an InferenceDeployment; scale it, leave the rest."""
+    """Engine replicas of one pool, made for an InferenceDeployment; only `/scale` is yours."""
 
     kind: Literal["EnginePool"] = "EnginePool"
     spec: EnginePoolSpec

@@ -7,17 +7,16 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.engine_settings import EngineSettings
-from stoker.operator.api.metadata import JobRef, LocalRef, Resource, Status
+from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.pool import Pool, Role
-from stoker.operator.api.rollout import Rollout
+from stoker.operator.api.rollout import RolloutSettings
 from stoker.operator.api.value import (
     Count,
     Digest,
     Folder,
     Int32,
     Int64,
-    Measured,
     Opaque,
     Port,
     Seconds,
@@ -32,12 +31,15 @@ from stoker.operator.api.value import (
     rules,
 )
 
-DeploymentPhase = Literal["Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "Failed"]
+DeploymentPhase = Literal[
+    "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
+]
+RolloutPhase = Literal["Progressing", "Paused", "Completed"]
 ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
 
 
 class CheckpointSelector(Value):
-    """A verified checkpoint of a job: the deployment follows it as new ones appear."""
+    """Verified checkpoint of a job; newer ones replace it."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -48,27 +50,27 @@ class CheckpointSelector(Value):
     job_ref: JobRef
     policy: Literal["newest", "best"] = "newest"
     metric: Literal["loss", "validationLoss"] | None = None
-    """What `best` means: the lowest; default: validationLoss."""
+    """Metric whose lowest value is `best`; default: validationLoss."""
 
 
 class ServedModel(Value):
-    """Which weights, under which names."""
+    """Weights and their names."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("checkpointRef", "checkpointSelector", "uri")))
 
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
     uri: Annotated[str, Field(max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")] | None = None
-    """`file:///PATH` in a mounted volume, `pvc://CLAIM/PATH` (mounted for you); hf, s3 and oci are not supported yet."""
+    """`file:///PATH` in a mounted volume, or `pvc://CLAIM/PATH`, whose claim is mounted."""
     names: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
-    """Names in `/v1/models`; default: the deployment's name."""
+    """Names in `/v1/models`; default: that of the deployment."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
 class ServiceSettings(Value):
-    """The Service in front of the router."""
+    """Service in front of the router."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     port: Port = 80
@@ -76,18 +78,18 @@ class ServiceSettings(Value):
 
 
 class RouterSettings(SmallPod):
-    """The HTTP front of the deployment: sections of the router's configuration in camelCase, and its pods."""
+    """HTTP front of the deployment and its pods."""
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     policy: Literal["leastPending", "roundRobin", "cacheAware"] = "leastPending"
     connect_timeout_seconds: Seconds = 2
     request_timeout_seconds: Seconds = 600
-    """Longest silence of a backend within one answer."""
+    """Longest silence of an engine within one answer."""
     probe_interval_seconds: Seconds = 1
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
-    """Backends tried for a request that has not started to answer."""
+    """Engines tried for a request whose answer has not begun."""
     hold_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
-    """How long a request waits while no backend is ready, before it is refused with 503."""
+    """Time that a request waits for a ready engine before it gets 503."""
     max_held_requests: Int32 = 256
     max_body_bytes: Count = 16777216
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
@@ -95,16 +97,19 @@ class RouterSettings(SmallPod):
 
 
 class InferenceDeploymentSpec(Value):
-    """What the user wants."""
+    """Desired state."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "(self.pools.size() == 1 && self.pools[0].role == 'colocated')"
-                " || (self.pools.size() == 2 && self.pools.exists_one(pool, pool.role == 'prefill') && self.pools.exists_one(pool, pool.role == 'decode'))",
+                " || (self.pools.size() == 2 && self.pools.exists_one(p, p.role == 'prefill')"
+                " && self.pools.exists_one(p, p.role == 'decode'))",
                 "pools must be one colocated pool, or one prefill and one decode pool",
-                shown="pools must be one colocated pool, or one prefill and one decode pool, got {self.pools.filter(pool, pool.role == 'colocated').size()} colocated,"
-                " {self.pools.filter(pool, pool.role == 'prefill').size()} prefill, {self.pools.filter(pool, pool.role == 'decode').size()} decode",
+                shown="pools must be one colocated pool, or one prefill and one decode pool,"
+                " got {self.pools.filter(p, p.role == 'colocated').size()} colocated,"
+                " {self.pools.filter(p, p.role == 'prefill').size()} prefill,"
+                " {self.pools.filter(p, p.role == 'decode').size()} decode",
                 field=".pools",
             )
         )
@@ -114,14 +119,14 @@ class InferenceDeploymentSpec(Value):
     engine: EngineSettings = EngineSettings()
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8, json_schema_extra=list_map("name"))]
     router: RouterSettings = RouterSettings()
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = RolloutSettings()
 
     def pool(self, name: str) -> Pool | None:
         return next((pool for pool in self.pools if pool.name == name), None)
 
 
 class CurrentCheckpoint(Value):
-    """The checkpoint that a revision serves."""
+    """Checkpoint of a revision."""
 
     name: Annotated[str, Field(max_length=253)]
     uid: Uid | None = None
@@ -131,33 +136,31 @@ class CurrentCheckpoint(Value):
 
 
 class RevisionStatus(Value):
-    """One rendered revision: hash over the user's intent and the checkpoint, frozen when first made."""
+    """Rendered revision: a hash of spec and checkpoint."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     intent: Annotated[str, Field(max_length=64)] | None = None
     generation: Int64 | None = None
+    """Generation of its spec; absent for an older spec that is in force because an edit is refused."""
     created_at: Time | None = None
     share: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of the traffic."""
     checkpoint: CurrentCheckpoint | None = None
-    images: StringMap = Field(default_factory=dict)
-    """By program, with digest."""
 
 
 class RolloutStatus(Value):
-    """Where the move from one revision to the next stands."""
+    """Progress from one revision to the next."""
 
-    phase: Literal["Idle", "Progressing", "Paused", "RollingBack", "Completed", "Failed"] = "Idle"
+    phase: RolloutPhase = "Progressing"
     from_revision: Annotated[str, Field(max_length=63)] | None = None
     to_revision: Annotated[str, Field(max_length=63)] | None = None
     step: Int32 | None = None
     started_at: Time | None = None
     progressed_at: Time | None = None
-    message: Text | None = None
 
 
 class PoolSummary(Value):
-    """One pool, from its EnginePool's status."""
+    """Summary of one pool."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     role: Role = "colocated"
@@ -166,11 +169,10 @@ class PoolSummary(Value):
     ready: Int32 = 0
     updated: Int32 = 0
     message: Text | None = None
-    tokens_per_second: Measured | None = None
 
 
 class RouterStatus(Value):
-    """The routers and the newest snapshot of backends they were given."""
+    """Routers and the newest snapshot of backends that they got."""
 
     replicas: Int32 = 0
     ready: Int32 = 0
@@ -179,11 +181,11 @@ class RouterStatus(Value):
     snapshot_hash: Annotated[str, Field(max_length=64)] | None = None
     image: Annotated[str, Field(max_length=512)] | None = None
     rendered: Opaque | None = None
-    """The routers' pod as first rendered for this intent."""
+    """Internal: the routers' pod that every restart reuses."""
 
 
-class InferenceDeploymentStatus(Status):
-    """Conditions: Ready, Reconciling, Stalled, ModelResolved, RouterReady."""
+class InferenceDeploymentStatus(EditableStatus):
+    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None
@@ -192,14 +194,14 @@ class InferenceDeploymentStatus(Status):
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
     current_checkpoint: CurrentCheckpoint | None = None
-    """What the requests of most users get."""
+    """Checkpoint that serves most requests."""
     current_revision: Annotated[str, Field(max_length=63)] | None = None
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=24, json_schema_extra=list_map("name"))] = ()
     rollout: RolloutStatus | None = None
     pools: Annotated[tuple[PoolSummary, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     router: RouterStatus | None = None
     ready: Annotated[str, Field(max_length=32)] | None = None
-    """`2/3`: ready and wanted replicas over all pools."""
+    """Ready and desired replicas of all pools: `2/3`."""
 
 
 class InferenceDeployment(Resource):

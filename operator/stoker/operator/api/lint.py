@@ -1,4 +1,4 @@
-"""What the API server demands of a CRD's schema, and what we demand beside it: limits everywhere, so that CEL rules have a price."""
+"""Checks of a CRD's schema: the API server's demands, and limits everywhere, so that CEL rules can be priced."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FOREIGN = (
     "prefixItems",
     "nullable",
 )
-MAX_BYTES = 50_000
-"""Size of a CRD's file: client-side apply keeps a copy in an annotation, and people read it."""
+MAX_BYTES = 40_000
+"""Size of a CRD, as file and as JSON: client-side apply keeps a copy in an annotation, and people read it."""
 
 
 def problems(schema: Schema, path: str = "") -> Iterator[str]:
-    """One line for each thing that is wrong, with its path. `metadata` at the top is Kubernetes' own."""
+    """Yield one line per fault, with its path; `metadata` at the top is Kubernetes' own."""
     for key in _FOREIGN:
         if key in schema:
             yield f"{path}: {key} has no place in a structural schema"
@@ -47,7 +47,8 @@ def problems(schema: Schema, path: str = "") -> Iterator[str]:
 
 def _limits(schema: Schema, path: str) -> Iterator[str]:
     text = schema.get("type") == "string" or schema.get("x-kubernetes-int-or-string")
-    if text and "enum" not in schema and "maxLength" not in schema:
+    priced = not path.startswith(".status")  # rules are priced by lengths, and a status has no rules
+    if text and priced and "enum" not in schema and "maxLength" not in schema:
         yield f"{path}: maxLength is missing"
     if schema.get("type") == "array" and "maxItems" not in schema:
         yield f"{path}: maxItems is missing"

@@ -1,4 +1,4 @@
-"""What every object of the API carries besides its spec: identity, ownership, conditions."""
+"""The parts that every object of the API has besides its spec: identity, ownership, conditions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from stoker.operator.api.value import Int64, Label, Name, Text, Time, Uid, Value, list_map
+from stoker.operator.api.value import Int64, Label, Name, Opaque, Text, Time, Uid, Value, list_map
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -24,7 +24,7 @@ class OwnerReference(Value):
 
 
 class ObjectMeta(Value):
-    """Kubernetes metadata, as far as the operator reads it. Its schema belongs to Kubernetes and is not in the CRDs."""
+    """Kubernetes metadata, as far as the operator reads it; its schema is Kubernetes' own and not in the CRDs."""
 
     name: str = ""
     namespace: str = "default"
@@ -40,28 +40,27 @@ class ObjectMeta(Value):
 
 
 class LocalRef(Value):
-    """An object of the same namespace by name."""
+    """Object of the same namespace."""
 
     name: Name
 
 
 class JobRef(Value):
-    """A TrainingJob of the same namespace."""
+    """TrainingJob of the same namespace."""
 
     name: Label
     uid: Uid | None = None
-    """Given: only this very job, not a later one of the same name."""
+    """If given, a later job of the same name does not count."""
 
 
 class KeyRef(Value):
-    """One key of a Secret or ConfigMap of the same namespace."""
+    """Key of a Secret or ConfigMap of the same namespace."""
 
     name: Name
-    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-    optional: bool | None = None
+    key: Annotated[str, Field(max_length=253, pattern=r"^[-.\w]+$")]
 
 
-class Condition(Value):
+class StatusCondition(Value):
     """One observation, in the form that kstatus, Argo CD and Flux read."""
 
     type: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z]+$")]
@@ -73,13 +72,20 @@ class Condition(Value):
 
 
 class Status(Value):
-    """What every status says first."""
+    """The first fields of every status."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
-    """`Ready` and, while they hold, `Reconciling` and `Stalled`, besides the kind's own."""
+    conditions: Annotated[tuple[StatusCondition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    """`Ready`; `Reconciling` and `Stalled` while they hold; the kind's own."""
     observed_generation: Int64 | None = None
     message: Text | None = None
-    """The one line that says why it is not running: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
+    """Why it is not running, in one line: `WaitingForGPUs 3 of 8`, `LoadingWeights 43 %`."""
+
+
+class EditableStatus(Status):
+    """Status of a kind whose spec a user may edit while it is in use."""
+
+    accepted_spec: Opaque | None = None
+    """The last spec that this version can carry out. It stays in force while a later edit is refused."""
 
 
 class Resource(Value):
@@ -97,7 +103,7 @@ R = TypeVar("R", bound=Resource)
 
 
 def read(cls: type[R], found: Mapping[str, Any]) -> R:
-    """Typed view of a stored object. It passed admission, so anything but a newer writer's extra fields is our own error.
+    """Return a typed view of a stored object, without fields of a newer version. Admission has checked the object.
 
     Raises:
         pydantic.ValidationError: the object does not fit the schema.

@@ -1,4 +1,7 @@
-"""Which model a job trains: its dimensions, or where its weights come from. The dimensions carry the names of the model's configuration."""
+"""The model that a job trains: its dimensions, or the source of its weights.
+
+The dimensions have the names of the model's configuration.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class RopeScaling(Value):
-    """Llama 3's stretching of the rotary frequencies."""
+    """Llama 3's scaling of the rotary frequencies."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -33,7 +36,7 @@ class RopeScaling(Value):
 
 
 class ModelSpec(Value):
-    """Architecture and dimensions of a model that starts from random weights."""
+    """Architecture and dimensions of a model with random weights."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -51,13 +54,15 @@ class ModelSpec(Value):
             ),
             rule(
                 "(has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads) % 2 == 0",
-                "headDim must be even, rotary positions turn pairs",
-                shown="headDim {has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads} is odd: rotary positions turn pairs",
+                "headDim must be even, because rotary positions turn pairs",
+                shown="headDim {has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads} is odd:"
+                " rotary positions turn pairs",
                 field=".headDim",
             ),
             rule(
-                "(self.architecture == 'moe') == has(self.numExperts) && has(self.numExperts) == has(self.numExpertsPerToken)",
-                "numExperts and numExpertsPerToken belong to architecture moe, which needs both",
+                "(self.architecture == 'moe') == has(self.numExperts)"
+                " && has(self.numExperts) == has(self.numExpertsPerToken)",
+                "numExperts and numExpertsPerToken are needed with architecture moe, and only there",
                 field=".numExperts",
             ),
             rule(
@@ -71,25 +76,30 @@ class ModelSpec(Value):
 
     architecture: Literal["llama", "mistral", "qwen3", "moe"]
     vocab_size: Count
-    """At least the tokenizer's."""
+    """Rows of the embedding; at least the tokenizer's."""
     hidden_size: Count
+    """Width of the residual stream."""
     intermediate_size: Count
+    """Width of the feed-forward layer."""
     num_layers: Annotated[int, Field(ge=1, le=4096)]
     num_heads: Count
     num_kv_heads: Count | None = None
-    """Default: `numHeads`."""
+    """Key and value heads; default: `numHeads`."""
     head_dim: Count | None = None
-    """Default: `hiddenSize / numHeads`."""
+    """Elements of a head; default: `hiddenSize / numHeads`."""
     max_position_embeddings: Count | None = None
-    """Default: `training.sequenceLength`."""
+    """Longest sequence in tokens; default: `training.sequenceLength`."""
     rope_theta: Decimal = "10000"
     rope_scaling: RopeScaling | None = None
     norm_eps: Decimal = "1e-5"
     tie_embeddings: bool = False
+    """Use the embedding as output layer."""
     attention_bias: bool = False
+    """Add biases to the q, k, v and o projections."""
     initializer_range: Decimal = "0.02"
+    """Standard deviation of the random weights."""
     sliding_window: Count | None = None
-    """Tokens that one token sees (mistral)."""
+    """Tokens that one token attends to (mistral)."""
     num_experts: Count | None = None
     num_experts_per_token: Count | None = None
     moe_intermediate_size: Count | None = None
@@ -97,35 +107,35 @@ class ModelSpec(Value):
 
 
 class FromCheckpoint(Value):
-    """A Checkpoint object of the same namespace that is Ready and verified."""
+    """Checkpoint of the same namespace; the job waits until it is verified."""
 
     name: Name
     state: Literal["Weights", "All"] = "Weights"
-    """`All` also takes optimizer, schedule, data position and random state."""
+    """`Weights`, or `All`: also optimizer, schedule, data position and random state."""
 
 
 class FromFolder(Value):
-    """A folder or file on a mounted volume."""
+    """Folder or file on a mounted volume."""
 
     path: Path
 
 
 class FromHub(Value):
-    """A repository of the Hugging Face hub."""
+    """Repository of the Hugging Face hub."""
 
-    id: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
-    revision: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9._/-]+$")] = "main"
+    id: Annotated[str, Field(max_length=200, pattern=r"^[\w.-]+/[\w.-]+$")]
+    revision: Annotated[str, Field(max_length=128, pattern=r"^[\w./-]+$")] = "main"
     token_secret_ref: KeyRef | None = None
 
 
 class ModelFrom(Value):
-    """Weights, architecture, tokenizer and chat template to start from."""
+    """Source of weights, architecture, tokenizer and chat template."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("checkpoint", "huggingFace", "gguf", "hub")))
 
     checkpoint: FromCheckpoint | None = None
     hugging_face: FromFolder | None = None
-    """A folder with config.json and safetensors."""
+    """Folder with config.json and safetensors, on a mounted volume."""
     gguf: FromFolder | None = None
-    """A GGUF file."""
+    """GGUF file on a mounted volume."""
     hub: FromHub | None = None

@@ -1,5 +1,7 @@
-"""The part of a pod that a user may choose. A curated subset of Kubernetes' pod (its whole schema is half a megabyte) plus `podTemplate`,
-a patch that is merged last and passed on unseen."""
+"""The part of a pod that a user may choose: a curated subset of Kubernetes' pod, plus `podTemplate`.
+
+The whole schema of a pod is half a megabyte. `podTemplate` is a patch that is merged last and passed on unseen.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ Image = Annotated[str, Field(max_length=512, pattern=r"^[^\s]+$")]
 
 
 class ResourceRequirements(Value):
-    """What the main container asks for. GPUs are asked for with `gpusPerPod`."""
+    """Requests and limits without GPUs, which `gpusPerPod` counts."""
 
     requests: Quantities | None = None
     limits: Quantities | None = None
@@ -39,25 +41,29 @@ class FieldRef(Value):
     field_path: Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class EnvSource(Value):
-    """Where a variable's value comes from."""
+class EnvKeyRef(KeyRef):
+    """Key of a Secret or ConfigMap of the same namespace; without it the variable is left out if `optional`."""
 
+    optional: bool | None = None
+
+
+class EnvSource(Value):
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef")))
 
-    secret_key_ref: KeyRef | None = None
-    config_map_key_ref: KeyRef | None = None
+    secret_key_ref: EnvKeyRef | None = None
+    config_map_key_ref: EnvKeyRef | None = None
     field_ref: FieldRef | None = None
 
 
 class EnvVar(Value):
-    """One environment variable."""
+    """Environment variable of the main container."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule("!(has(self.value) && has(self.valueFrom))", "value and valueFrom cannot be given together"),
             rule(
-                "!self.name.startsWith('STOKER_') && !(self.name in ['MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES'])",
-                "this variable belongs to Stoker",
+                "!self.name.matches('^(STOKER_.*|MASTER_(ADDR|PORT)|(LOCAL_)?RANK|WORLD_SIZE|CUDA_VISIBLE_DEVICES)$')",
+                "the variable is set by Stoker and cannot be given",
                 shown="{self.name} is set by Stoker and cannot be given",
                 field=".name",
                 reason="FieldValueForbidden",
@@ -65,13 +71,13 @@ class EnvVar(Value):
         )
     )
 
-    name: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_]\w*$")]
     value: Annotated[str, Field(max_length=4096)] | None = None
     value_from: EnvSource | None = None
 
 
 class EnvFrom(Value):
-    """All keys of a Secret or ConfigMap as variables."""
+    """Secret or ConfigMap whose keys all become variables."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("secretRef", "configMapRef")))
 
@@ -118,14 +124,14 @@ class HostPathVolume(Value):
 
 
 class Volume(Value):
-    """One volume. Other sources: through `podTemplate`."""
+    """Volume of the pod; other sources are possible through `podTemplate`."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             exactly_one("configMap", "secret", "persistentVolumeClaim", "emptyDir", "hostPath"),
             rule(
                 "!self.name.startsWith('stoker-')",
-                "names that start with stoker- belong to Stoker",
+                "names that start with stoker- are reserved for Stoker",
                 field=".name",
                 reason="FieldValueForbidden",
             ),
@@ -141,14 +147,14 @@ class Volume(Value):
 
 
 class VolumeMount(Value):
-    """Where a volume appears in the main container."""
+    """Path of a volume in the main container."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "!['/etc/stoker', '/var/stoker', '/dev/termination-log'].exists(taken, self.mountPath == taken || self.mountPath.startsWith(taken + '/')) && !self.mountPath.startsWith('/etc/stoker-keys')",
-                "this path belongs to Stoker",
-                shown="{self.mountPath} belongs to Stoker: mount below another path",
+                "!self.mountPath.matches('^/(etc/stoker|var/stoker|dev/termination-log)(/|$)|^/etc/stoker-keys')",
+                "this path is reserved for Stoker",
+                shown="{self.mountPath} is reserved for Stoker: mount below another path",
                 field=".mountPath",
                 reason="FieldValueForbidden",
             )
@@ -170,13 +176,13 @@ class Toleration(Value):
 
 
 class SmallPod(Value):
-    """What may be chosen for a pod without accelerators: router, task."""
+    """Choices for a pod without accelerators: router, task."""
 
     image: Image | None = None
-    """Default: the operator's own image for this program, pinned by digest."""
+    """Container image; default: the image of this installation."""
     image_pull_secrets: Annotated[tuple[LocalRef, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     service_account_name: Name | None = None
-    """Default: the namespace's `default`; its token is not mounted."""
+    """ServiceAccount of the pods; its token is not mounted."""
     resources: ResourceRequirements = ResourceRequirements()
     node_selector: StringMap = Field(default_factory=dict)
     tolerations: Annotated[
@@ -184,37 +190,37 @@ class SmallPod(Value):
     ] = ()
     priority_class_name: Name | None = None
     pod_template: Opaque | None = None
-    """`{metadata: {labels, annotations}, spec}`, merged last (strategic merge)."""
+    """Patch `{metadata, spec}` of the rendered pod (strategic merge)."""
 
 
 def ranks_per_pod(section: str) -> str:
     """CEL: processes in one pod, where `section` has the pod's fields."""
-    return (
-        f"(has({section}.ranksPerPod) ? {section}.ranksPerPod : ({section}.gpusPerPod > 0 ? {section}.gpusPerPod : 1))"
-    )
+    return f"(has({section}.ranksPerPod) ? {section}.ranksPerPod : {section}.gpusPerPod > 0 ? {section}.gpusPerPod : 1)"
 
 
 POD_RULES = (
     rule(
         "!has(self.volumeMounts) || has(self.podTemplate)"
-        " || self.volumeMounts.all(mount, has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
+        " || self.volumeMounts.all(m, has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
         "every volumeMount needs a volume of its name",
-        shown="no volume is named {self.volumeMounts.filter(mount, !has(self.volumes) || !self.volumes.exists(volume, volume.name == mount.name))[0].name}",
+        shown="no volume is named"
+        " {self.volumeMounts.filter(m, !has(self.volumes) || !self.volumes.exists(v, v.name == m.name))[0].name}",
         field=".volumeMounts",
     ),
     rule(
-        "!has(self.resources) || ((!has(self.resources.limits) || !('nvidia.com/gpu' in self.resources.limits))"
-        " && (!has(self.resources.requests) || !('nvidia.com/gpu' in self.resources.requests)))",
-        "GPUs are asked for with gpusPerPod",
+        "!has(self.resources) || !(has(self.resources.limits) && 'nvidia.com/gpu' in self.resources.limits"
+        " || has(self.resources.requests) && 'nvidia.com/gpu' in self.resources.requests)",
+        "GPUs belong into gpusPerPod",
         field=".resources",
     ),
 )
 
 
 class PodFields(SmallPod):
-    """What may be chosen for a pod that does the work: trainer, engine."""
+    """Choices for a pod that computes: trainer, engine."""
 
     gpus_per_pod: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs of one pod (`nvidia.com/gpu`); 0 computes on the CPU."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=256)] | None = None
     """Processes in one pod; default: `gpusPerPod`, or 1 without GPUs."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
@@ -226,7 +232,7 @@ class PodFields(SmallPod):
         tuple[VolumeMount, ...], Field(max_length=32, json_schema_extra=list_map("mountPath"))
     ] = ()
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """From SIGTERM to SIGKILL: a trainer saves, an engine finishes its requests within it."""
+    """Time from SIGTERM to SIGKILL: a trainer saves, an engine finishes its requests."""
 
     @property
     def ranks(self) -> int:
@@ -235,7 +241,7 @@ class PodFields(SmallPod):
 
 
 class PodCounts(Value):
-    """Pods of the running attempt or revision."""
+    """Numbers of pods of the running attempt."""
 
     desired: Int32 = 0
     scheduled: Int32 = 0
@@ -244,8 +250,11 @@ class PodCounts(Value):
 
 
 class Runtime(Value):
-    """Device and kernels, chosen once at start."""
+    """Device and kernels, chosen when the program starts."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto`: `cuda` with GPUs, else `cpu`."""
     kernels: Literal["auto", "reference", "fused"] = "auto"
+    """`fused` (Triton) or `reference` (PyTorch); `auto`: `fused` on CUDA."""
     attention: Literal["auto", "stoker", "flash", "cudnn", "sdpa"] = "auto"
+    """Attention; `auto`: the fastest that kernels and precision allow."""

@@ -1,4 +1,4 @@
-"""One pool of an InferenceDeployment: engine replicas of one role, alike in hardware and parallelism."""
+"""One pool of an InferenceDeployment: replicas of one role, alike in hardware and parallelism."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PoolName = Annotated[str, Field(max_length=12, pattern=r"^[a-z]([-a-z0-9]*[a-z0-
 
 
 class EngineParallelism(Value):
-    """How one replica is spread over its ranks."""
+    """Layout of one replica over its ranks."""
 
     tensor: Degree = 1
     pipeline: Degree = 1
     data: Degree = 1
     expert: Degree = 1
-    """Experts are spread over tensor and data ranks; this does not multiply the world."""
+    """Ranks that share the experts, out of the tensor and data ranks."""
 
 
 class Autoscaling(Value):
-    """Replicas between `min` and `max`. Absent: `replicas` holds."""
+    """Automatic number of replicas; without it `replicas` holds."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -41,19 +41,30 @@ class Autoscaling(Value):
                 "mode slo needs a goal: ttftMs, itlMs or both",
                 field=".mode",
             ),
+            *(
+                rule(
+                    f"self.mode != 'external' || !has(self.{field})",
+                    f"{field} has no effect with mode external: configure your own scaler instead",
+                    field=f".{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("ttftMs", "itlMs", "scaleDownAfterSeconds")
+            ),
         )
     )
 
     min: Replicas = 1
+    """Not enforced yet with mode external: the scaler's own limits hold."""
     max: Annotated[int, Field(ge=1, le=10000)]
+    """Not enforced yet with mode external: the scaler's own limits hold."""
     ttft_ms: Count | None = None
-    """Goal: time to the first token, 95th percentile."""
+    """Goal of the time to the first token, 95th percentile in milliseconds."""
     itl_ms: Count | None = None
-    """Goal: time between tokens, 95th percentile."""
+    """Goal of the time between tokens, 95th percentile in milliseconds."""
     mode: Literal["slo", "external"] = "slo"
-    """`slo`: Stoker scales; `external`: an HPA, KEDA or another scaler writes the EnginePool's `/scale`."""
-    scale_down_after_seconds: Seconds = 300
-    """How long fewer replicas must have sufficed."""
+    """`slo`: Stoker scales; `external`: an HPA or KEDA writes `/scale` of the EnginePool."""
+    scale_down_after_seconds: Seconds | None = None
+    """Time in which fewer replicas sufficed before one is removed; default 300."""
 
 
 class Pool(PodFields):
@@ -81,9 +92,11 @@ class Pool(PodFields):
                 field=".parallelism.expert",
             ),
             rule(
-                "!has(self.autoscaling) || (self.replicas >= self.autoscaling.min && self.replicas <= self.autoscaling.max)",
+                "!has(self.autoscaling)"
+                " || (self.replicas >= self.autoscaling.min && self.replicas <= self.autoscaling.max)",
                 "replicas must lie between autoscaling.min and autoscaling.max",
-                shown="replicas {self.replicas} does not lie between autoscaling.min {self.autoscaling.min} and autoscaling.max {self.autoscaling.max}",
+                shown="replicas {self.replicas} does not lie between autoscaling.min {self.autoscaling.min}"
+                " and autoscaling.max {self.autoscaling.max}",
                 field=".replicas",
             ),
             rule(
@@ -97,12 +110,12 @@ class Pool(PodFields):
     name: PoolName
     role: Role = "colocated"
     replicas: Replicas = 1
-    """With autoscaling: how many to start with; later the scaler decides."""
+    """Number of replicas; with autoscaling only the first one."""
     pods_per_replica: Degree = 1
-    """Above 1: one replica spans several pods, all or none of them run."""
+    """Pods of one replica."""
     parallelism: EngineParallelism = EngineParallelism()
     autoscaling: Autoscaling | None = None
     max_surge: IntOrPercent = 1
-    """Replicas above `replicas` while revisions change."""
+    """Replicas above `replicas` during a rollout: a number or a percentage."""
     max_unavailable: IntOrPercent = 0
-    """Replicas that may be missing while revisions change."""
+    """Replicas that may be missing during a rollout: a number or a percentage."""

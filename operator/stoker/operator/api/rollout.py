@@ -1,4 +1,4 @@
-"""How a deployment moves from one revision to the next."""
+"""The move of a deployment from one revision to the next."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import KeyRef
-from stoker.operator.api.value import Decimal, Int32, Seconds, Value, Word, list_map, rule, rules
+from stoker.operator.api.value import Decimal, ForeignName, Int32, Seconds, Value, list_map, rule, rules
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
 
 class CanaryStep(Value):
-    """One share of the traffic, held until its time and its gates have passed."""
+    """Share of the traffic, until its time and its gates have passed."""
 
     percent: Annotated[int, Field(ge=1, le=100)]
     hold_seconds: Seconds = 300
     min_requests: Int32 = 0
-    """Gates are judged only after the new revision has answered this many."""
+    """Answers of the new revision before the gates are evaluated."""
 
 
 class MetricGate(Value):
-    """A figure of the new revision, against a limit or against the old revision."""
+    """Metric of the new revision, compared with a limit or the old revision."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(rule("has(self.max) || has(self.maxRatio)", "a metric gate needs max or maxRatio"))
@@ -31,22 +31,22 @@ class MetricGate(Value):
     metric: Literal["errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms"]
     max: Decimal | None = None
     max_ratio: Decimal | None = None
-    """New over old: "1.1" allows ten percent more."""
+    """Limit of new over old: "1.1" allows ten percent more."""
 
 
 class EvalGate(Value):
     """Questions that the new revision must answer before it gets traffic."""
 
-    name: Word
+    name: ForeignName
     prompts: KeyRef
     """Key of a ConfigMap with JSONL lines `{messages, expect}`."""
     min_score: Decimal
     max_drop: Decimal | None = None
-    """Against the old revision."""
+    """Largest loss of score against the old revision."""
 
 
 class Canary(Value):
-    """Steps and gates."""
+    """Steps and gates of a canary."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -64,14 +64,14 @@ class Canary(Value):
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
 
 
-class Rollout(Value):
-    """`rolling` replaces replicas as the pools' maxSurge and maxUnavailable allow; `canary` shifts traffic in steps."""
+class RolloutSettings(Value):
+    """`rolling` replaces replicas within maxSurge and maxUnavailable; `canary` shifts traffic in steps."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "self.type == 'canary' ? has(self.canary) : !has(self.canary)",
-                "canary and type: canary belong together",
+                "canary is needed with type canary, and only there",
                 field=".canary",
             ),
         )
@@ -80,7 +80,7 @@ class Rollout(Value):
     type: Literal["rolling", "canary"] = "rolling"
     canary: Canary | None = None
     paused: bool = False
-    """Hold the rollout where it is: no replica moves to another revision, and no new revision begins."""
+    """Stop the rollout where it is, and begin no other."""
     progress_deadline_seconds: Seconds = 1800
-    """A rollout without progress for this long sets `Stalled`; the old revision keeps serving."""
+    """Time without progress that sets `Stalled`; the old revision keeps serving."""
     revision_history_limit: Annotated[int, Field(ge=0, le=20)] = 5

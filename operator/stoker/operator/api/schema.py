@@ -1,7 +1,7 @@
-"""From a pydantic model to the structural schema that Kubernetes accepts in a CRD. Pure; refuses what has no such form.
+"""Conversion of a pydantic model to the structural schema that Kubernetes accepts in a CRD. Pure.
 
-Pydantic says `$ref`, `anyOf [X, null]`, `const`, `title`, `additionalProperties: false`; a structural schema says each type in place,
-once, without nulls. Defaults of objects become `{}`, so that the defaults of their members apply.
+Pydantic writes `$ref`, `anyOf [X, null]`, `const`, `title` and `additionalProperties: false`. A structural schema has
+each type in place, once, without nulls. Defaults of objects become `{}`, so that the defaults of their members apply.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from stoker.operator.api.value import Value
+from stoker.operator.api.value import DESCRIBED_ELSEWHERE, Value
 
 Schema = dict[str, Any]
 
@@ -25,21 +26,21 @@ _INT64_MAX = 2**63 - 1
 
 
 class NotStructural(ValueError):
-    """A model says something that a CRD cannot; the message names the path."""
+    """A model has no structural schema; the message names the path."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The structural schema of one model with all members in place.
+    """Return the structural schema of one model with all members in place.
 
     Raises:
-        NotStructural: a union that is not optional or int-or-string, a tuple of mixed items, a constant that is no text.
+        NotStructural: a union that is neither optional nor int-or-string, or a tuple of mixed items.
     """
     found = model.model_json_schema(by_alias=True, mode="validation")
     return _Rewriter(found.get("$defs", {}), _field_docs()).rewrite(found, model.__name__, model.__name__)
 
 
 class _Rewriter:
-    """Carries the definitions and the docstrings of the fields down the tree."""
+    """Rewrites the tree of one model with its definitions and the docstrings of the fields."""
 
     def __init__(self, definitions: dict[str, Schema], docs: dict[tuple[str, str], str]) -> None:
         self.definitions = definitions
@@ -47,7 +48,7 @@ class _Rewriter:
         self.explained: dict[str, str] = {}
 
     def rewrite(self, node: Schema, owner: str, path: str) -> Schema:
-        """One node. `owner` is the class whose properties the node has, `path` only serves messages."""
+        """Rewrite one node; `owner` is the class whose properties it has, `path` serves messages."""
         node, owner = self._resolved(node, owner, path)
         found = {key: value for key, value in node.items() if key not in _DROPPED}
         if "const" in node:
@@ -60,12 +61,11 @@ class _Rewriter:
             found["items"] = _plain_item(self.rewrite(found["items"], owner, f"{path}[]"))
         if found.get("type") == "integer" and found.get("maximum") == _INT64_MAX:
             del found["maximum"]
-            found["format"] = "int64"
         _fit_default(found)
-        return found
+        return _with_keys_alone(found) if found.pop(DESCRIBED_ELSEWHERE, False) else found
 
     def _resolved(self, node: Schema, owner: str, path: str) -> tuple[Schema, str]:
-        """The node with its reference or union in place; what stands beside them wins."""
+        """Put the target in the place of a reference or union; keys beside it win."""
         beside = {key: value for key, value in node.items() if key not in ("$ref", "anyOf", "allOf")}
         if "$ref" in node:
             name = node["$ref"].rsplit("/", 1)[-1]
@@ -83,15 +83,21 @@ class _Rewriter:
             raise NotStructural(f"{path}: allOf has no place in a structural schema")
         return node, owner
 
+    def _told(self, owner: str, path: str) -> bool:
+        """Whether the class has its explanation at another path."""
+        return self.explained.setdefault(owner, path) != path
+
     def _object(self, found: Schema, owner: str, path: str) -> None:
-        """Properties in place, in their written order, explained where the class first appears."""
+        """Rewrite the properties, in their written order, explained where the class first appears."""
+        if found.get("description") == self.definitions.get(owner, {}).get("description") and self._told(owner, path):
+            found.pop("description", None)
         if found.get("additionalProperties") in (True, False):
             del found["additionalProperties"]
         elif "additionalProperties" in found:
             found["additionalProperties"] = _plain_item(self.rewrite(found["additionalProperties"], owner, f"{path}.*"))
         if "properties" not in found:
             return
-        explains = self.explained.setdefault(owner, path) == path
+        explains = not self._told(owner, path)
         members = {}
         for name, member in found["properties"].items():
             text = self.docs.get((owner, name)) if explains else None
@@ -101,7 +107,7 @@ class _Rewriter:
 
 
 def _merged(target: Schema, beside: Schema) -> Schema:
-    """Validations of both apply; every other key of `beside` wins."""
+    """Merge two schemas: validations of both apply, every other key of `beside` wins."""
     found = {**target, **beside}
     rules = "x-kubernetes-validations"
     if rules in target and rules in beside:
@@ -112,7 +118,7 @@ def _merged(target: Schema, beside: Schema) -> Schema:
 
 
 def _int_or_string(number: Schema, text: Schema) -> Schema:
-    """The one union that a structural schema knows. Limits on the number and on the text stand side by side."""
+    """Return int-or-string, the one union of structural schemas, with the limits of number and text."""
     found = {"x-kubernetes-int-or-string": True, **number, **text}
     if found.get("maximum") == _INT64_MAX:
         del found["maximum"]
@@ -121,27 +127,41 @@ def _int_or_string(number: Schema, text: Schema) -> Schema:
 
 
 def _plain_item(schema: Schema) -> Schema:
-    """An item's own description says nothing that its list's does not."""
+    """Drop the item's description, which the list has already."""
     return {key: value for key, value in schema.items() if key != "description"}
 
 
+def _with_keys_alone(found: Schema) -> Schema:
+    """Return an object, or a list of objects, whose members the schema preserves and does not describe."""
+    inner = found.get("items", found)
+    keys = found.get("x-kubernetes-list-map-keys", [])
+    short: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if keys:
+        short |= {"properties": {key: inner["properties"][key] for key in keys}, "required": keys}
+    beside = {key: value for key, value in found.items() if key not in ("properties", "required", "items")}
+    return {**beside, "items": short} if "items" in found else {**beside, **short}
+
+
 def _fit_default(found: Schema) -> None:
-    """Of an object: `{}` where a member has a default, nothing where none has. Of a list: nothing where it is empty anyway."""
+    """Set an object's default where a member has one, and drop that of an empty list."""
     default = found.get("default")
     if isinstance(default, dict):
-        filled = _filled(found)
-        found["default"] = default = filled if filled and _has_rules(found) else {} if filled else None
+        inner = any("default" in member for member in found.get("properties", {}).values())
+        found["default"] = default = _filled(found) if inner else None
     if default is None or default in ([], ()):
         found.pop("default", None)
 
 
 def _filled(schema: Schema) -> dict[str, Any]:
-    """The members' defaults. The API server runs an object's rules on its default before the members' defaults are in it,
-    so an object with rules must bring them itself."""
-    members = {name: member for name, member in schema.get("properties", {}).items() if "default" in member}
+    """The defaults of the members that the object's rules name, and of inner objects with rules.
+
+    The API server runs an object's rules on its default before the members' defaults are in it.
+    """
+    rules = " ".join(rule["rule"] for rule in schema.get("x-kubernetes-validations", ()))
     return {
         name: member["default"] or _filled(member) if member.get("type") == "object" else member["default"]
-        for name, member in members.items()
+        for name, member in schema.get("properties", {}).items()
+        if "default" in member and (re.search(rf"\bself\.{name}\b", rules) or _has_rules(member))
     }
 
 
@@ -151,7 +171,7 @@ def _has_rules(schema: Schema) -> bool:
 
 
 def without_fallbacks(schema: Schema) -> Schema:
-    """A rule that shows its numbers needs no second text: the fixed ones serve the reference page."""
+    """Drop the fixed text of rules that show their numbers; it serves the reference page."""
     found = dict(schema)
     if "x-kubernetes-validations" in found:
         found["x-kubernetes-validations"] = [
@@ -161,14 +181,26 @@ def without_fallbacks(schema: Schema) -> Schema:
     return _each_inner(found, without_fallbacks)
 
 
+_UNCHECKED_IN_A_STATUS = (
+    "default", "format", "required", "minimum", "maximum", "pattern", "minLength", "maxLength",
+    "x-kubernetes-validations",
+)  # fmt: skip
+
+
 def status_schema(schema: Schema) -> Schema:
-    """A status has no defaults, no rules and no limits but lengths: one operator writes it, and says what it knows."""
-    dropped = ("default", "minimum", "maximum", "pattern", "minLength", "x-kubernetes-validations")
-    return _each_inner({key: value for key, value in schema.items() if key not in dropped}, status_schema)
+    """Reduce a schema to that of a status: types, list keys, enumerations and numbers of items.
+
+    One operator writes it and shortens its texts; lengths of texts are there to price CEL rules, and a status has none.
+    """
+    found = {key: value for key, value in schema.items() if key not in _UNCHECKED_IN_A_STATUS}
+    found = _each_inner(found, status_schema)
+    if keys := found.get("x-kubernetes-list-map-keys"):
+        found["items"] = {**found["items"], "required": keys}
+    return found
 
 
 def _each_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
-    """The schema with `change` applied to its properties, items and values."""
+    """Apply `change` to the schema's properties, items and values."""
     if "properties" in schema:
         schema["properties"] = {name: change(member) for name, member in schema["properties"].items()}
     for inner in ("items", "additionalProperties"):
@@ -178,7 +210,7 @@ def _each_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
 
 
 def _field_docs() -> dict[tuple[str, str], str]:
-    """(class, wire name) -> the docstring below the field, for every section of the API and the classes it inherits from."""
+    """Map (class, wire name) to the docstring below the field, for every section and its base classes."""
     found: dict[tuple[str, str], str] = {}
     for cls in _sections(Value):
         for parent in reversed(cls.__mro__):
@@ -196,7 +228,7 @@ def _sections(cls: type[Value]) -> Iterator[type[Value]]:
 
 @functools.cache
 def _documented_fields(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Class -> wire name -> text, for the fields that a class writes down with a docstring below them. Reads the module's source once."""
+    """Map class and wire name to the docstrings below the fields, read from the module's source."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: dict(_documented(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""Where checkpoints lie."""
+"""The storage of checkpoints: a folder of a claim, or a bucket."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import LocalRef
-from stoker.operator.api.value import Name, RelativePath, Value, Word, exactly_one, rule, rules
+from stoker.operator.api.value import ForeignName, Name, RelativePath, Value, exactly_one, rule, rules
 
 
 class ObjectStore(Value):
-    """A bucket that speaks S3. Not supported yet."""
+    """Bucket with the S3 protocol."""
 
-    bucket: Word
+    bucket: ForeignName
     prefix: RelativePath | None = None
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s]+$")] | None = None
-    region: Word | None = None
+    region: ForeignName | None = None
     credentials_secret_ref: LocalRef | None = None
 
 
-class Storage(Value):
-    """A folder of a PersistentVolumeClaim, or a bucket."""
+class StorageSpec(Value):
+    """Folder of a PersistentVolumeClaim, or bucket."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             exactly_one("claimName", "s3"),
             rule(
                 "!has(self.path) || has(self.claimName)",
-                "path is a folder of the claim: it needs claimName (a bucket has s3.prefix)",
+                "path needs claimName: a bucket has s3.prefix",
                 field=".path",
             ),
         )
     )
 
     claim_name: Name | None = None
-    """PersistentVolumeClaim of the same namespace; ReadWriteMany where pods run on several nodes."""
+    """PersistentVolumeClaim of the namespace; ReadWriteMany for pods on several nodes."""
     path: RelativePath | None = None
-    """Folder inside the claim. Default for a job: its name."""
+    """Folder inside the claim; default: the job's name."""
     s3: ObjectStore | None = None

@@ -1,70 +1,70 @@
-"""The arithmetic that the sections of a TrainingJob must fulfil together, as CEL whose messages show the numbers."""
+"""Arithmetic over the sections of a TrainingJob, as CEL rules whose messages show the numbers."""
 
 from __future__ import annotations
 
 from stoker.operator.api.pod_fields import ranks_per_pod
-from stoker.operator.api.value import exactly_one, forbidden, rule
+from stoker.operator.api.value import exactly_one, first_of, forbidden, rule
 
 _MESH = {
     "w": "self.workers",
     "p": "self.parallelism",
-    "n": ranks_per_pod("w"),
-    "r": "w.replicas * n",
+    "r": f"w.replicas * {ranks_per_pod('w')}",
     "m": "p.tensor * p.pipeline * p.context",
 }
-"""Names for CEL: r ranks in all, m of them in one model replica."""
+"""Names for CEL: r ranks in all, m of them in one model replica.
 
-_DATA_PARALLEL = {**_MESH, "d": "r % m == 0 ? r / m : 0"}
-"""d: data-parallel size, 0 where it is not whole (which has its own message)."""
+Where r % m is 0, r / m is the data-parallel size; elsewhere `MESH_FITS` has the message and the other rules hold. The
+names are long, so rules that need them are checked together."""
 
-_POWERS_OF_TWO = "[0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]"
-
-MESH_FITS = rule(
-    "r % m == 0",
-    "replicas x ranksPerPod must be a multiple of tensor x pipeline x context",
-    shown="replicas {w.replicas} x ranksPerPod {n} = {r} ranks do not divide by"
-    " tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} = {m}",
+MESH_FITS = first_of(
+    (
+        "r % m == 0",
+        "replicas {w.replicas} x ranksPerPod {r / w.replicas} = {r} ranks do not divide by"
+        " tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} = {m}",
+    ),
+    ("r % (m * p.replicate) == 0", "replicate {p.replicate} does not divide data-parallel size {r / m}"),
+    (
+        "r * p.tensor % (m * p.replicate * p.expert) == 0",
+        "expert {p.expert} does not divide data-parallel size {r / m} / replicate {p.replicate} x tensor {p.tensor}"
+        " = {r / m / p.replicate * p.tensor}",
+    ),
+    message="replicas x ranksPerPod must be a multiple of tensor x pipeline x context, and replicate must divide the"
+    " data-parallel size, and expert the data-parallel size / replicate x tensor",
     names=_MESH,
     field=".parallelism",
 )
-BATCH_FITS = rule(
-    "d == 0 || t.globalBatchSize % (t.microBatchSize * d) == 0",
-    "globalBatchSize must be a multiple of microBatchSize x data-parallel size",
-    shown="globalBatchSize {t.globalBatchSize} is not a multiple of"
-    " microBatchSize {t.microBatchSize} x data-parallel size {d} = {t.microBatchSize * d}",
-    names={**_DATA_PARALLEL, "t": "self.training"},
-    field=".training.globalBatchSize",
-)
-REPLICATE_FITS = rule(
-    "d % p.replicate == 0",
-    "replicate must divide the data-parallel size",
-    shown="replicate {p.replicate} does not divide data-parallel size {d}",
-    names=_DATA_PARALLEL,
-    field=".parallelism.replicate",
-)
-EXPERT_FITS = rule(
-    "d % p.replicate != 0 || d / p.replicate * p.tensor % p.expert == 0",
-    "expert must divide data-parallel size / replicate x tensor",
-    shown="expert {p.expert} does not divide data-parallel size {d} / replicate {p.replicate} x tensor {p.tensor} = {d / p.replicate * p.tensor}",
-    names=_DATA_PARALLEL,
-    field=".parallelism.expert",
-)
-POWER_OF_TWO = rule(
-    f"self.training.deterministic != 'AnyDataParallel' || d in {_POWERS_OF_TWO}",
-    "deterministic AnyDataParallel needs a data-parallel size that is a power of two",
-    shown="deterministic AnyDataParallel needs a data-parallel size that is a power of two, got {d}",
-    names=_DATA_PARALLEL,
-    field=".training.deterministic",
+BATCH_FITS = first_of(
+    (
+        "r % m != 0 || t.globalBatchSize * m % (t.microBatchSize * r) == 0",
+        "globalBatchSize {t.globalBatchSize} is not a multiple of"
+        " microBatchSize {t.microBatchSize} x data-parallel size {r / m} = {t.microBatchSize * r / m}",
+    ),
+    (
+        f"t.deterministic != 'AnyDataParallel' || r % m != 0 || {2**32} % (r / m) == 0",
+        "deterministic AnyDataParallel needs a data-parallel size that is a power of two, got {r / m}",
+    ),
+    message="globalBatchSize must be a multiple of microBatchSize x data-parallel size, and"
+    " deterministic AnyDataParallel needs a data-parallel size that is a power of two",
+    names={**_MESH, "t": "self.training"},
+    field=".training",
 )
 SEQUENCE_PARALLEL = rule(
     "!self.parallelism.sequenceParallel || self.parallelism.tensor > 1",
-    "sequenceParallel spreads over the tensor ranks: it needs tensor above 1",
+    "sequenceParallel needs tensor above 1",
     field=".parallelism.sequenceParallel",
 )
-CONTEXT_FITS = rule(
-    "self.training.sequenceLength % self.parallelism.context == 0",
-    "sequenceLength must be a multiple of context",
-    shown="sequenceLength {self.training.sequenceLength} is not a multiple of context {self.parallelism.context}",
+LENGTH_FITS = first_of(
+    (
+        "t.sequenceLength % self.parallelism.context == 0",
+        "sequenceLength {t.sequenceLength} is not a multiple of context {self.parallelism.context}",
+    ),
+    (
+        "!has(self.model) || !has(self.model.maxPositionEmbeddings)"
+        " || t.sequenceLength <= self.model.maxPositionEmbeddings",
+        "sequenceLength {t.sequenceLength} is above maxPositionEmbeddings {self.model.maxPositionEmbeddings}",
+    ),
+    message="sequenceLength must be a multiple of context, and at most maxPositionEmbeddings",
+    names={"t": "self.training"},
     field=".training.sequenceLength",
 )
 HEADS_FIT = rule(
@@ -79,24 +79,18 @@ LAYERS_FIT = rule(
     shown="numLayers {self.model.numLayers} are fewer than pipeline {self.parallelism.pipeline}",
     field=".model.numLayers",
 )
-EXPERTS_THERE = rule(
-    "self.parallelism.expert == 1 || !has(self.model) || has(self.model.numExperts)",
-    "expert parallelism needs a model with experts",
-    shown="expert {self.parallelism.expert} needs a model with experts, got architecture {self.model.architecture}",
+EXPERTS_FIT = first_of(
+    (
+        "e == 1 || !has(self.model) || has(self.model.numExperts)",
+        "expert {e} needs a model with experts, got architecture {self.model.architecture}",
+    ),
+    (
+        "e == 1 || !has(self.model) || self.model.numExperts % e == 0",
+        "numExperts {self.model.numExperts} is not a multiple of expert {e}",
+    ),
+    message="expert needs a model whose numExperts is a multiple of it",
+    names={"e": "self.parallelism.expert"},
     field=".parallelism.expert",
-)
-EXPERTS_FIT = rule(
-    "!has(self.model) || !has(self.model.numExperts) || self.model.numExperts % self.parallelism.expert == 0",
-    "numExperts must be a multiple of expert",
-    shown="numExperts {self.model.numExperts} is not a multiple of expert {self.parallelism.expert}",
-    field=".parallelism.expert",
-)
-POSITIONS_FIT = rule(
-    "!has(self.model) || !has(self.model.maxPositionEmbeddings)"
-    " || self.training.sequenceLength <= self.model.maxPositionEmbeddings",
-    "sequenceLength is above maxPositionEmbeddings",
-    shown="sequenceLength {self.training.sequenceLength} is above maxPositionEmbeddings {self.model.maxPositionEmbeddings}",
-    field=".training.sequenceLength",
 )
 WARMUP_FITS = rule(
     "!has(self.training.totalSteps) || self.optimization.warmupSteps <= self.training.totalSteps",
@@ -105,15 +99,15 @@ WARMUP_FITS = rule(
     field=".optimization.warmupSteps",
 )
 ELASTIC_FITS = rule(
-    "!has(self.run.elastic)"
-    " || (self.run.elastic.minWorkers <= self.workers.replicas && self.workers.replicas <= self.run.elastic.maxWorkers)",
+    "!has(self.run.elastic) || [self.run.elastic].all(e,"
+    " e.minWorkers <= self.workers.replicas && self.workers.replicas <= e.maxWorkers)",
     "workers.replicas must lie between run.elastic.minWorkers and maxWorkers",
     shown="replicas {self.workers.replicas} does not lie between"
     " run.elastic.minWorkers {self.run.elastic.minWorkers} and maxWorkers {self.run.elastic.maxWorkers}",
     field=".workers.replicas",
 )
 MODEL_STAYS = forbidden(
-    "has(self.model) == has(oldSelf.model)", "model and modelFrom cannot replace each other: make a new TrainingJob"
+    "has(self.model) == has(oldSelf.model)", "model and modelFrom are fixed: make a new TrainingJob"
 )
 
 SPEC_RULES = (
@@ -121,16 +115,11 @@ SPEC_RULES = (
     MODEL_STAYS,
     MESH_FITS,
     BATCH_FITS,
-    REPLICATE_FITS,
-    EXPERT_FITS,
-    POWER_OF_TWO,
     SEQUENCE_PARALLEL,
-    CONTEXT_FITS,
+    LENGTH_FITS,
     HEADS_FIT,
     LAYERS_FIT,
-    EXPERTS_THERE,
     EXPERTS_FIT,
-    POSITIONS_FIT,
     WARMUP_FITS,
     ELASTIC_FITS,
 )

@@ -1,6 +1,6 @@
-"""TrainingJob: one run of training. What is trained (model, data, batches, optimizer) is fixed; where and how it runs may change.
+"""TrainingJob: one run of training. Model, data, batches and optimizer are fixed; the ways to run it may change.
 
-Sections carry the names of the trainer's configuration in camelCase, so that rendering is mechanical. Knows nothing about pods.
+Sections have the names of the trainer's configuration in camelCase, so that rendering is mechanical.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pydantic import ConfigDict, Field
 from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.training_rules import SPEC_RULES
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
     BelowOne,
     Count,
     Decimal,
+    ForeignName,
     Int64,
     Path,
     Seconds,
     Text,
     Value,
     Weight,
-    Word,
     exactly_one,
     forbidden,
     immutable,
@@ -34,25 +34,28 @@ from stoker.operator.api.value import (
     rules,
 )
 
-_FIXED = "is fixed, it says what is trained: make a new TrainingJob"
-Degree = Annotated[int, Field(ge=1, le=4096)]
+_FIXED = "is fixed: make a new TrainingJob"
 
 
 class Parallelism(Value):
-    """Sizes of the mesh's axes; data parallel is what remains of the ranks."""
+    """Sizes of the mesh's axes; the remaining ranks are data parallel."""
 
-    tensor: Degree = 1
-    pipeline: Degree = 1
-    expert: Degree = 1
-    """Spread over data-parallel and tensor ranks; does not multiply the world."""
-    context: Degree = 1
+    tensor: Count = 1
+    """Ranks that share every layer."""
+    pipeline: Count = 1
+    """Stages of consecutive layers."""
+    expert: Count = 1
+    """Ranks that share the experts, out of the data-parallel and tensor ranks."""
+    context: Count = 1
+    """Ranks that share one sequence."""
     sequence_parallel: bool = False
-    replicate: Degree = 1
-    """Copies of the sharded state among the data-parallel ranks."""
+    """Share norms and dropout over the tensor ranks."""
+    replicate: Count = 1
+    """Copies of the ZeRO shards among the data-parallel ranks."""
 
 
 class Workers(PodFields):
-    """The pods of one attempt: all or none of them run."""
+    """Pods of one attempt."""
 
     model_config = ConfigDict(json_schema_extra=rules(*POD_RULES))
 
@@ -60,7 +63,7 @@ class Workers(PodFields):
 
 
 class Training(Value):
-    """How much to train, in which batches."""
+    """Length of the run and size of its batches."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("totalSteps", "totalTokens", "epochs")))
 
@@ -68,17 +71,18 @@ class Training(Value):
     total_tokens: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
     epochs: Count | None = None
     global_batch_size: Count = 8
-    """Sequences in one optimizer step over all ranks."""
+    """Sequences of one optimizer step over all ranks."""
     micro_batch_size: Count = 1
-    """Sequences in one forward and backward pass of one rank."""
+    """Sequences of one forward and backward pass of one rank."""
     sequence_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = 2048
-    """Tokens in one packed sequence."""
+    """Tokens of one packed sequence."""
     seed: Int64 = 0
     deterministic: Literal["Off", "SameLayout", "AnyDataParallel"] = "Off"
+    """Bitwise repeatable on the same ranks, or on any power of two of data-parallel ranks."""
 
 
 class Optimization(Value):
-    """Optimizer and learning-rate schedule. Rates are decimal strings."""
+    """Optimizer and schedule; rates are decimal strings (`"3e-4"`)."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -96,55 +100,59 @@ class Optimization(Value):
     optimizer: Literal["adam", "adamw", "lamb"] = "adamw"
     learning_rate: Decimal = "3e-4"
     min_learning_rate: Decimal = "0"
-    """Where cosine and linear end."""
+    """Rate at the end of cosine and linear."""
     beta1: BelowOne = "0.9"
     beta2: BelowOne = "0.95"
     epsilon: Decimal = "1e-8"
     weight_decay: Decimal = "0.1"
+    """Applies to matrices, not to norms and biases."""
     gradient_clipping: Decimal = "1"
-    """Largest global norm of the gradient; "0" turns clipping off."""
+    """Largest global norm of the gradient; "0": no clipping."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    warmup_steps: Int64 = 0
+    """Steps in which the rate rises from 0."""
 
 
 class NvmeOffload(Value):
     path: Path
-    """Folder on a fast local disk, mounted through `workers.volumes`."""
+    """Folder on a fast local disk, a volume of `workers`."""
 
 
 class Memory(Value):
-    """What keeps a run within the memory it has."""
+    """Savings of memory."""
 
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "fp8"],
         Field(json_schema_extra=immutable(f"precision {_FIXED}")),
     ] = "bf16"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """Shard over data-parallel ranks: 1 optimizer state, 2 also gradients, 3 also weights."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again."""
     cpu_offload: bool = False
     nvme_offload: NvmeOffload | None = None
 
 
 class DataSource(Value):
-    """One corpus."""
+    """Corpus."""
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$")]
     path: Path
-    """A file, a folder or a glob pattern, as the pod sees it."""
+    """File, folder or glob pattern in the pod."""
     weight: Weight = 1
-    """Share of the samples, relative to the other sources."""
+    """Share of the samples relative to other sources."""
     format: Literal["auto", "text", "jsonl"] = "auto"
-    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens)."""
+    """`jsonl` lines hold `text`, or `messages` (only the assistant's tokens then count)."""
 
 
 class Tokenizer(Value):
-    """`auto`: the starting weights' own; without one, a byte-level BPE is trained on the corpus."""
+    """Tokenizer; `auto`: that of the starting weights, else a byte-level BPE is trained on the corpus."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "self.kind == 'path' ? has(self.path) : !has(self.path)",
-                "path and kind: path belong together",
+                "path is needed with kind path, and only there",
                 field=".path",
             ),
         )
@@ -153,11 +161,11 @@ class Tokenizer(Value):
     kind: Literal["auto", "path", "train"] = "auto"
     path: Path | None = None
     vocab_size: Annotated[int, Field(ge=259, le=2**24)] = 8192
-    """Only for a tokenizer that is trained."""
+    """Size of a trained tokenizer."""
 
 
 class Validation(Value):
-    """Held-out data and how often its loss is measured."""
+    """Data whose loss is measured and not trained on."""
 
     model_config = ConfigDict(json_schema_extra=rules(exactly_one("source", "fraction")))
 
@@ -169,116 +177,109 @@ class Validation(Value):
 
 
 class Data(Value):
-    """What is learned from."""
-
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=64, json_schema_extra=list_map("name"))]
     tokenizer: Tokenizer = Tokenizer()
     packing: bool = True
-    """Fill sequences with several documents, without attention across them."""
+    """Fill sequences with several documents; none attends to another."""
     validation: Validation | None = None
     cache_dir: Path | None = None
-    """Folder for tokenised shards; default: the pod's scratch folder."""
+    """Folder of tokenised shards; default: the pod's scratch folder."""
 
 
 class CheckpointPolicy(Value):
-    """Where and when to save, and how many saves to keep. The last step is always saved."""
+    """Place, times and number of saves; the last step is always saved."""
 
-    storage: Annotated[Storage, Field(json_schema_extra=immutable("storage is fixed: make a new TrainingJob"))]
+    storage: Annotated[StorageSpec, Field(json_schema_extra=immutable("storage is fixed: make a new TrainingJob"))]
     interval_steps: Count | None = None
     interval_minutes: Count | None = None
     max_to_keep: Count | None = None
-    """Verified saves whose data is kept; never counts or deletes pinned, imported or used ones."""
+    """Verified saves to keep; pinned, imported and used ones do not count and stay."""
     async_save: bool = True
+    """Write beside the next steps."""
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
-    """Of the Checkpoint objects that this job makes."""
+    """`deletionPolicy` of the job's Checkpoint objects."""
 
 
 class Elastic(Value):
-    """Run with fewer pods rather than not at all."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.minWorkers <= self.maxWorkers",
-                "minWorkers is above maxWorkers",
-                shown="minWorkers {self.minWorkers} is above maxWorkers {self.maxWorkers}",
-            )
-        )
-    )
+    """Limits of `workers.replicas` while not all pods find a node."""
 
     min_workers: Annotated[int, Field(ge=1, le=4096)]
     max_workers: Annotated[int, Field(ge=1, le=4096)]
 
 
 class Run(Value):
-    """Start, stop and give up."""
+    """Start, stop and retries."""
 
     suspend: bool = False
-    """Save, then release the pods; can be undone."""
+    """Save, then remove the pods until it is false again."""
     cancel: Annotated[
         bool,
         Field(
             json_schema_extra=rules(forbidden("self || !oldSelf", "cancel cannot be undone: make a new TrainingJob"))
         ),
     ] = False
-    """End for good after a last save (phase Cancelled); cannot be undone."""
+    """Save, then end in phase Cancelled; cannot be undone."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 6
-    """Failed attempts without progress before the job fails; progress refills it."""
+    """Failed attempts without progress before the job fails; progress resets the count."""
     active_deadline_seconds: Seconds | None = None
-    """Longest time from the first start, waiting and suspended time included."""
+    """Longest time from the first start, with waiting and suspended time."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """The object is deleted this long after its end. Checkpoints stay."""
+    """Delete the job this long after its end; its Checkpoints stay."""
     elastic: Elastic | None = None
 
 
 class Wandb(Value):
-    project: Word
-    entity: Word | None = None
-    group: Word | None = None
-    name: Word | None = None
-    tags: Annotated[tuple[Word, ...], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"})] = ()
+    project: ForeignName
+    entity: ForeignName | None = None
+    group: ForeignName | None = None
+    name: ForeignName | None = None
+    tags: Annotated[
+        tuple[ForeignName, ...], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
     api_key_secret_ref: KeyRef | None = None
 
 
 class Mlflow(Value):
     tracking_uri: Text
-    experiment: Word
-    run_name: Word | None = None
+    experiment: ForeignName
+    run_name: ForeignName | None = None
     token_secret_ref: KeyRef | None = None
 
 
 class Logging(Value):
-    """Where metrics go besides `/metrics` and the status."""
+    """Targets of metrics besides `/metrics` and the status."""
 
     jsonl: Path | None = None
-    """File on a mounted volume that receives one line per logged step."""
+    """File on a mounted volume; one line per logged step."""
     every_steps: Count = 1
+    """Steps from one line to the next."""
     tensorboard: Path | None = None
-    """Folder for event files."""
+    """Folder of event files."""
     wandb: Wandb | None = None
     mlflow: Mlflow | None = None
 
 
 class Topology(Value):
-    """How close the pods of a gang must be."""
+    """Closeness of the pods of an attempt."""
 
-    key: Word
-    """Node label that names a level: `nvidia.com/gpu.clique`, `topology.kubernetes.io/zone`."""
+    key: ForeignName
+    """Node label whose value the pods share: `nvidia.com/gpu.clique`."""
     mode: Literal["Preferred", "Required"] = "Preferred"
 
 
 class Scheduling(Value):
-    """Who finds nodes for the gang. `auto`: a queueing system that is installed, else Stoker."""
+    """Placement of the pods of an attempt."""
 
-    backend: Literal["auto", "stoker", "kueue", "volcano"] = "auto"
-    queue_name: Word | None = None
+    backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
+    """`stoker`: Kubernetes places each pod by itself; `auto`: an installed queueing system."""
+    queue_name: ForeignName | None = None
     topology: Topology | None = None
     gang_timeout_seconds: Seconds = 60
-    """A gang that is not fully scheduled by then is gated anew."""
+    """Time after which a gang that is not fully scheduled waits anew."""
 
 
 class Deadlines(Value):
-    """Longest time without progress, per phase; beyond it the attempt hangs."""
+    """Longest time without progress in each phase; after it the attempt fails with Hang."""
 
     load_seconds: Seconds = 1800
     first_step_seconds: Seconds = 1800
@@ -288,12 +289,10 @@ class Deadlines(Value):
 
 
 class TrainingJobSpec(Value):
-    """What the user wants."""
-
     model_config = ConfigDict(json_schema_extra=rules(*SPEC_RULES))
 
     model: Annotated[ModelSpec | None, Field(json_schema_extra=immutable(f"model {_FIXED}"))] = None
-    """A model with random weights."""
+    """Model with random weights."""
     model_from: Annotated[ModelFrom | None, Field(json_schema_extra=immutable(f"modelFrom {_FIXED}"))] = None
     """Weights to start from."""
     parallelism: Parallelism = Parallelism()

@@ -1,4 +1,4 @@
-"""What the operator reports about a TrainingJob, and what it must remember to decide again after a restart of its own."""
+"""Status of a TrainingJob: the operator's report, and its memory for decisions after its own restart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.operator.api.metadata import Status
+from stoker.operator.api.metadata import EditableStatus
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.value import (
     Digest,
     Folder,
+    ForeignName,
     Int32,
     Int64,
     Measured,
@@ -21,7 +22,7 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
-    Word,
+    described_elsewhere,
     list_map,
 )
 
@@ -40,13 +41,13 @@ TrainingPhase = Literal[
 ]
 TERMINAL_PHASES: frozenset[str] = frozenset({"Completed", "Failed", "Cancelled"})
 
-Cause = Annotated[str, Field(max_length=64)]
-Action = Annotated[str, Field(max_length=64)]
+CauseName = Annotated[str, Field(max_length=64)]
+ActionName = Annotated[str, Field(max_length=64)]
 Writer = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
 
 
 class Progress(Value):
-    """The newest figures of pod 0's agent."""
+    """Newest metrics of the run."""
 
     step: Int64 = 0
     total_steps: Int64 | None = None
@@ -58,11 +59,11 @@ class Progress(Value):
     tokens_per_second: Measured | None = None
     eta_seconds: Int64 | None = None
     progressed_at: Time | None = None
-    """When a step was last finished."""
+    """Time at which the last step ended."""
 
 
 class SavedStep(Value):
-    """One save, by the name of its Checkpoint object and by folder and digest."""
+    """A save and its Checkpoint object."""
 
     name: Name | None = None
     folder: Folder
@@ -72,37 +73,37 @@ class SavedStep(Value):
 
 
 class Failure(Value):
-    """Why an attempt ended."""
+    """Reason for the end of an attempt."""
 
-    cause: Cause
-    """Of the table of exit codes."""
+    cause: CauseName
+    """Cause in the table of exit codes."""
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    node: Word | None = None
-    pod: Word | None = None
+    node: ForeignName | None = None
+    pod: ForeignName | None = None
     rank: Int32 | None = None
     step: Int64 | None = None
     detail: Text | None = None
     at: Time | None = None
-    action: Action | None = None
-    """What followed: Retry, RetryFree (not counted), ResumeOlder, Fail."""
+    action: ActionName | None = None
+    """Reaction: Retry, RetryFree (not counted), ResumeOlder, Fail."""
 
 
 class Attempt(Value):
-    """One gang of pods from start to end."""
+    """One life of the pods from start to end."""
 
     number: Int32
     writer: Writer | None = None
     """Part of the name of every folder that it writes."""
     phase: Annotated[str, Field(max_length=32)] | None = None
-    """Of the trainer's agent."""
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
     ended_at: Time | None = None
     first_step: Int64 | None = None
     last_step: Int64 | None = None
     announced_step: Int64 | None = None
-    """Highest step whose save is (or was) a Checkpoint object: a deleted one is not made again."""
-    resumed_from: SavedStep | None = None
+    """Highest step whose Checkpoint object was made."""
+    resumed_from: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Save that it continues, as `newestVerifiedCheckpoint`."""
     failure: Failure | None = None
 
 
@@ -114,16 +115,18 @@ class Pinned(Value):
     revision: Annotated[str, Field(max_length=64)]
     generation: Int64 | None = None
     images: StringMap = Field(default_factory=dict)
-    """By program: trainer, task; with digest."""
+    """`trainer`: by digest once pod 0's node reports one, as written until then (always on the embedded cluster)."""
     rendered: Opaque | None = None
     """Pod and configuration as first rendered for this intent."""
+    spec: Opaque | None = None
+    """The spec that was rendered; what differs from it waits for the next attempt."""
 
 
 class PendingRequest(Value):
-    """A save or drain that was asked of the running attempt and is not confirmed."""
+    """A last save before the pods go, as it was asked of the running attempt."""
 
     id: Uid
-    kind: Literal["save", "suspend", "cancel", "drain"]
+    kind: Literal["suspend", "cancel"]
     requested_at: Time | None = None
 
 
@@ -138,38 +141,44 @@ class Resumption(Value):
     """Saves found corrupt: never tried again."""
 
 
-class TrainingJobStatus(Status):
-    """Derived from what is observed, written once per pass."""
-
+class TrainingJobStatus(EditableStatus):
     phase: TrainingPhase = "Pending"
     started_at: Time | None = None
     finished_at: Time | None = None
     attempt: Attempt | None = None
-    """The current or last one."""
-    attempts: Annotated[tuple[Attempt, ...], Field(max_length=10, json_schema_extra=list_map("number"))] = ()
-    """Those before it, newest first."""
+    """The current or last attempt."""
+    attempts: Annotated[
+        tuple[Attempt, ...], Field(max_length=10, json_schema_extra={**list_map("number"), **described_elsewhere()})
+    ] = ()
+    """Earlier ones, newest first, as `attempt`."""
     restarts: Int32 = 0
-    """All restarts so far."""
     failures_without_progress: Int32 = 0
-    """Counts against `run.backoffLimit`; a verified save past the best step sets it to zero."""
+    """Count against `run.backoffLimit`; a verified save past the best step resets it."""
     best_step: Int64 = 0
-    """Furthest step that a verified save holds."""
+    """Highest step of a verified save."""
     lost_steps: Int64 = 0
-    """Steps computed and lost by restarts, all together."""
+    """Steps that restarts had to repeat."""
     progress: Progress | None = None
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None
     pods: PodCounts | None = None
-    latest_checkpoint: SavedStep | None = None
+    latest_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Newest save, verified or not, as `newestVerifiedCheckpoint`."""
     newest_verified_checkpoint: SavedStep | None = None
-    best_verified_checkpoint: SavedStep | None = None
-    """Lowest validation loss."""
+    best_verified_checkpoint: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Lowest validation loss, as `newestVerifiedCheckpoint`."""
     checkpoints: Int32 = 0
-    """Checkpoint objects of this job."""
-    last_failure: Failure | None = None
-    resumption: Resumption | None = None
-    requests: Annotated[tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra=list_map("id"))] = ()
-    pinned: Pinned | None = None
+    """Number of Checkpoint objects."""
+    last_failure: Annotated[Failure | None, Field(json_schema_extra=described_elsewhere())] = None
+    """The newest failure, as `attempt.failure`."""
+    resumption: Annotated[Resumption | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Internal: search for the save to resume."""
+    requests: Annotated[
+        tuple[PendingRequest, ...], Field(max_length=16, json_schema_extra={**list_map("id"), **described_elsewhere()})
+    ] = ()
+    """Internal: saves and drains that are not confirmed."""
+    pinned: Annotated[Pinned | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Internal: pods and configuration that every restart reuses."""
 
     @property
     def terminal(self) -> bool:

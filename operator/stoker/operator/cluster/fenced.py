@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from stoker.operator.cluster.interface import Cluster, ClusterError, Keep, Listing, WatchEvent
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 
 class NotLeading(ClusterError):
-    """This replica does not hold the Lease (any more)."""
+    """This replica does not hold the Lease."""
 
 
 class FencedCluster:
-    """Asks `may_write` right before each write and each control call."""
+    """A cluster that calls `may_write` right before each write and each control call."""
 
     def __init__(self, cluster: Cluster, may_write: Callable[[], bool]) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class FencedCluster:
         self._guard()
         return await self.cluster.delete(ref, grace_s=grace_s)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         self._guard()
         return await self.cluster.call(call)
 

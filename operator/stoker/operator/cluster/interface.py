@@ -1,6 +1,7 @@
-"""The cluster as the operator sees it: raw objects in, raw objects out, one error tree. `KubeCluster` and `LocalCluster` pass one contract suite.
+"""The interface to a cluster: raw objects in, raw objects out, one tree of errors.
 
-Nothing here decides anything; whoever calls it handles conflicts by looking again.
+`KubeCluster` and `LocalCluster` implement it and pass one contract suite. Nothing here decides; a caller handles a
+conflict by observing again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 
 class ClusterError(Exception):
-    """The cluster did not do what was asked. Subclasses say why; a plain one is a transport failure."""
+    """The cluster did not carry out the request: the subclass is the reason, this class a transport failure."""
 
 
 class NotFound(ClusterError):
@@ -29,19 +30,19 @@ class Conflict(ClusterError):
 
 
 class NameTaken(Conflict):
-    """An object of somebody else has the name that one of ours must have: a person must act."""
+    """An object of another owner has the name that one of ours must have: a person must act."""
 
 
 class Gone(ClusterError):
-    """410: the resource version is too old to watch from; list again."""
+    """410: the resource version is too old to watch from; the caller lists again."""
 
 
 class Invalid(ClusterError):
-    """400 or 422: the object is refused; the message names the field. Trying again cannot help."""
+    """400 or 422: the object is refused; the message names the field. A retry cannot help."""
 
 
 class Forbidden(ClusterError):
-    """401 or 403."""
+    """401 or 403: the credentials do not allow the request."""
 
 
 class NamespaceTerminating(Forbidden):
@@ -49,7 +50,7 @@ class NamespaceTerminating(Forbidden):
 
 
 class TooManyRequests(ClusterError):
-    """429: slow down."""
+    """429: too many requests; the server may name a time to wait."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -57,7 +58,7 @@ class TooManyRequests(ClusterError):
 
 
 class ServerError(ClusterError):
-    """5xx."""
+    """5xx: the server failed."""
 
 
 class PodUnreachable(ClusterError):
@@ -77,7 +78,7 @@ class Listing:
 
     items: tuple[Object, ...]
     resource_version: str
-    """Watch from here on."""
+    """The version to watch from."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,10 @@ class WatchEvent:
 
 
 class Cluster(Protocol):
-    """Every call raises a `ClusterError`. Objects that go in are never mutated; objects that come out belong to the caller, who must not change them."""
+    """What the operator may call. Every call may raise a `ClusterError`.
+
+    Arguments are never mutated. Returned objects may be kept, and must not be changed.
+    """
 
     async def list(
         self,
@@ -99,29 +103,37 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         keep: Keep | None = None,
     ) -> Listing:
-        """All objects of a kind (of one namespace; with these labels).
+        """List the objects of a kind, of one namespace and with these labels if given.
 
-        `keep` says what is kept of each; it is asked while the list is being read, so that the whole is never in memory.
+        `keep` reduces each object while the list is being read, so that the whole list is never in memory.
         """
 
     def watch(self, kind: str, resource_version: str, *, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """Changes after `resource_version`, until the server ends the watch.
+        """Yield changes after `resource_version`, until the server ends the watch.
 
         Raises:
             Gone: the version is too old (at the start or on the way).
         """
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
-        """Raises NotFound."""
+        """Read one object. Raises NotFound."""
 
     async def create(self, body: Object) -> Object:
-        """POST; the answer carries uid and resourceVersion. Raises AlreadyExists, Invalid."""
+        """Create by POST; the answer carries uid and resourceVersion. Raises AlreadyExists, Invalid."""
 
     async def apply(self, body: Object, *, manager: str) -> Object:
-        """Server-side apply with force: fields that `manager` applied before and now leaves out are removed; fields of others stay. Creates when absent."""
+        """Apply on the server with force, or create.
+
+        Fields that `manager` applied before and leaves out now are removed; fields of other managers stay.
+        """
 
     async def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
-        """JSON merge patch. Raises NotFound; Conflict when the uid differs, or `metadata.resourceVersion` in the body does; Invalid."""
+        """Patch by JSON merge.
+
+        Raises:
+            Conflict: the uid differs, or `metadata.resourceVersion` in the body does.
+            NotFound, Invalid.
+        """
 
     async def update_status(self, ref: Ref, status: Object, *, resource_version: str | None = None) -> Object:
         """Replace `status`, nothing else. Raises NotFound; Conflict when the uid or the given version differs."""
@@ -130,10 +142,21 @@ class Cluster(Protocol):
         """Write `/scale`. Raises NotFound, Conflict on another uid, Invalid for a kind without it."""
 
     async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
-        """Begin to delete, dependents in the background. `grace_s` 0 removes a pod whose node cannot end it any more. The object as it is while it ends, None when it is gone at once. Raises NotFound; Conflict when the uid differs."""
+        """Begin to delete an object; its dependents follow in the background.
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
-        """A signed control call to a pod; the JSON answer. Raises PodUnreachable, PodRefused."""
+        Args:
+            grace_s: 0 removes a pod whose node cannot end it.
+
+        Returns:
+            The object while it ends, None when it is gone at once.
+
+        Raises:
+            Conflict: the uid differs.
+            NotFound.
+        """
+
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
+        """Send a signed control call to a pod and return the JSON answer. Raises PodUnreachable, PodRefused."""
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
-        """The pod's `/status`. Raises PodUnreachable."""
+        """Read the pod's `/status`. Raises PodUnreachable."""

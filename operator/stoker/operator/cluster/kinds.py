@@ -1,4 +1,4 @@
-"""The kinds that the operator reads or writes: where each lives in the API, and which subresources it has."""
+"""The kinds that the operator reads or writes: their place in the API and their subresources."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Kind:
     short: str = ""
     """Short name on the command line."""
     status: bool = True
-    """Has a status subresource."""
+    """Whether it has a status subresource."""
     scale: bool = False
-    """Has `/scale` over `spec.replicas` and `status.replicas`."""
+    """Whether it has `/scale` over `spec.replicas` and `status.replicas`."""
     namespaced: bool = True
 
     @property
@@ -44,6 +44,7 @@ KINDS: dict[str, Kind] = {
         Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims", "pvc"),
         Kind("Event", "v1", "events", "ev", status=False),
         Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets", "pdb"),
+        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies", "netpol", status=False),
         Kind("Node", "v1", "nodes", "no", namespaced=False),
     )
 }
@@ -53,10 +54,10 @@ OURS = tuple(name for name, kind in KINDS.items() if kind.ours)
 
 
 def find_kind(word: str) -> Kind:
-    """The kind that a person means by name, plural or short name, in any case.
+    """Find a kind by its name, plural or short name, in any case.
 
     Raises:
-        ValueError: no such kind; the message lists those that exist.
+        ValueError: there is no such kind; the message lists those that exist.
     """
     for kind in KINDS.values():
         if word.lower() in {kind.name.lower(), kind.plural, kind.short} - {""}:

@@ -1,4 +1,4 @@
-"""Talking to pods: `/status` polls and signed control calls. Knows addresses only as URLs that a cluster gives."""
+"""HTTP calls to pods: `/status` polls and signed control calls. A cluster gives their URLs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohttp
 
 from stoker.operator.cluster.interface import PodRefused, PodUnreachable
 from stoker.operator.domain.clock import Clock
-from stoker.operator.domain.plan import Call, Object
+from stoker.operator.domain.plan import ControlCall, Object
 from stoker.pod.control_key import sign
 
 CALL_TIMEOUT_S = 10.0
@@ -20,7 +20,7 @@ IDLE_S = 15.0
 
 
 class PodHttp:
-    """One client for all pods, used from one event loop. `new_token_id` never repeats."""
+    """A client for all pods, used from one event loop. `new_token_id` never repeats."""
 
     def __init__(
         self, private_key: bytes, clock: Clock, new_token_id: Callable[[], str], *, poll_timeout_s: float = 5.0
@@ -37,14 +37,14 @@ class PodHttp:
             self._session = None
 
     async def poll(self, url: str, pod_uid: str) -> Mapping[str, Any]:
-        """The pod's whole `/status`: a router names its engines only to a control token. Raises PodUnreachable."""
+        """Read the pod's whole `/status`; a router names its engines only to a control token. Raises PodUnreachable."""
         where = f"{url}/status"
         headers = self._authorization(pod_uid, "GET", "/status", b"")
         status, content = await self._ask(where, "GET", where, self.poll_timeout_s, headers=headers)
         return _json(where, status, content, PodUnreachable)
 
-    async def call(self, url: str, call: Call) -> Mapping[str, Any]:
-        """A control call with its token. Raises PodUnreachable, PodRefused."""
+    async def call(self, url: str, call: ControlCall) -> Mapping[str, Any]:
+        """Send a control call with its token. Raises PodUnreachable, PodRefused."""
         body = json.dumps(dict(call.body), separators=(",", ":")).encode()
         headers = self._authorization(call.pod.uid, call.method, call.path, body)
         headers["Content-Type"] = "application/json"
@@ -73,7 +73,7 @@ class PodHttp:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """Status and content, at most one byte more than is allowed. Raises PodUnreachable."""
+        """Send a request; status and at most one byte more than the allowed content. Raises PodUnreachable."""
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._client().request(
@@ -89,7 +89,7 @@ class PodHttp:
             raise PodUnreachable(f"{where}: {error or type(error).__name__}") from error
 
     def _client(self) -> aiohttp.ClientSession:
-        """No proxy has any business between operator and pod."""
+        """A session that uses no proxy between operator and pod."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=IDLE_S)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
@@ -97,7 +97,7 @@ class PodHttp:
 
 
 def http_port(pod: Object) -> int | str:
-    """The port that serves `/status`: the one named `http`, else the first.
+    """Find the port that serves `/status`: the one named `http`, else the first.
 
     Raises:
         PodUnreachable: the pod names no port.

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: 50 ms, doubled at each failure up to 5 minutes, with jitter."""
+"""Backoff of retries: 50 ms, doubled at each failure up to 5 minutes, with jitter."""
 
 from __future__ import annotations
 

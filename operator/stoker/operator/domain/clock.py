@@ -1,4 +1,4 @@
-"""Time as an input: the operator's machinery asks this and never the system."""
+"""Time as an input: the operator's machinery reads a `Clock`, never the system."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Clock(Protocol):
     """Wall time for what people read, monotonic time for what is measured."""
 
     def now(self) -> datetime:
-        """Aware, in UTC."""
+        """Wall time, aware, in UTC."""
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Monotonic time in seconds."""
 
     async def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -34,5 +34,5 @@ class SystemClock:
 
 
 def timestamp(moment: datetime) -> str:
-    """As Kubernetes writes it: `2026-01-31T12:00:00Z`."""
+    """The time in the form of Kubernetes: `2026-01-31T12:00:00Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -12,19 +12,22 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.text import shortened
 
 
 class Health(StrEnum):
-    """The three answers that a client of any tool can read."""
+    """Health of a resource, as every client of kstatus reads it."""
 
     READY = "Ready"
     PROGRESSING = "Progressing"
     STALLED = "Stalled"
+    IDLE = "Idle"
+    """Not ready, and as the spec asks: nothing is under way and nothing is wrong."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One wanted condition; `status` None removes it."""
+    """A condition to set; `status` None removes it."""
 
     type: str
     status: bool | None
@@ -33,7 +36,7 @@ class Condition:
 
 
 def summary(health: Health, reason: str, message: str = "") -> tuple[Condition, ...]:
-    """Ready, Reconciling and Stalled for one state of health."""
+    """The conditions Ready, Reconciling and Stalled for one state of health."""
     return (
         Condition("Ready", health is Health.READY, reason, message),
         Condition("Reconciling", True if health is Health.PROGRESSING else None, reason, message),
@@ -44,7 +47,7 @@ def summary(health: Health, reason: str, message: str = "") -> tuple[Condition, 
 def merge(
     current: Iterable[Mapping[str, Any]], wanted: Iterable[Condition], now: datetime, generation: int
 ) -> list[dict[str, Any]]:
-    """The new list, sorted by type: wanted ones replaced or removed, all others kept.
+    """The new list of conditions, sorted by type: wanted ones are replaced or removed, all others stay.
 
     `lastTransitionTime` moves only when the status flips.
     """
@@ -69,7 +72,7 @@ def _rendered(condition: Condition, old: Mapping[str, Any] | None, now: datetime
         "type": condition.type,
         "status": status,
         "reason": condition.reason,
-        "message": condition.message[:1024],
+        "message": shortened(condition.message),
         "observedGeneration": generation,
         "lastTransitionTime": timestamp(now) if flipped or old is None else old["lastTransitionTime"],
     }

@@ -1,6 +1,8 @@
-"""Names of our labels: what children carry so that state survives the operator, and what the store indexes."""
+"""Names of our labels: those by which children survive an operator, and those that the store indexes."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 PREFIX = "stoker.dev"
 
@@ -9,15 +11,31 @@ JOB_UID = f"{PREFIX}/job-uid"
 ATTEMPT = f"{PREFIX}/attempt"
 NODE_RANK = f"{PREFIX}/node-rank"
 ROLE = f"{PREFIX}/role"
-"""`trainer`, `engine`, `router` or `task`."""
+"""A `PodRole`."""
+TASK = f"{PREFIX}/task"
+"""Verb of a task pod: `verify`, `import`, `list` or `delete`."""
+TASK_TRY = f"{PREFIX}/try"
+WRITER = f"{PREFIX}/writer"
+"""The attempt whose folders a task pod lists."""
 DEPLOYMENT = f"{PREFIX}/deployment"
 DEPLOYMENT_UID = f"{PREFIX}/deployment-uid"
 POOL = f"{PREFIX}/pool"
 REVISION = f"{PREFIX}/revision"
 CHECKPOINT_UID = f"{PREFIX}/checkpoint-uid"
+EXPIRED = f"{PREFIX}/expired"
+"""Mark of a Checkpoint whose data the job's retention gives up; its own reconcile deletes data and object."""
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"
-"""Of nodes; Kubernetes' own."""
+"""Label of nodes; Kubernetes' own."""
 
 INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)
+
+
+class PodRole(StrEnum):
+    """Purpose of a pod of ours."""
+
+    TRAINER = "trainer"
+    ENGINE = "engine"
+    ROUTER = "router"
+    TASK = "task"

@@ -1,9 +1,9 @@
-"""Which nodes that nobody hears of count as lost. Pure.
+"""Classification of silent nodes: which of them count as lost. Pure.
 
-A cluster calls a node silent when its heartbeats stay away; whether the node is dead, or only the way to it is cut, nobody can tell. One silent
-node is taken for dead after a while. Many at once rather mean a cut network, or an API server that was away: then none of them is lost before
-the others are heard again. Silence counts on this operator's own clock, from when it was seen here, so nothing is judged by what went on while
-nobody listened.
+A cluster calls a node silent when its heartbeats stay away, be the node dead or only cut off. One silent node counts
+as lost after a while. Many at once point to a cut network or to an API server that was away: that is an outage, and
+none of its nodes is lost before it ends. Silence counts on this operator's own clock, from when it was first seen
+here, so time in which the operator was not watching does not count.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-DEAF_S = 1.0
-"""At least so long until the next look while no news can arrive."""
+UNWATCHED_S = 1.0
+"""Shortest time to the next look while no news of nodes can arrive."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an installation decides."""
+class NodeLimits:
+    """Limits that an installation sets."""
 
     lost_s: float
     """Silence of one node after which it is lost."""
     outage_share: float
-    """Silent nodes beyond this share of those that carry our pods are an outage; with 1 nothing is one."""
+    """Silent nodes beyond this share of the nodes that carry our pods are an outage; with 1 there is none."""
     outage_nodes: int
-    """Fewer silent nodes than this are none."""
+    """Fewer silent nodes than this are never an outage."""
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """A node on which a pod of ours has not ended."""
+    """A node with a pod of ours that has not ended."""
 
     silent: bool
     zone: str = ""
@@ -52,47 +52,53 @@ class Outage:
 
 
 @dataclass(frozen=True)
-class Silence:
-    """What is remembered from one look to the next."""
+class NodeSilence:
+    """Memory from one look at the nodes to the next."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
-    """Silent node -> monotonic time from which its silence counts."""
+    """Monotonic time from which the silence of a node counts, by node."""
     outages: Mapping[str, Outage] = field(default_factory=dict)
-    """Silent node -> the outage that it is part of."""
-    heard: bool = True
+    """The outage that a silent node is part of, by node."""
+    watched: bool = True
     """Whether news of nodes could arrive."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What holds now."""
+class NodeLoss:
+    """Silent nodes at one moment: lost ones, those that have time left, and those of an outage."""
 
     lost: frozenset[str] = frozenset()
     left_s: Mapping[str, float] = field(default_factory=dict)
-    """Silent node -> seconds until it is lost."""
+    """Seconds until a silent node is lost, by node."""
     outages: Mapping[str, Outage] = field(default_factory=dict)
+    """The outage that keeps a silent node from being lost, by node."""
 
 
-def listen(before: Silence, carriers: Mapping[str, Carrier], now_s: float, limits: Limits, *, heard: bool) -> Silence:
-    """What is known after this look. The count begins anew for every node when news can arrive again, and for the nodes of an outage at its end."""
+def note_silence(
+    before: NodeSilence, carriers: Mapping[str, Carrier], now_s: float, limits: NodeLimits, *, watched: bool
+) -> NodeSilence:
+    """The memory after a look at the nodes.
+
+    The count begins anew for every node when news can arrive again, and for the nodes of an outage at its end.
+    """
     outages = dict(_outages(carriers, limits))
-    kept = heard and before.heard
+    kept = watched and before.watched
     counted = before.since_s.keys() - before.outages.keys() if kept else set()
     silent = (name for name, carrier in carriers.items() if carrier.silent)
-    return Silence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, heard)
+    return NodeSilence({name: before.since_s[name] if name in counted else now_s for name in silent}, outages, watched)
 
 
-def judge(known: Silence, now_s: float, limits: Limits) -> Verdict:
-    """Silent nodes, sorted into lost ones, those that have time left, and those of an outage."""
+def classify(known: NodeSilence, now_s: float, limits: NodeLimits) -> NodeLoss:
+    """Sort the silent nodes into lost ones, those that have time left, and those of an outage."""
     ends = {name: since + limits.lost_s - now_s for name, since in known.since_s.items() if name not in known.outages}
-    if not known.heard:
-        return Verdict(left_s={name: max(left, DEAF_S) for name, left in ends.items()}, outages=known.outages)
+    if not known.watched:
+        return NodeLoss(left_s={name: max(left, UNWATCHED_S) for name, left in ends.items()}, outages=known.outages)
     lost = frozenset(name for name, left in ends.items() if left <= 0)
-    return Verdict(lost, {name: left for name, left in ends.items() if name not in lost}, known.outages)
+    return NodeLoss(lost, {name: left for name, left in ends.items() if name not in lost}, known.outages)
 
 
-def _outages(carriers: Mapping[str, Carrier], limits: Limits) -> Iterator[tuple[str, Outage]]:
-    """By silent node: the outage of its zone, else of all nodes."""
+def _outages(carriers: Mapping[str, Carrier], limits: NodeLimits) -> Iterator[tuple[str, Outage]]:
+    """Yield each silent node with the outage of its zone, else of all nodes."""
     zones = sorted({carrier.zone for carrier in carriers.values()} - {""})
     found = {zone: outage for zone in ("", *zones) if (outage := _outage(carriers, zone, limits)) is not None}
     for name, carrier in carriers.items():
@@ -101,8 +107,8 @@ def _outages(carriers: Mapping[str, Carrier], limits: Limits) -> Iterator[tuple[
             yield name, outage
 
 
-def _outage(carriers: Mapping[str, Carrier], zone: str, limits: Limits) -> Outage | None:
-    """Of one zone, or with an empty name of all of them."""
+def _outage(carriers: Mapping[str, Carrier], zone: str, limits: NodeLimits) -> Outage | None:
+    """The outage of one zone, or of all nodes when `zone` is empty."""
     among = [carrier for carrier in carriers.values() if zone in ("", carrier.zone)]
     silent = sum(carrier.silent for carrier in among)
     if silent < limits.outage_nodes or silent <= limits.outage_share * len(among):

@@ -1,4 +1,7 @@
-"""What a reconcile wants changed: plain values, no I/O. The executor carries them out in the order of the fields and stops at the first failure."""
+"""The input and the result of a reconcile: `Observed` and `Plan`. Plain values, no I/O.
+
+The executor carries a plan out in the order of its fields and stops at the first failure.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stoker.operator.domain.lost_nodes import Outage
+
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON data."""
 
 
 class Key(NamedTuple):
-    """Which resource to reconcile."""
+    """Identity of a resource by name."""
 
     kind: str
     namespace: str
@@ -19,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """One exact object: the uid guards against a namesake."""
+    """Identity of one exact object: the uid tells it from a later object of the same name."""
 
     kind: str
     namespace: str
@@ -28,7 +33,7 @@ class Ref(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class ControlCall:
     """A signed control call to a pod. Idempotent by the `id` in its body."""
 
     pod: Ref
@@ -65,22 +70,25 @@ class Patch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that one pass wants. The default changes nothing."""
+    """The changes that one pass asks for. The default changes nothing."""
 
     finalizers: tuple[str, ...] | None = None
-    """The whole wanted list on the resource itself; None leaves it. Finalizers that are added are written first, those removed last."""
+    """The whole list on the resource itself; None leaves it. Added finalizers are written first, removed ones last."""
     status: Object | None = None
-    """The whole wanted status; None when it is right already. Written before any child is touched, so that a cause survives a crash."""
+    """The whole new status; None when it is right already.
+
+    It is written before any child is touched, so that a cause survives a crash.
+    """
     create: tuple[Object, ...] = ()
-    """Pods, Checkpoints, EnginePools: by POST. A namesake with our owner uid counts as done."""
+    """Pods, Checkpoints, EnginePools: by POST. An existing object of that name with our owner uid counts as done."""
     apply: tuple[Object, ...] = ()
     """Other children, by server-side apply; skipped when the label with the applied hash matches."""
     patch: tuple[Patch, ...] = ()
     scale: tuple[Scale, ...] = ()
     delete: tuple[Ref, ...] = ()
-    force: tuple[Ref, ...] = ()
-    """Pods to be removed without waiting for their end: their node is lost."""
-    calls: tuple[Call, ...] = ()
+    force_delete: tuple[Ref, ...] = ()
+    """Pods that are removed without waiting for their end, because their node is lost."""
+    calls: tuple[ControlCall, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
 
@@ -91,20 +99,28 @@ class Plan:
 
 
 Report = Mapping[str, Any]
-"""The newest answer of a pod's `/status`, put into the store by the poller. A failed poll leaves the old answer: it is never a hang."""
+"""The newest answer of a pod's `/status`. A failed poll leaves the old answer: it is never a hang."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a reconcile may look at: the resource, the objects around it, the pods' reports. Everything is read-only data."""
+    """The input of a reconcile: the resource, the objects around it, the pods' reports. Read-only data."""
 
     resource: Object
     objects: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
-    """By kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
+    """Objects by kind: owned children, and what the resource refers to (Checkpoints, PersistentVolumeClaims, ...)."""
     reports: Mapping[str, Report] = field(default_factory=dict)
-    """By pod uid."""
+    """Newest reports by pod uid."""
     namespace_terminating: bool = False
-    """The cluster takes nothing new into the resource's namespace."""
+    """Whether the resource's namespace is being deleted, so that the cluster takes nothing new into it."""
+    lost_pods: tuple[Ref, ...] = ()
+    """Pods that were running on lost nodes. In `objects` they have failed."""
+    next_loss_s: float | None = None
+    """Seconds until the next silent node with a pod counts as lost."""
+    outage: Outage | None = None
+    """The outage that keeps pods of the resource from counting as lost."""
+    refusal: str | None = None
+    """The cluster's answer when it refused the last pass; None when it accepted that pass."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

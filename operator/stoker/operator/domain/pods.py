@@ -1,16 +1,18 @@
-"""Reading pods: which state one is in, and how it ended. Pure functions on raw pod objects."""
+"""State and end of pods. Pure functions on raw pod objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object, Ref
+from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
-from stoker.pod.exit_code import CAUSES, Cause
+from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 MAIN = "main"
@@ -20,7 +22,7 @@ GRACE_S = 30.0
 
 
 class PodState(StrEnum):
-    """What a pod is doing, as far as a decision needs it."""
+    """State of a pod, as far as a decision needs it."""
 
     GATED = "Gated"
     PENDING = "Pending"
@@ -31,15 +33,16 @@ class PodState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How a pod's main container ended."""
+class PodExit:
+    """End of a pod's main container."""
 
     cause: Cause
     exit_code: int | None
     detail: str
-    word: TerminationMessage | None
+    message: TerminationMessage | None
+    """The program's own; None where it left none."""
     disrupted: bool = False
-    """Evicted, pre-empted or lost with its node: not the program's doing."""
+    """Whether it was evicted, pre-empted or lost with its node."""
 
 
 def pod_state(pod: Object) -> PodState:
@@ -57,67 +60,78 @@ def pod_state(pod: Object) -> PodState:
 
 
 def ended(pod: Object) -> bool:
-    """No process of the pod runs any more."""
+    """Whether no process of the pod runs any more."""
     return pod_state(pod) in {PodState.SUCCEEDED, PodState.FAILED}
 
 
 def is_ready(pod: Object) -> bool:
-    """The pod's Ready condition is true and nobody deletes it."""
+    """Whether the pod's Ready condition is true and it is not being deleted."""
     if pod["metadata"].get("deletionTimestamp"):
         return False
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
 
 
-def exit_of(pod: Object) -> Exit:
-    """How an ended pod ended, from its last word, else from its exit code and the kubelet's reason."""
+def exit_of(pod: Object) -> PodExit:
+    """End of a pod, by its termination message, else by its exit code and the kubelet's reason."""
     status = pod.get("status", {})
     terminated = _terminated(status)
-    word = parse_termination_message(terminated.get("message", ""))
+    message = parse_termination_message(terminated.get("message", ""))
     code = terminated.get("exitCode")
-    detail = word.detail if word else _kubelet_detail(status, terminated)
-    return Exit(
-        cause=word.cause if word else _cause_without_word(status, terminated),
+    detail = message.detail if message else _kubelet_detail(status, terminated)
+    return PodExit(
+        cause=message.cause if message else _cause_without_message(status, terminated),
         exit_code=code,
         detail=detail,
-        word=word,
+        message=message,
         disrupted=_is_disrupted(status),
     )
 
 
 def ended_at(pod: Object) -> datetime | None:
-    """When its main container ended, by the clock of its node; when the pod was made, where nothing else is known."""
+    """Time at which the main container ended, by its node's clock; the pod's creation where no end is reported."""
     at = _terminated(pod.get("status", {})).get("finishedAt") or pod["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(at) if at else None
 
 
-def ended_by_itself(pod: Object, told_at: datetime) -> bool:
-    """Whether its main container ended without being killed for not going: half of the grace it had lies between, whatever the clocks' difference."""
+def ended_by_itself(pod: Object, asked_at: datetime) -> bool:
+    """Whether the main container ended before it could be killed for not going.
+
+    It had half of its grace period left at least, which covers the difference between the clocks.
+    """
     at = _terminated(pod.get("status", {})).get("finishedAt")
     grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", GRACE_S))
-    return at is not None and datetime.fromisoformat(at) < told_at + timedelta(seconds=grace_s / 2)
+    return at is not None and datetime.fromisoformat(at) < asked_at + timedelta(seconds=grace_s / 2)
 
 
 def waiting_reason(pod: Object) -> str | None:
-    """Why a pod does not run yet, in one line; None when it runs."""
+    """The reason why a pod does not run yet, in one line; None when it runs."""
     found = waiting(pod)
     if found is not None:
         return found.line
     return None if pod.get("status", {}).get("phase") == "Running" else "waiting for the pod to start"
 
 
+def image_id(pod: Object) -> str:
+    """The `imageID` of the main container; empty while its node reports none."""
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        if container.get("name") == MAIN:
+            return str(container.get("imageID") or "")
+    return ""
+
+
 def ref_of(item: Object) -> Ref:
-    """The exact object."""
+    """Identity of an object by name and uid."""
     metadata = item["metadata"]
     return Ref(item["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
 
 
 def label(item: Object, name: str) -> str:
-    """A label below `stoker.dev/`; empty when it is absent."""
-    return str(item["metadata"].get("labels", {}).get(f"stoker.dev/{name}", ""))
+    """The value of one of our labels (`labels.ROLE`); empty when it is absent.
 
-
-def with_label(items: Iterable[Object], name: str, value: str) -> tuple[Object, ...]:
-    return tuple(item for item in items if label(item, name) == value)
+    A name without a prefix stands for one below `stoker.dev/`.
+    """
+    full = name if "/" in name else f"{PREFIX}/{name}"
+    return str(item["metadata"].get("labels", {}).get(full, ""))
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,19 +142,19 @@ def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _cause_without_word(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> Cause:
+def _cause_without_message(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> Cause:
     if terminated.get("reason") == "OOMKilled":
         return Cause.OUT_OF_MEMORY
     code = terminated.get("exitCode")
     if code is None or code > 128 or status.get("reason"):
         return Cause.RANK_KILLED
-    return CAUSES.get(code, Cause.INTERNAL)
+    return cause_of_exit_code(code) or Cause.INTERNAL
 
 
 def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
-    reason = status.get("reason") or terminated.get("reason") or "the pod ended without a last word"
+    reason = status.get("reason") or terminated.get("reason") or "the pod ended without a termination message"
     message = status.get("message") or terminated.get("message") or ""
-    return f"{reason}: {message}".rstrip(": ")[:1024]
+    return shortened(f"{reason}: {message}".rstrip(": "))
 
 
 def _is_disrupted(status: Mapping[str, Any]) -> bool:

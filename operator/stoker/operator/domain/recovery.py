@@ -1,53 +1,15 @@
-"""What follows a failure: one table from cause to action, and the restart budget that progress refills."""
+"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
+from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import Exit, PodState, exit_of, label, pod_state
-from stoker.pod.exit_code import Cause
-
-
-class Action(StrEnum):
-    """What the operator does when an attempt has ended."""
-
-    COMPLETE = "Complete"
-    RETRY = "Retry"
-    """A new attempt from the newest verified checkpoint; counts against the budget."""
-    RETRY_FREE = "RetryFree"
-    """The same, but nobody's fault: does not count."""
-    RESUME_OLDER = "ResumeOlder"
-    """The checkpoint that was resumed is Corrupt; a new attempt from the one before it."""
-    CANCEL = "Cancel"
-    FAIL = "Fail"
-    """A retry cannot help."""
-
-
-ACTIONS: dict[Cause, Action] = {
-    Cause.COMPLETED: Action.COMPLETE,
-    Cause.INTERRUPTED: Action.RETRY_FREE,
-    Cause.CANCELLED: Action.CANCEL,
-    Cause.CONFIG_INVALID: Action.FAIL,
-    Cause.DATA_ERROR: Action.FAIL,
-    Cause.MODEL_ERROR: Action.FAIL,
-    Cause.CHECKPOINT_CORRUPT: Action.RESUME_OLDER,
-    Cause.STORAGE_ERROR: Action.RETRY,
-    Cause.OUT_OF_MEMORY: Action.RETRY,
-    Cause.HANG: Action.RETRY,
-    Cause.RANK_FAILED: Action.RETRY,
-    Cause.RANK_KILLED: Action.RETRY,
-    Cause.PEER_LOST: Action.RETRY,
-    Cause.NON_FINITE: Action.RETRY,
-    Cause.TASK_FAILED: Action.FAIL,
-    Cause.INTERNAL: Action.RETRY,
-}
-
-_BLAME_ORDER = (Cause.COMPLETED, Cause.PEER_LOST, Cause.INTERRUPTED, Cause.CANCELLED)
-"""Causes that name a consequence: any other cause of the same gang explains more. Least telling first."""
+from stoker.operator.domain.pods import PodExit, PodState, exit_of, label, pod_state
+from stoker.pod.causes import Action, Cause, action_after, root_cause_rank
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0
@@ -65,12 +27,13 @@ class Ending:
     rank: int | None
     node_rank: int
     node: str
+    pod: str
     disrupted: bool
 
     @property
     def action(self) -> Action:
-        """From the table; a disrupted pod (evicted, node lost) is never the job's fault."""
-        action = ACTIONS[self.cause]
+        """The action of the table; a disrupted pod (evicted, node lost) is never the job's fault."""
+        action = action_after(self.cause)
         return Action.RETRY_FREE if action is Action.RETRY and self.disrupted else action
 
 
@@ -81,55 +44,55 @@ def first_failure(pods: Iterable[Object]) -> Ending | None:
     """
     failed = [pod for pod in pods if pod_state(pod) is PodState.FAILED]
     endings = [_ending(pod, exit_of(pod)) for pod in failed]
-    return max(endings, key=_telling, default=None)
+    return min(endings, key=_root_cause_first, default=None)
 
 
 def disruption(pods: Iterable[Object]) -> Ending | None:
-    """The most telling failure that something outside of the job brought about: a lost node, an eviction."""
+    """The first cause among failures from outside of the job: a lost node, an eviction."""
     return first_failure(pod for pod in pods if exit_of(pod).disrupted)
 
 
 def lost_pod(node_rank: int, name: str) -> Ending:
-    """A pod of a started attempt that is gone without a trace (deleted by force, its node removed)."""
-    return Ending(Cause.RANK_KILLED, f"pod {name} is gone", None, None, None, node_rank, "", disrupted=True)
+    """The ending of a pod that is gone without a trace (deleted by force, its node removed)."""
+    return Ending(Cause.RANK_KILLED, f"pod {name} is gone", None, None, None, node_rank, "", name, disrupted=True)
 
 
 def retry_delay_s(failures_in_a_row: int) -> float:
-    """1 s, 2 s, 4 s ... up to 5 minutes; `failures_in_a_row` counts from 1 and starts over with progress."""
+    """Delay before a retry: 1 s, 2 s, 4 s ... up to 5 minutes. `failures_in_a_row` counts from 1."""
     return min(FIRST_DELAY_S * 2.0 ** min(max(failures_in_a_row - 1, 0), 20), LONGEST_DELAY_S)
 
 
 def task_delay_s(tries: int) -> float:
-    """10 s after the first try of a task, then 60 s: storage that is away for a moment spoils nothing."""
+    """Delay before a task is tried again: 10 s after the first try, then 60 s, while storage may be away."""
     return 10.0 if tries <= 1 else 60.0
 
 
 def left_s(ended: datetime | None, delay_s: float, now: datetime) -> float:
-    """What remains of the delay after an end that another clock has noted; never more than the whole."""
+    """Rest of a delay after an end that another clock noted; never more than the whole delay."""
     if ended is None:
         return 0.0
     return min(max((ended - now).total_seconds() + delay_s, 0.0), delay_s)
 
 
 def exhausted(failures_in_a_row: int, backoff_limit: int) -> bool:
-    """More failures without progress between them than the job allows."""
+    """Whether there were more failures without progress between them than the job allows."""
     return failures_in_a_row > backoff_limit
 
 
-def _ending(pod: Object, exit_: Exit) -> Ending:
-    word = exit_.word
+def _ending(pod: Object, exit_: PodExit) -> Ending:
+    message = exit_.message
     return Ending(
         cause=exit_.cause,
         detail=exit_.detail,
         exit_code=exit_.exit_code,
-        step=word.step if word else None,
-        rank=word.rank if word else None,
-        node_rank=int(label(pod, "node-rank") or 0),
+        step=message.step if message else None,
+        rank=message.rank if message else None,
+        node_rank=int(label(pod, NODE_RANK) or 0),
         node=str(pod["spec"].get("nodeName", "")),
+        pod=str(pod["metadata"]["name"]),
         disrupted=exit_.disrupted,
     )
 
 
-def _telling(ending: Ending) -> tuple[int, int]:
-    order = _BLAME_ORDER.index(ending.cause) if ending.cause in _BLAME_ORDER else len(_BLAME_ORDER)
-    return order, -ending.node_rank
+def _root_cause_first(ending: Ending) -> tuple[int, int]:
+    return root_cause_rank(ending.cause), ending.node_rank

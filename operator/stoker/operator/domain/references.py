@@ -1,4 +1,7 @@
-"""Which other objects a manifest names. Pure; it knows the shapes of Kubernetes references and of ours (`checkpointRef`, `jobRef`)."""
+"""Objects that a manifest names. Pure.
+
+It knows the shapes of Kubernetes references and of ours (`checkpointRef`, `jobRef`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ CLAIM_SCHEME = "pvc://"
 class _Shape(NamedTuple):
     kind: str
     fields: tuple[str, ...]
-    """Where the name is inside the value; none: the value is the name itself."""
+    """Fields of the value that hold the name; none where the value is the name itself."""
 
 
 _SHAPES: dict[str, _Shape] = {
@@ -37,7 +40,7 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def references(resource: Object) -> frozenset[Key]:
-    """Objects of the same namespace that spec or status of `resource` name; of a pod its node alone, as no more of it is kept."""
+    """Objects of the same namespace that spec or status of `resource` name; for a pod only its node."""
     spec = resource.get("spec")
     if resource["kind"] == "Pod":
         node = (spec or {}).get("nodeName")

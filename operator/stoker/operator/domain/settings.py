@@ -1,11 +1,20 @@
-"""What an installation decides once for every resource. Reconcilers receive it and read nothing else of their surroundings."""
+"""Settings of an installation, the same for every resource. Reconcilers read nothing else of their surroundings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.operator.domain.lost_nodes import Limits
+from stoker.operator.domain.lost_nodes import NodeLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPolicies:
+    """Who may reach pods from outside of their own resource."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, object], ...] = ()
+    """NetworkPolicyPeers that may scrape agents and engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +30,9 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, beside those that a resource names itself."""
     python: tuple[str, ...] = ("python",)
-    """How a pod starts Python; the embedded cluster replaces `python` by its own interpreter."""
+    """Command that starts Python in a pod; the embedded cluster replaces `python` by its own interpreter."""
     control_public_keys: Mapping[str, str] = field(default_factory=dict)
-    """File name (`*.pem`) -> public key in PEM: the data of the ConfigMap `stoker-control-keys` in each namespace with pods."""
+    """Public keys in PEM by file name (`*.pem`): the data of the ConfigMap of each namespace with pods."""
     control_keys_config_map: str = "stoker-control-keys"
 
     agent_port: int = 8080
@@ -32,35 +41,37 @@ class Settings:
     router_port: int = 8000
 
     poll_interval_s: float = 2.0
-    """Between two looks at one pod's `/status`."""
+    """Time between two polls of one pod's `/status`."""
     poll_timeout_s: float = 5.0
     resync_interval_s: float = 600.0
     workers: int = 8
-    """Reconciles at the same time; one key is never in two of them."""
+    """Passes at the same time; one key is never in two of them."""
     max_requests: int = 128
     """API writes at the same time."""
 
-    # Of pods whose resource names none.
+    # Resources of pods whose owner names none.
     router_resources: Mapping[str, Mapping[str, str]] = field(
         default_factory=lambda: {"requests": {"cpu": "250m", "memory": "256Mi"}}
     )
     task_resources: Mapping[str, Mapping[str, str]] = field(
-        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}}
+        default_factory=lambda: {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     )
     drain_timeout_s: float = 300.0
-    """Longest drain of an engine before its pod is deleted all the same."""
+    """Longest drain of an engine before its pod is deleted anyway."""
     router_acknowledge_s: float = 10.0
-    """How long a drain waits for every Ready router to take the snapshot without the pod."""
+    """Longest wait of a drain for every Ready router to take the snapshot without the pod."""
     task_deadline_s: int = 3600
     """`activeDeadlineSeconds` of a task pod."""
     node_lost_s: float = 10.0
-    """A pod is lost when its node has been silent for so long after the cluster said so."""
+    """Silence of a node after which its pods are lost, counted from when the cluster reported it."""
     node_outage_share: float = 0.5
     node_outage_nodes: int = 3
-    """More silent nodes at once than this share of those with pods, and at least so many: none of them is lost."""
+    """Silent nodes beyond that share of the nodes with pods, and at least so many, are an outage: none is lost."""
+    network_policies: NetworkPolicies | None = None
+    """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True
-    """Whether the absence of a Secret can be told; else nothing waits for one."""
+    """Whether the operator may see that a Secret is absent; otherwise nothing waits for one."""
 
     @property
-    def node_limits(self) -> Limits:
-        return Limits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)
+    def node_limits(self) -> NodeLimits:
+        return NodeLimits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)

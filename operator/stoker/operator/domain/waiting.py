@@ -1,4 +1,4 @@
-"""Why a pod does not run yet, in one line that names what is missing. Pure functions on raw pod objects."""
+"""The reason why a pod does not run yet, in one line that names what is missing. Pure functions on raw pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"}
 _STUCK = frozenset(
     {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "ImageInspectError"}
 )
-"""A person must act: the image or what the container refers to is not there."""
+"""Reasons that need a person: the image, or what the container refers to, does not exist."""
 
 _NODES = re.compile(r"^0/(?P<total>\d+) nodes are available: (?P<why>.*?)\.(?: |$)")
 _LACK = re.compile(r"^(?P<count>\d+) Insufficient (?P<resource>\S+)$")
@@ -25,12 +25,12 @@ _OTHER = re.compile(r"^(?P<count>\d+) (?:node\(s\) )?(?P<text>.*)$")
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a pod waits for."""
+    """The thing that a pod waits for."""
 
     reason: str
     message: str
     stuck: bool = False
-    """Waiting alone will not help."""
+    """Whether waiting alone cannot help."""
 
     @property
     def line(self) -> str:
@@ -38,14 +38,14 @@ class Waiting:
 
 
 def waiting(pod: Object) -> Waiting | None:
-    """None when the pod runs, has ended, or nobody has said anything about it yet."""
+    """The thing that the pod waits for; None when it runs, has ended, or its cluster reports nothing yet."""
     status = pod.get("status", {})
     containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
     return _of_containers(containers) or _of_scheduling(status.get("conditions", ()))
 
 
 def condensed(message: str) -> str:
-    """The scheduler's message without what it tried: `2 of 3 nodes lack nvidia.com/gpu, 1 had untolerated taint {a: b}`."""
+    """The scheduler's message, shortened to what is missing: `2 of 3 nodes lack nvidia.com/gpu, 1 had taint {a: b}`."""
     text = " ".join(message.split())
     found = _NODES.match(text)
     if found is None:
@@ -55,7 +55,10 @@ def condensed(message: str) -> str:
 
 
 def missing_volume(pod_spec: Mapping[str, Any], present: Mapping[str, set[str]]) -> str | None:
-    """The first volume whose object does not exist. `present` has the names of those that do, by kind; a kind that is not in it is unknown."""
+    """The first volume whose object does not exist.
+
+    `present` has the names of existing objects by kind; a kind that is not in it is not checked.
+    """
     for volume in pod_spec.get("volumes") or ():
         for kind, name in _sources(volume):
             if kind in present and name not in present[kind]:
@@ -64,7 +67,7 @@ def missing_volume(pod_spec: Mapping[str, Any], present: Mapping[str, set[str]])
 
 
 def mounting(pod: Object, pod_spec: Mapping[str, Any]) -> str | None:
-    """What the node has to mount before a scheduled pod can start; the cluster says no more than that it has not yet."""
+    """Volumes that the node has to mount before a scheduled pod can start; clusters only report that it has not."""
     conditions = {found["type"]: found["status"] for found in pod.get("status", {}).get("conditions", ())}
     if conditions.get("PodScheduled") != "True" or conditions.get("PodReadyToStartContainers") != "False":
         return None
@@ -74,7 +77,7 @@ def mounting(pod: Object, pod_spec: Mapping[str, Any]) -> str | None:
 
 
 def _mount(volume: Mapping[str, Any]) -> str:
-    """`Secret keys (key a, key b)`; what we make ourselves is not worth a word."""
+    """One volume in words: `Secret keys (key a, key b)`; empty for what the operator makes itself."""
     source = next(iter(_sources(volume)), None)
     if source is None or (source[0] == "ConfigMap" and str(volume.get("name")).startswith("stoker-")):
         return ""
@@ -118,7 +121,7 @@ def _part(part: str, total: str) -> str:
 
 
 def _sources(volume: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Objects that the volume cannot be mounted without."""
+    """Yield kind and name of each object that the volume cannot be mounted without."""
     config_map, secret, claim = (volume.get(name) for name in ("configMap", "secret", "persistentVolumeClaim"))
     if config_map and not config_map.get("optional"):
         yield "ConfigMap", str(config_map.get("name"))

@@ -1,7 +1,8 @@
-"""Carries a Plan out, in the order of its fields, and stops at the first failure. It decides nothing.
+"""The executor of plans: the order of their fields is the order of its writes. It decides nothing.
 
-Every step may be repeated after a crash at any point: a namesake that is ours counts as created, a child with the wanted hash
-as applied, an object that is gone as deleted. Answers are written through to the store.
+It stops at the first failure. Every step may be repeated after a crash at any point: an object of the same name that is
+ours counts as created, a child with the wanted hash as applied, an object that is gone as deleted. Answers are written
+through to the store.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from stoker.operator.cluster.interface import (
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
-from stoker.operator.domain.plan import Call, Event, Key, Object, Plan, Ref
+from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Plan, Ref
+from stoker.operator.domain.text import shortened
 from stoker.operator.loop.store import Store, key_of
 
 log = logging.getLogger(__name__)
 
 MANAGER = "stoker-operator"
 EVENT_WINDOW_S = 600
-"""The same event about the same object appears once in this time."""
-MAX_EVENT_MESSAGE = 1024
+"""An event about an object is written once in this time."""
 
 LARGEST_BATCH = 256
-"""Objects made side by side. Batches begin with one and double: what the cluster refuses costs one request, not a thousand."""
+"""Objects made at the same time. Batches begin with one object and double, so that a refusal costs one request."""
 
 T = TypeVar("T")
 
 
-class Executor:
+class PlanExecutor:
     """The only writer of the operator."""
 
     def __init__(self, cluster: Cluster, store: Store, clock: Clock, *, max_requests: int = 32) -> None:
@@ -67,14 +68,14 @@ class Executor:
         for scale in plan.scale:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
         await self._in_batches(self._delete, plan.delete)
-        await self._in_batches(self._remove, plan.force)
+        await self._in_batches(self._remove, plan.force_delete)
         await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
         await self._remove_finalizers(resource, plan)
 
     async def record(self, resource: Object, event: Event) -> None:
-        """Write an Event. It is advice to people: where none can be written, the work goes on."""
+        """Write an Event. Where the cluster takes none, the work goes on."""
         try:
             await self._limited(self.cluster.create(event_object(resource, event, self.clock.now())))
         except AlreadyExists:
@@ -110,7 +111,11 @@ class Executor:
         return written
 
     async def _in_batches(self, act: Callable[[T], Awaitable[None]], given: Sequence[T]) -> None:
-        """Act on all, more and more of them side by side; the first failure of a batch is raised when the batch is over."""
+        """Act on all items, in batches that double in size.
+
+        Raises:
+            Exception: the first failure of a batch, when that batch is over.
+        """
         begin, size = 0, 1
         while begin < len(given):
             batch = given[begin : begin + size]
@@ -133,7 +138,10 @@ class Executor:
         self.store.put(created)
 
     async def apply(self, body: Object) -> None:
-        """Server-side apply, skipped when the wanted hash is there. It would take over a namesake, so what people name like ours is looked at first."""
+        """Apply an object, unless the wanted hash is there already.
+
+        Server-side apply takes over any object of that name, so names that people may also use are looked up first.
+        """
         known = self.store.get(_key(body))
         if is_applied(body, known):
             return
@@ -143,7 +151,7 @@ class Executor:
         self.store.put(await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER)))
 
     async def _ours(self, body: Object) -> Object:
-        """The object that has the name of `body`.
+        """The existing object with the name of `body`.
 
         Raises:
             NotFound: there is none.
@@ -155,11 +163,11 @@ class Executor:
         return live
 
     async def discard(self, resource: Object) -> None:
-        """Delete an object that nobody needs any more."""
+        """Delete an object that is not needed any more."""
         await self._delete(ref_of(resource))
 
-    async def _call(self, call: Call) -> None:
-        """A pod that does not answer keeps no other from hearing."""
+    async def _call(self, call: ControlCall) -> None:
+        """Send one control call. Calls run side by side, so a pod that does not answer delays no other."""
         await self._limited(self.cluster.call(call))
 
     async def _remove(self, ref: Ref) -> None:
@@ -168,7 +176,7 @@ class Executor:
     async def _delete(self, ref: Ref, grace_s: int | None = None) -> None:
         try:
             left = await self._limited(self.cluster.delete(ref, grace_s=grace_s))
-        except (NotFound, Conflict):  # gone already, or a namesake took its place
+        except (NotFound, Conflict):  # gone already, or replaced by another object of that name
             left = None
         if left is None:
             self.store.remove(Key(ref.kind, ref.namespace, ref.name), ref.uid)
@@ -181,7 +189,7 @@ class Executor:
 
 
 async def _all(acts: Iterable[Awaitable[None]]) -> None:
-    """All side by side to their end, then the first failure."""
+    """Wait for all of them, then raise the first failure."""
     for result in await asyncio.gather(*acts, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -192,7 +200,7 @@ def ref_of(resource: Object) -> Ref:
 
 
 def is_ours(live: Object, wanted: Object) -> bool:
-    """Whether an object with the wanted name was made for the same owner: by owner references, or by our uid labels."""
+    """Whether an object was made for the same owner, by its owner references or by our uid labels."""
     owners = {owner["uid"] for owner in live["metadata"].get("ownerReferences") or ()}
     wanted_owners = {owner["uid"] for owner in wanted["metadata"].get("ownerReferences") or ()}
     if wanted_owners:
@@ -204,13 +212,16 @@ def is_ours(live: Object, wanted: Object) -> bool:
 
 
 def _may_be_taken(body: Object) -> bool:
-    """A Service or budget named after a deployment; those of trainers carry a hash in their names."""
+    """Whether a person may have given the same name: Services and budgets are named after a deployment."""
     role = (body["metadata"].get("labels") or {}).get(ROLE)
     return body["kind"] in ("Service", "PodDisruptionBudget") and role != "trainer"
 
 
 def event_object(resource: Object, event: Event, now: datetime) -> Object:
-    """A core/v1 Event whose name follows from its content and the time window, so that a repetition is the same object."""
+    """The core/v1 Event.
+
+    Its name follows from its content and the time window, so that a repetition is the same object.
+    """
     metadata = resource["metadata"]
     window = int(now.timestamp()) // EVENT_WINDOW_S
     content = "\n".join((metadata["uid"], event.type, event.reason, event.message, str(window)))
@@ -226,7 +237,7 @@ def event_object(resource: Object, event: Event, now: datetime) -> Object:
         "involvedObject": {"apiVersion": resource["apiVersion"], "kind": resource["kind"], **about},
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:MAX_EVENT_MESSAGE],
+        "message": shortened(event.message),
         "source": {"component": MANAGER},
         "reportingComponent": MANAGER,
         "reportingInstance": MANAGER,

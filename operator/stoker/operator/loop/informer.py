@@ -1,4 +1,4 @@
-"""Keeps one kind of the store equal to the cluster: list, then watch; list again when the watch cannot go on."""
+"""The informer of one kind: list, then watch; list again when the watch cannot go on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker.operator.loop.store import Store, key_of, version_of
 log = logging.getLogger(__name__)
 
 MAX_SILENCE_S = 120.0
-"""A watch that brings no event, no bookmark and no end for so long is taken for dead."""
+"""A watch without event, bookmark or end for so long counts as dead."""
 SHORTEST_WATCH_S = 0.5
-"""A watch that the server ends sooner is begun anew after a pause."""
+"""A watch that the server ends sooner is repeated after a pause."""
 EVENTS_AT_ONCE = 32
-"""After so many the Lease, the probes and the other kinds get their turn."""
+"""Events after which the event loop runs its other tasks (lease, probes, other kinds)."""
 LONGEST_BACKOFF_S = 30.0
 
 
 class Informer:
-    """One kind. The store's listeners hear of changes; `synced` is set after the first list."""
+    """Keeps one kind of the store equal to the cluster; `synced` is set after the first list."""
 
     def __init__(
         self, cluster: Cluster, kind: str, store: Store, clock: Clock, jitter: Jitter, *, namespace: str | None = None
@@ -42,11 +42,11 @@ class Informer:
         return self.clock.monotonic() - self._heard_at
 
     def stuck_s(self) -> float:
-        """Seconds without a sign of life, a failure that was noticed and will be tried again included: the operator's liveness."""
+        """Seconds without a sign of life, for the operator's liveness; a noticed failure is a sign of life too."""
         return self.clock.monotonic() - max(self._heard_at, self._failed_at)
 
     async def run(self) -> None:
-        """Follow the cluster for ever; failures are waited out."""
+        """Follow the cluster for ever, with a backoff after failures."""
         version: str | None = None
         failures = 0
         while True:
@@ -70,19 +70,19 @@ class Informer:
                 await self.clock.sleep(max(delay, min(wait_s, LONGEST_BACKOFF_S)))
 
     async def _list(self) -> str:
-        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.keep)
+        listing = await self.cluster.list(self.kind, namespace=self.namespace, keep=self.store.pruned)
         version = int(listing.resource_version)
         self.store.forget_unlisted(self.kind, listing.items, version, self.namespace)
         for number, item in enumerate(listing.items):
             self.store.put(item)
             if number % EVENTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._hear()
+        self._note_life()
         self.synced.set()
         return listing.resource_version
 
     async def _watch(self, version: str) -> str:
-        """Take events until the server ends the watch; the version to go on from.
+        """Take events until the server ends the watch, and return the version to go on from.
 
         Raises:
             ClusterError: the watch failed, or was silent for too long.
@@ -100,7 +100,7 @@ class Informer:
                 finally:
                     silence.cancel()
             version = following.result()
-            self._hear()
+            self._note_life()
             if self.clock.monotonic() - begun < SHORTEST_WATCH_S:
                 await self.clock.sleep(SHORTEST_WATCH_S)
             return version
@@ -109,11 +109,11 @@ class Informer:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self, version: str) -> str:
-        """Take every event; others get their turn now and then, however many there are."""
+        """Take every event, and let other tasks run now and then."""
         taken = 0
         async for event in self.cluster.watch(self.kind, version, namespace=self.namespace):
             self._take(event)
-            self._hear()
+            self._note_life()
             version = event.object["metadata"]["resourceVersion"]
             taken += 1
             if taken % EVENTS_AT_ONCE == 0:
@@ -129,5 +129,5 @@ class Informer:
             return
         self.store.put(event.object)
 
-    def _hear(self) -> None:
+    def _note_life(self) -> None:
         self._heard_at = self.clock.monotonic()

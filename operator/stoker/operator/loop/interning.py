@@ -1,4 +1,7 @@
-"""Equal parts of many objects as one part in memory: a thousand jobs of one make have one pod template, not a thousand."""
+"""Interning of JSON data: equal parts of many objects are one part in memory.
+
+A thousand jobs of one make have one pod template, not a thousand.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,28 @@ from collections.abc import Mapping
 from typing import Any
 
 ENTRIES = 20_000
-"""Parts in one of the two generations; one that is not asked for in the life of a generation is forgotten, not lost."""
+"""Parts in one of the two generations. A part that is not met again during a generation is only forgotten."""
 
 
-class Shared:
-    """Plain JSON data in, equal data out that shares what was seen before. Nobody may change what comes out."""
+class Interner:
+    """A table of parts that were seen before. What it returns is shared and must never be changed."""
 
     def __init__(self, entries: int = ENTRIES) -> None:
         self.entries = entries
         self._young: dict[tuple[Any, ...], Any] = {}
         self._old: dict[tuple[Any, ...], Any] = {}
 
-    def one(self, value: Any) -> Any:
-        """From the leaves up. A part is known by its own parts: these are shared already, so their addresses say which they are.
+    def intern(self, value: Any) -> Any:
+        """Return equal data that shares its parts with what was seen before.
 
-        What stands in a table holds its parts, so an address in a key is never given to anything else.
+        It works from the leaves up: parts of a part are interned already, so their addresses identify them. The table
+        keeps each value and its parts alive, so an `id()` used in a key cannot be reused.
         """
         if isinstance(value, Mapping):
-            made = {sys.intern(name): self.one(inner) for name, inner in value.items()}
+            made = {sys.intern(name): self.intern(inner) for name, inner in value.items()}
             return self._known((dict, *((name, _mark(inner)) for name, inner in made.items())), made)
         if isinstance(value, list | tuple):
-            items = [self.one(inner) for inner in value]
+            items = [self.intern(inner) for inner in value]
             return self._known((list, *map(_mark, items)), items)
         return sys.intern(value) if isinstance(value, str) else value
 
@@ -43,7 +47,7 @@ class Shared:
 
 
 def _mark(value: Any) -> Any:
-    """What a part is known by: its address, or for a number its type and value, because 1, 1.0 and true are equal."""
+    """The identity of a part: its address; for a number its type and value, because 1, 1.0 and true are equal."""
     if isinstance(value, dict | list | str):
         return id(value)
     return type(value), value

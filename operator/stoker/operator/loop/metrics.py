@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus about itself."""
+"""The operator's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class OperatorMetrics:
-    """One registry per process. The figures of a leader are read from it when Prometheus asks, through `watch`."""
+    """The metrics of one process. The state of a leader is read when Prometheus asks, through `watch`."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -32,16 +32,16 @@ class OperatorMetrics:
             ["method", "resource", "code"], buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
         self._leader = Gauge("stoker_operator_leader", "1 while this replica works", registry=self.registry)
-        self._wake_ups = Counter("stoker_operator_wake_ups", "Changes that Kopf told us of", registry=self.registry)
+        self._wake_ups = Counter("stoker_operator_wake_ups", "Changes that Kopf reported", registry=self.registry)
 
     def reconciled(self, kind: str, seconds: float, problem: str | None) -> None:
-        """A pass is over; `problem` is the error's name."""
+        """Count a pass; `problem` is the name of its error."""
         self._passes.labels(kind).observe(seconds)
         if problem is not None:
             self._failures.labels(kind, problem).inc()
 
     def requested(self, method: str, resource: str, code: int, seconds: float) -> None:
-        """The API server answered (or not: code 0)."""
+        """Count a request to the API server; code 0 when it did not answer."""
         self._requests.labels(method, resource, str(code)).observe(seconds)
 
     def woken(self) -> None:
@@ -50,13 +50,13 @@ class OperatorMetrics:
     def lead(self, leading: bool) -> None:
         self._leader.set(1 if leading else 0)
 
-    def watch(self, figures: Callable[[], Figures | None]) -> None:
-        """Gauges that are read from the operator at work; None: nothing is at work here."""
-        self.registry.register(_AtWork(figures))
+    def watch(self, state: Callable[[], OperatorState | None]) -> None:
+        """Register gauges that read the state of the operator at work; None while none is at work here."""
+        self.registry.register(_AtWork(state))
 
 
-class Figures:
-    """A moment of the operator at work."""
+class OperatorState:
+    """State of the operator at work, at one moment."""
 
     def __init__(
         self,
@@ -77,23 +77,26 @@ class Figures:
 
 
 class _AtWork(Collector):
-    def __init__(self, figures: Callable[[], Figures | None]) -> None:
-        self.figures = figures
+    def __init__(self, state: Callable[[], OperatorState | None]) -> None:
+        self.state = state
 
     def collect(self) -> Iterator[Metric]:
-        now = self.figures()
+        now = self.state()
         if now is None:
             return
         single = {
             "queue_depth": ("Resources that wait for a pass", now.queue),
             "queue_delayed": ("Resources with a pass at a later time", now.delayed),
-            "polls_running": ("Questions to pods under way", now.polls),
-            "nodes_silent": ("Nodes with pods that the cluster does not hear of", now.nodes.silent),
-            "nodes_in_outage": ("Silent nodes that are not taken for lost, because so many are", now.nodes.in_outage),
+            "polls_running": ("Polls of pods under way", now.polls),
+            "nodes_silent": ("Nodes with pods whose heartbeats stay away", now.nodes.silent),
+            "nodes_in_outage": (
+                "Silent nodes that do not count as lost, because too many are silent",
+                now.nodes.in_outage,
+            ),
         }
         for name, (text, value) in single.items():
             yield GaugeMetricFamily(f"stoker_operator_{name}", text, value=value)
-        text = "Times that so many nodes were silent at once that none was taken for lost"
+        text = "Outages: so many nodes were silent at once that none counted as lost"
         yield CounterMetricFamily("stoker_operator_node_outages", text, value=now.nodes.outages)
         objects = GaugeMetricFamily("stoker_operator_objects", "Objects that the operator knows", labels=["kind"])
         for kind, count in sorted(now.objects.items()):

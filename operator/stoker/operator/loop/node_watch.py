@@ -1,4 +1,7 @@
-"""Looks at the nodes that carry our pods, keeps their silence from one look to the next, and tells whom it concerns when an outage begins or ends."""
+"""Watch over the nodes that carry our pods: their silence from one look to the next, and outages.
+
+When an outage begins or ends, the resources with pods on its nodes are woken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.labels import ZONE
-from stoker.operator.domain.lost_nodes import Carrier, Limits, Outage, Silence, Verdict, judge, listen
+from stoker.operator.domain.lost_nodes import Carrier, NodeLimits, NodeLoss, NodeSilence, Outage, classify, note_silence
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.pods import ended
 from stoker.operator.loop.store import Change, Store
@@ -16,57 +19,67 @@ from stoker.operator.loop.store import Change, Store
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Between two looks while a node is silent."""
+"""Time between two looks while a node is silent."""
 
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """For Prometheus."""
+    """Counts for Prometheus."""
 
     silent: int
     """Silent nodes that carry our pods."""
     in_outage: int
     outages: int
-    """Outages that began since this operator leads."""
+    """Outages that began since this operator began to lead."""
 
 
 class NodeWatch:
-    """`hears` says whether news of nodes can arrive; `wake` gets every node that an outage begins or ceases to hold."""
+    """Silent and lost nodes.
+
+    Args:
+        watched: whether news of nodes can arrive.
+        wake: called with every node that joins or leaves an outage.
+    """
 
     def __init__(
-        self, store: Store, clock: Clock, limits: Limits, hears: Callable[[], bool], wake: Callable[[Object], None]
+        self,
+        store: Store,
+        clock: Clock,
+        limits: NodeLimits,
+        watched: Callable[[], bool],
+        wake: Callable[[Object], None],
     ) -> None:
         self.store = store
         self.clock = clock
         self.limits = limits
-        self.hears = hears
+        self.watched = watched
         self.wake = wake
         self._silent: set[str] = set()
-        self._known = Silence()
+        self._known = NodeSilence()
         self._due_at = float("-inf")
         self._began = 0
         store.listeners.append(self._on_change)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look at the nodes for ever."""
         while True:
             self.look()
             await self.clock.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Take note of how things are at this moment."""
+        """Take note of the silent nodes of this moment."""
         before, now_s = self._known, self.clock.monotonic()
         self._due_at = now_s + LOOK_S
         if not self._silent and not before.since_s:
             return
-        self._known = listen(before, self._carriers(), now_s, self.limits, heard=self.hears())
-        self._tell_of_outages(before.outages, self._known.outages)
+        self._known = note_silence(before, self._carriers(), now_s, self.limits, watched=self.watched())
+        self._report_outages(before.outages, self._known.outages)
 
-    def verdict(self) -> Verdict:
-        """What holds now. A node that fell silent or spoke since the last look is looked at first."""
+    def losses(self) -> NodeLoss:
+        """Lost and silent nodes now; looks first where a node fell silent or came back since the last look."""
         if self.clock.monotonic() >= self._due_at:
             self.look()
-        return judge(self._known, self.clock.monotonic(), self.limits)
+        return classify(self._known, self.clock.monotonic(), self.limits)
 
     @property
     def counts(self) -> NodeCounts:
@@ -83,13 +96,13 @@ class NodeWatch:
         self._due_at = float("-inf")
 
     def _carriers(self) -> dict[str, Carrier]:
-        """Nodes on which a pod of ours has not ended."""
+        """Nodes with a pod of ours that has not ended."""
         pods = self.store.of_kind("Pod")
         names = sorted({str(pod["spec"].get("nodeName") or "") for pod in pods if not ended(pod)})
         nodes = {name: self.store.get(Key("Node", "", name)) for name in names}
         return {name: Carrier(name in self._silent, _zone(node)) for name, node in nodes.items() if node is not None}
 
-    def _tell_of_outages(self, before: Mapping[str, Outage], now: Mapping[str, Outage]) -> None:
+    def _report_outages(self, before: Mapping[str, Outage], now: Mapping[str, Outage]) -> None:
         for name in sorted(before.keys() ^ now.keys()):
             node = self.store.get(Key("Node", "", name))
             if node is not None:
@@ -98,13 +111,13 @@ class NodeWatch:
         past = {outage.zone for outage in before.values()}
         for zone in sorted(zones.keys() - past):
             self._began += 1
-            log.warning("no pod is taken for lost: %s", zones[zone].text)
+            log.warning("no pod counts as lost: %s", zones[zone].text)
         for zone in sorted(past - zones.keys()):
             log.info("the outage of %s is over", f"zone {zone}" if zone else "nodes")
 
 
 def is_silent(node: Object) -> bool:
-    """Whether the cluster does not hear of the node; one that answers badly is not silent."""
+    """Whether the node's heartbeats stay away; a node that reports a problem is not silent."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return any(found["type"] == "Ready" and found["status"] == "Unknown" for found in conditions)
 

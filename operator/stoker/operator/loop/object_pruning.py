@@ -1,6 +1,6 @@
-"""What the operator keeps of an object: the parts that a reconcile may read. With a thousand jobs this is what its memory is made of.
+"""Pruning of objects to the parts that a reconcile may read. With a thousand jobs they fill the operator's memory.
 
-Pure. An object that is kept is never written back whole, so nothing is lost in the cluster.
+Pure. A pruned object is never written back whole, so nothing is lost in the cluster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker.operator.domain.labels import ZONE
 from stoker.operator.domain.plan import Object
 
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
-"""Of ConfigMaps and Secrets: whether they exist and what was applied last (a label) is enough; secrets have no business here."""
+"""Content of ConfigMaps and Secrets: their existence and the label with the applied hash are enough."""
 _POD_SPEC = ("nodeName", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
@@ -22,11 +22,11 @@ _NODE_LABELS = (ZONE,)
 _METADATA = ("managedFields", "selfLink")
 _ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 LONGEST_SHARED = 64
-"""Characters. Shorter texts are kept once, however many objects say them."""
+"""Characters of the longest text that is interned."""
 
 
-def kept(resource: Object, old: Object | None = None) -> Object:
-    """The object without what no reconcile reads; equal texts are one text in memory, and so is what has not changed since `old`."""
+def pruned(resource: Object, old: Object | None = None) -> Object:
+    """The object without what no reconcile reads, sharing equal texts and the parts that `old` has too."""
     parts = dict(resource)
     parts["metadata"] = _metadata(resource["metadata"])
     if resource["kind"] in ("ConfigMap", "Secret"):
@@ -36,28 +36,28 @@ def kept(resource: Object, old: Object | None = None) -> Object:
         parts |= _pod(parts)
     if resource["kind"] == "Node":
         parts = _node(parts)
-    shared: Object = share(parts, old)
+    shared: Object = reuse_equal(parts, old)
     return shared
 
 
-def share(value: Any, old: Any = None) -> Any:
-    """The same plain data with short texts and all field names shared, and with the parts of `old` that are equal."""
+def reuse_equal(value: Any, old: Any = None) -> Any:
+    """Equal data with interned field names and short texts, and with the parts of `old` that are equal."""
     if isinstance(value, Mapping):
         if value == old:
             return old
         before = old if isinstance(old, Mapping) else {}
-        return {sys.intern(name): share(inner, before.get(name)) for name, inner in value.items()}
+        return {sys.intern(name): reuse_equal(inner, before.get(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         if value == old:
             return old
-        return [share(inner) for inner in value]
+        return [reuse_equal(inner) for inner in value]
     if isinstance(value, str) and len(value) <= LONGEST_SHARED:
         return sys.intern(value)
     return value
 
 
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Place, gates, phase, conditions and the state of the containers: what a pod is waiting for and how it ended."""
+    """Node, gates, phase, conditions and container states: what a pod waits for and how it ended."""
     parts: dict[str, Any] = {}
     if "spec" in pod:
         parts["spec"] = _some(pod["spec"], _POD_SPEC)
@@ -74,11 +74,14 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 def _container(found: Mapping[str, Any]) -> dict[str, Any]:
     state = found.get("state") or {}
-    return {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+    left = {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+    if "@" in (found.get("imageID") or ""):  # a digest; long, and the same in thousands of pods
+        left["imageID"] = sys.intern(found["imageID"])
+    return left
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether it is heard of, and its zone; heartbeats of a healthy node leave it as it is."""
+    """Ready condition and zone, so that heartbeats of a healthy node change nothing."""
     metadata = _some(node["metadata"], ("name", "uid", "resourceVersion", "deletionTimestamp"))
     labels = _some(node["metadata"].get("labels") or {}, _NODE_LABELS)
     if labels:

@@ -1,8 +1,8 @@
-"""What a reconcile gets to see, and who must look again when an object changes. Pure: reads the store, never the cluster.
+"""The observation of a resource, and the resources that an object concerns. Pure: reads the store, never the cluster.
 
-Every kind sees its owned children and whatever its spec and status name. The tables below add what is neither:
-a TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's deployment,
-the users of a Checkpoint.
+Every kind observes its owned children and whatever its spec and status name. The tables below add what is neither: a
+TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's
+deployment, the users of a Checkpoint.
 """
 
 from __future__ import annotations
@@ -12,15 +12,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.operator.cluster.kinds import OURS
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.plan import Key, Object, Observed, Report
 from stoker.operator.domain.references import references
+from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.loop.store import Store, key_of
 
 
-def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "stoker-control-keys") -> Observed | None:
+def observe(
+    store: Store,
+    key: Key,
+    now_s: float,
+    *,
+    keys_config_map: str = "stoker-control-keys",
+    losses: NodeLoss | None = None,
+) -> Observed | None:
     """Everything that the reconcile of `key` may look at, or None when the resource is gone.
 
-    `now_s` is monotonic time, for what is true for a while only. Objects of a kind are in the order of their names, each once.
+    Args:
+        now_s: monotonic time, for facts that expire.
+        losses: lost and silent nodes; pods of lost ones have failed in the observation.
+
+    Objects of a kind are in the order of their names, each once.
     """
     resource = store.get(key)
     if resource is None:
@@ -29,12 +42,18 @@ def observe(store: Store, key: Key, now_s: float, *, keys_config_map: str = "sto
     for found in _around(store, resource, keys_config_map):
         around[key_of(found)] = found
     around.pop(key, None)
-    ending = store.is_terminating(key.namespace, now_s)
-    return Observed(resource, _by_kind(around.values()), _reports(store, around.values()), ending)
+    seen = Observed(
+        resource,
+        _by_kind(around.values()),
+        _reports(store, around.values()),
+        namespace_terminating=store.is_terminating(key.namespace, now_s),
+        refusal=store.refusal(key),
+    )
+    return mark_lost(seen, losses or NodeLoss())
 
 
 def interested(store: Store, changed: Object) -> set[Key]:
-    """The resources whose reconcile looks at `changed`."""
+    """The resources that observe `changed`, so that they need a pass."""
     if changed["kind"] == "Node":
         return {key for pod in store.referring_to(key_of(changed)) for key in interested(store, pod)}
     keys = {*_owners(changed), *_labelled(changed), *_both_ways(store, changed)}
@@ -50,16 +69,16 @@ def interested(store: Store, changed: Object) -> set[Key]:
 
 
 def only_heartbeat(old: Object, new: Object) -> bool:
-    """Whether a node says that it is as it was."""
+    """Whether a node only sent another heartbeat."""
     return new["kind"] == "Node" and old.get("status") == new.get("status")
 
 
 def only_progress(old: Object, new: Object) -> bool:
-    """Whether a job's figures moved and nothing else: of interest to nobody but the job, and far too frequent."""
-    return new["kind"] == "TrainingJob" and _without_figures(old) == _without_figures(new)
+    """Whether only a job's progress and message changed. That is frequent, and concerns no other resource."""
+    return new["kind"] == "TrainingJob" and _without_progress(old) == _without_progress(new)
 
 
-def _without_figures(job: Object) -> Object:
+def _without_progress(job: Object) -> Object:
     status = {name: value for name, value in (job.get("status") or {}).items() if name not in ("progress", "message")}
     metadata = {name: value for name, value in job["metadata"].items() if name != "resourceVersion"}
     return {**job, "metadata": metadata, "status": status}
@@ -69,20 +88,22 @@ def _around(store: Store, resource: Object, keys_config_map: str) -> Iterator[Ob
     metadata = resource["metadata"]
     namespace = metadata.get("namespace", "")
     yield from store.owned_by(metadata["uid"])
-    named = [*references(resource), Key("ConfigMap", namespace, keys_config_map)]
+    named = [*store.references_of(key_of(resource)), Key("ConfigMap", namespace, keys_config_map)]
     yield from (found for found in map(store.get, sorted(named)) if found is not None)
     yield from _EXTRA[resource["kind"]](store, resource)
 
 
 def _around_job(store: Store, job: Object) -> Iterator[Object]:
-    """Its pods, tasks and Checkpoints by label, adopted or not; pods that were evicted leave their last word."""
+    """Its pods, tasks and Checkpoints by label, adopted or not, and evicted pods as they ended."""
     yield from store.gone(JOB_UID, job["metadata"]["uid"])
     yield from store.labelled(JOB_UID, job["metadata"]["uid"])
 
 
 def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
-    """Its job with the pods that can save now, and everything that uses it (users name it in spec or status); when it goes, those
-    that may have the same data."""
+    """Its job with the pods that can save now, and its users, which name it in spec or status.
+
+    When it is being deleted, also the Checkpoints that may have the same data.
+    """
     metadata = checkpoint["metadata"]
     yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
     yield from store.referring_to(key_of(checkpoint))
@@ -94,16 +115,16 @@ def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
 
 
 def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
-    """Pools, engines and routers by label, and the Checkpoints of the job that a selector chooses from."""
+    """Pools, engines and routers by label, and the Checkpoints that a selector chooses from."""
     yield from store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"])
-    for job in references(deployment):
+    for job in store.references_of(key_of(deployment)):
         if job.kind == "TrainingJob":
             saves = store.labelled(JOB, job.name, "Checkpoint")
             yield from (found for found in saves if key_of(found).namespace == job.namespace)
 
 
 def _around_pool(store: Store, pool: Object) -> Iterator[Object]:
-    """Its deployment and the deployment's routers, whose reports tell which snapshot they took."""
+    """Its deployment and the deployment's routers, whose reports name the snapshot that they took."""
     uid = _label(pool, DEPLOYMENT_UID)
     deployment = store.by_uid(uid)
     if deployment is not None:
@@ -123,7 +144,7 @@ def _jobs_of(store: Store, checkpoint: Object) -> Iterator[Object]:
     job = store.by_uid(_label(checkpoint, JOB_UID))
     if job is not None:
         yield job
-    for key in references(checkpoint):
+    for key in store.references_of(key_of(checkpoint)):
         found = store.get(key) if key.kind == "TrainingJob" else None
         if found is not None and found is not job:
             yield found

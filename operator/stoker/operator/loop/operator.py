@@ -1,6 +1,6 @@
-"""The loop: informers fill the store, changes put keys on the queue, workers observe, reconcile and execute.
+"""The loop: informers fill the store, changes queue keys, workers observe, reconcile and execute.
 
-`work` is the whole story of one key. Everything that decides is in the reconcilers, everything that acts in the executor.
+`Operator.work` is one pass over one key. The reconcilers decide; the executor acts.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
-from stoker.operator.loop.lost_pods import mark_lost, removed_by_force, with_outage
-from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
-from stoker.operator.loop.refusal import with_refusal
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
-from stoker.operator.render.trainer import keys_object
+from stoker.operator.render.keys import keys_object
 
 log = logging.getLogger(__name__)
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 
 REST, LONGEST_REST_S = 2.0, 1.0
-"""After a pass a key rests for twice the time that it took: a thousand pods that change one after the other make few passes, not a thousand."""
+"""Rest of a key after a pass, in multiples of the time that the pass took, and at most.
+
+A thousand pods that change one after the other then cause a few passes, not a thousand.
+"""
 
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
 class Operator:
-    """One per cluster; with several replicas only the holder of the lease runs it."""
+    """The loop of one cluster; with several replicas only the holder of the lease runs it."""
 
     def __init__(
         self,
@@ -72,11 +73,10 @@ class Operator:
         self.store = Store()
         self.store.listeners.append(self._on_change)
         self.queue = WorkQueue(self.clock, jitter)
-        self.executor = Executor(cluster, self.store, self.clock, max_requests=settings.max_requests)
+        self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
-        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._hears_of_nodes, self.wake)
-        self._refusals: dict[Key, str] = {}
+        self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._nodes_are_watched, self.wake)
         self.informers = [
             Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
             for kind in kinds
@@ -84,13 +84,13 @@ class Operator:
         ]
 
     async def run(self) -> None:
-        """Until cancelled. No key is worked on before every kind was listed once."""
+        """Work until cancelled. No pass begins before every kind was listed once."""
         async with asyncio.TaskGroup() as tasks:
             for informer in self.informers:
                 tasks.create_task(informer.run())
             for informer in self.informers:
                 await informer.synced.wait()
-            await self.keys.leave_emptied()
+            await self.keys.remove_unused()
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
@@ -100,46 +100,44 @@ class Operator:
 
     async def work(self, key: Key) -> None:
         """One pass over one resource."""
-        seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=self.settings.control_keys_config_map)
+        seen = self._observe(key)
         if seen is None:
-            await self.keys.leave(key.namespace)
+            await self.keys.remove_if_unused(key.namespace)
             return
-        now = self.clock.now()
-        marked = mark_lost(seen, self.nodes.verdict())
-        plan = removed_by_force(self.reconcilers[key.kind](marked.observed, self.settings, now), marked)
-        plan = with_outage(plan, marked, now)
-        refusal = self._refusals.get(key)
-        if refusal is not None:
-            plan = with_refusal(plan, seen.resource, refusal, now)
+        plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
 
     def wake(self, changed: Object) -> None:
-        """Put every resource that looks at `changed` on the queue."""
+        """Queue every resource that observes `changed`."""
         for key in sorted(interested(self.store, changed)):
             if key.kind in self.reconcilers:
                 self.queue.add(key)
 
+    def _observe(self, key: Key) -> Observed | None:
+        keys = self.settings.control_keys_config_map
+        return observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
+
     @property
     def synced(self) -> bool:
-        """Every kind was listed."""
+        """Whether every kind was listed."""
         return all(informer.synced.is_set() for informer in self.informers)
 
     def stuck_s(self) -> float:
-        """The longest time without a sign of life of an informer: the operator's liveness."""
+        """Longest time without a sign of life of an informer, for the operator's liveness."""
         return max(informer.stuck_s() for informer in self.informers)
 
-    def _hears_of_nodes(self) -> bool:
-        """The last that an informer of nodes got was not a failure."""
+    def _nodes_are_watched(self) -> bool:
+        """Whether news of nodes can arrive: the last answer to each of their informers was not a failure."""
         return all(informer.silent_s() <= informer.stuck_s() for informer in self.informers if informer.kind == "Node")
 
-    def figures(self) -> Figures:
-        """This moment, for Prometheus."""
+    def state(self) -> OperatorState:
+        """State of this moment, for Prometheus."""
         silence: dict[str, float] = {}
         for informer in self.informers:
             silence[informer.kind] = max(informer.silent_s(), silence.get(informer.kind, 0.0))
-        return Figures(
+        return OperatorState(
             queue=len(self.queue),
             delayed=self.queue.delayed,
             polls=self.poller.running,
@@ -158,7 +156,7 @@ class Operator:
                 self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
 
     async def _attempt(self, key: Key) -> None:
-        """A pass that fails in any way is tried again: a fault in one resource never stops the others."""
+        """Run a pass; one that fails in any way is tried again, and stops no other resource."""
         began = self.clock.monotonic()
         problem: Exception | None = None
         try:
@@ -168,19 +166,19 @@ class Operator:
         self.metrics.reconciled(key.kind, self.clock.monotonic() - began, type(problem).__name__ if problem else None)
         if problem is None:
             self.queue.forget(key)
-            if self._refusals.pop(key, None) is not None:
-                self.queue.add(key)  # its status says that it is refused until it is looked at again
+            if self.store.put_refusal(key, None):
+                self.queue.add(key)  # its status says that it is refused until the next pass
             return
-        await self._judge(key, problem)
+        await self._report_failure(key, problem)
         self.queue.retry(key, (problem.retry_after_s or 0.0) if isinstance(problem, TooManyRequests) else 0.0)
 
-    async def _judge(self, key: Key, problem: Exception) -> None:
-        """What is said about a pass that failed."""
+    async def _report_failure(self, key: Key, problem: Exception) -> None:
+        """Log a failed pass; remember a refusal for the status of the resource, and record it as an Event."""
         where = "/".join(key)
         if isinstance(problem, Invalid | Forbidden | NameTaken):
             log.warning("%s: the cluster refused an object: %s", where, problem)
-            self._refusals[key] = str(problem)
-            await self._tell(key, Event("Warning", "Refused", str(problem)))
+            self.store.put_refusal(key, str(problem))
+            await self._record(key, Event("Warning", "Refused", str(problem)))
         elif isinstance(problem, Conflict | NotFound):
             log.debug("%s changed meanwhile: %s", where, problem)
         elif isinstance(problem, ClusterError):
@@ -188,13 +186,16 @@ class Operator:
         else:
             log.error("the reconcile of %s failed", where, exc_info=problem)
 
-    async def _tell(self, key: Key, event: Event) -> None:
+    async def _record(self, key: Key, event: Event) -> None:
         resource = self.store.get(key)
         if resource is not None:
             await self.executor.record(resource, event)
 
     async def _resync(self) -> None:
-        """Look at everything now and then, spread over a tenth of the interval: a lost wake-up costs time, not truth."""
+        """Queue every resource now and then, spread over a tenth of the interval.
+
+        A lost wake-up then costs time, but nothing is missed.
+        """
         while True:
             await self.clock.sleep(self.settings.resync_interval_s)
             for kind in OURS:

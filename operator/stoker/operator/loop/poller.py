@@ -1,6 +1,6 @@
-"""Asks running pods for their `/status` and puts the answers into the store.
+"""The poller: asks running pods for their `/status` and stores the answers.
 
-A failed poll changes nothing: the old answer ages. Nothing is ever judged here.
+A failed poll changes nothing: the old answer ages. The poller decides nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Wake = Callable[[Object], None]
 
 
 class Poller:
-    """Polls pod 0 of each running job, and every engine and router pod. `wake` hears of a pod whose answer is new."""
+    """Polls pod 0 of each running job, and every engine and router; calls `wake` with a pod whose answer is new."""
 
     def __init__(self, cluster: Cluster, store: Store, clock: Clock, wake: Wake, *, interval_s: float) -> None:
         self.cluster = cluster
@@ -45,14 +45,14 @@ class Poller:
             for poll in self._polls.values():
                 poll.cancel()
 
-    async def look(self) -> None:
-        """One round, to its end."""
+    async def poll_once(self) -> None:
+        """Run one round of polls to its end."""
         self._start()
         await asyncio.gather(*self._polls.values())
 
     @property
     def running(self) -> int:
-        """Polls under way."""
+        """Number of polls under way."""
         return sum(not poll.done() for poll in self._polls.values())
 
     def _start(self) -> None:
@@ -76,11 +76,11 @@ class Poller:
 
 
 def polled_pods(store: Store) -> list[Object]:
-    """Running pods that have something to tell: node rank 0 of a gang (it gathers the others), engines, routers."""
-    return [pod for pod in store.of_kind("Pod") if _speaks(pod)]
+    """Running pods that report: node rank 0 of a gang (it gathers the others), engines, routers."""
+    return [pod for pod in store.of_kind("Pod") if _reports(pod)]
 
 
-def _speaks(pod: Object) -> bool:
+def _reports(pod: Object) -> bool:
     labels = pod["metadata"].get("labels") or {}
     if (pod.get("status") or {}).get("phase") != "Running":
         return False

@@ -1,6 +1,6 @@
 """The operator's public keys in the namespaces of its resources.
 
-All pods of a namespace mount one ConfigMap, so no resource owns it and nothing takes it along: it is removed here, after the last resource.
+All pods of a namespace mount one ConfigMap. No resource owns it, so it is removed here, after the last resource.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.domain.labels import APPLIED_HASH
 from stoker.operator.domain.plan import Key, Object
-from stoker.operator.loop.execute import Executor
+from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.store import Store, key_of
 
 log = logging.getLogger(__name__)
@@ -21,15 +21,17 @@ USERS = ("TrainingJob", "InferenceDeployment", "EnginePool")
 
 
 class PublicKeys:
-    """One ConfigMap in each namespace. `wanted` gives the one of a namespace with the keys of now."""
+    """One ConfigMap in each namespace; `wanted` returns it with the present keys."""
 
-    def __init__(self, store: Store, executor: Executor, wanted: Callable[[str], Object]) -> None:
+    def __init__(self, store: Store, executor: PlanExecutor, wanted: Callable[[str], Object]) -> None:
         self.store = store
         self.executor = executor
         self.wanted = wanted
 
-    async def leave(self, namespace: str) -> None:
-        """Remove the keys from a namespace whose last resource is gone. A namesake that was not applied by the operator stays.
+    async def remove_if_unused(self, namespace: str) -> None:
+        """Remove the keys from a namespace whose last resource is gone.
+
+        A ConfigMap of that name that the operator did not apply stays.
 
         Raises:
             ClusterError: they could not be removed.
@@ -38,32 +40,32 @@ class PublicKeys:
         if self._used(namespace) or keys is None or APPLIED_HASH not in (keys["metadata"].get("labels") or {}):
             return
         await self.executor.discard(keys)
-        if self._used(namespace):  # a resource that came meanwhile found the keys there, and will not look again
+        if self._used(namespace):  # a resource made meanwhile found the keys there, and will not look again
             await self.executor.apply(self.wanted(namespace))
 
-    async def leave_emptied(self) -> None:
-        """The same in every namespace: the last resource may have gone while nobody led."""
+    async def remove_unused(self) -> None:
+        """Remove the keys from every such namespace: its last resource may have gone while no operator led."""
         for namespace in self._namespaces():
             try:
-                await self.leave(namespace)
+                await self.remove_if_unused(namespace)
             except ClusterError as problem:
                 log.warning("the public keys stay in namespace %s: %s", namespace, problem)
 
     async def renew(self) -> None:
-        """Bring the keys of now to every namespace that has those of an earlier time.
+        """Update the keys in every namespace that has some.
 
         Raises:
             ClusterError: the first failure; what comes after it was not tried.
         """
         for namespace in self._namespaces():
-            if self.store.get(self._key(namespace)) is not None:  # it may have been left meanwhile
+            if self.store.get(self._key(namespace)) is not None:  # it may have been removed meanwhile
                 await self.executor.apply(self.wanted(namespace))
 
     def _used(self, namespace: str) -> bool:
         return any(self.store.of_kind(kind, namespace) for kind in USERS)
 
     def _namespaces(self) -> list[str]:
-        """Those with such a ConfigMap."""
+        """Namespaces with such a ConfigMap."""
         found = [key_of(item) for item in self.store.of_kind("ConfigMap")]
         return [key.namespace for key in found if key == self._key(key.namespace)]
 

@@ -1,7 +1,7 @@
-"""What the informers know: objects by kind with their indexes, and the pods' newest reports. Nothing is read from the cluster here.
+"""The operator's memory of the cluster: objects by kind with indexes, reports of pods, refusals. It reads no cluster.
 
-Objects are read-only once they are in. The informers put them, the executor writes its own results through; an older version of
-the same object never replaces a newer one, and a deleted object does not come back by a late event.
+Stored objects are read-only. Informers put them, and the executor writes its own results through. An older version of
+an object never replaces a newer one, and a deleted object does not come back by a late event.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any
 from stoker.operator.domain.labels import INDEXED
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.domain.references import references
-from stoker.operator.loop.interning import Shared
-from stoker.operator.loop.object_pruning import kept, share
+from stoker.operator.loop.interning import Interner
+from stoker.operator.loop.object_pruning import pruned, reuse_equal
 
 MAX_TOMBSTONES = 10_000
 TERMINATING_S = 600.0
-"""For so long a namespace that took nothing new is believed to be ending."""
+"""Time for which a namespace that took nothing new counts as being deleted."""
 MAX_GONE = 500
-"""Pods that ended and are gone, remembered for their last word."""
+"""Pods that ended and are gone, remembered for their termination message."""
+_FROZEN = ("pinned", "acceptedSpec")
+"""Parts of a status that repeat the spec or were rendered from it: equal in many objects, and to the spec itself."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Store:
         self._reports: dict[str, Report] = {}
         self._gone: OrderedDict[str, Object] = OrderedDict()
         self._terminating: dict[str, float] = {}
-        self._shared = Shared()
+        self._refusals: dict[Key, str] = {}
+        self._interner = Interner()
 
     # Reading
 
@@ -97,16 +100,16 @@ class Store:
         return self._sorted(key for keys in by_kind.values() for key in keys)
 
     def gone(self, label: str, value: str) -> list[Object]:
-        """Pods with a label that ended and were removed at once, as they were last: an evicted pod leaves its last word so."""
+        """Pods with a label that ended and were removed at once, as an eviction does, in their last state."""
         return [pod for pod in self._gone.values() if (pod["metadata"].get("labels") or {}).get(label) == value]
 
     def is_terminating(self, namespace: str, now_s: float) -> bool:
-        """Whether the cluster refused something new there for that reason lately."""
+        """Whether the cluster refused something new there lately because the namespace is being deleted."""
         since = self._terminating.get(namespace)
         return since is not None and now_s - since < TERMINATING_S
 
     def counts(self) -> dict[str, int]:
-        """How many objects of each kind are known."""
+        """Number of objects of each kind."""
         counts: dict[str, int] = {}
         for (kind, _), keys in self._by_kind.items():
             counts[kind] = counts.get(kind, 0) + len(keys)
@@ -123,27 +126,32 @@ class Store:
         """The pod's newest answer."""
         return self._reports.get(pod_uid)
 
-    def keep(self, resource: Object, old: Object | None = None) -> Object:
-        """What is kept of an object, with the parts that many objects have in common as one."""
-        resource = kept(resource, old)
+    def refusal(self, key: Key) -> str | None:
+        """The cluster's answer when it refused the last pass over `key`.
+
+        It is kept in memory like a report: the first pass of the next operator asks the cluster again.
+        """
+        return self._refusals.get(key)
+
+    def pruned(self, resource: Object, old: Object | None = None) -> Object:
+        """The object as it is stored: pruned, and sharing the parts that many objects have in common."""
+        resource = pruned(resource, old)
         if old is None or resource.get("spec") is not old.get("spec"):
-            resource = {**resource, "spec": self._shared.one(resource["spec"])} if "spec" in resource else resource
+            resource = {**resource, "spec": self._interner.intern(resource["spec"])} if "spec" in resource else resource
         owners = resource["metadata"].get("ownerReferences")
         if owners:
-            resource["metadata"]["ownerReferences"] = self._shared.one(owners)
-        status = resource.get("status")
-        if (
-            status
-            and "pinned" in status
-            and (old is None or status["pinned"] is not (old.get("status") or {}).get("pinned"))
-        ):
-            resource["status"] = {**status, "pinned": self._shared.one(status["pinned"])}
+            resource["metadata"]["ownerReferences"] = self._interner.intern(owners)
+        status = resource.get("status") or {}
+        before = ((old or {}).get("status")) or {}
+        frozen = {name: status[name] for name in _FROZEN if name in status and status[name] is not before.get(name)}
+        if frozen:
+            resource["status"] = {**status, **{name: self._interner.intern(value) for name, value in frozen.items()}}
         return resource
 
     # Writing
 
     def put(self, resource: Object) -> bool:
-        """Keep a newer version; False when it was known already or is older than what is known."""
+        """Store a newer version; False when that version or a newer one was stored already."""
         key = key_of(resource)
         uid = resource["metadata"]["uid"]
         version = version_of(resource)
@@ -152,27 +160,27 @@ class Store:
             return False
         if old is not None and version_of(old) >= version:
             return False
-        resource = self.keep(resource, old)
+        resource = self.pruned(resource, old)
         self._unindex(key)
         self._index(key, resource)
-        self._tell(Change(old, resource))
+        self._notify(Change(old, resource))
         return True
 
     def remove(self, key: Key, uid: str, version: int | None = None, *, last: Object | None = None) -> bool:
-        """Forget an object that is gone. A namesake with another uid stays. `last` is the object as it went."""
+        """Forget an object that is gone; one of the same name with another uid stays. `last` is its last state."""
         old = self._objects.get(key)
         self._bury(uid, version)
         if old is None or old["metadata"]["uid"] != uid:
             return False
-        self._remember(kept(last, old) if last is not None else old)
+        self._remember(pruned(last, old) if last is not None else old)
         self._bury(uid, version_of(old))
         self._unindex(key)
         self._reports.pop(uid, None)
-        self._tell(Change(old, None))
+        self._notify(Change(old, None))
         return True
 
     def replace(self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None) -> None:
-        """Take a list as the truth: what it lacks is gone, unless it was written after the list was made."""
+        """Make the store equal to a list: what it lacks is gone, unless it was written after the list was made."""
         listed = tuple(items)
         self.forget_unlisted(kind, listed, list_version, namespace)
         for item in listed:
@@ -181,7 +189,7 @@ class Store:
     def forget_unlisted(
         self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None
     ) -> None:
-        """The first half of `replace`; whoever puts the items afterwards may take his time."""
+        """The first half of `replace`: remove what the list lacks; the caller may insert the items later."""
         listed = {key_of(item): item["metadata"]["uid"] for item in items}
         for known in self.of_kind(kind, namespace):
             key, uid = key_of(known), known["metadata"]["uid"]
@@ -189,21 +197,28 @@ class Store:
                 self.remove(key, uid)
 
     def put_report(self, pod_uid: str, body: Report) -> bool:
-        """Keep a pod's answer; True when it says something new."""
+        """Store a pod's answer; True when it differs from the one before."""
         if pod_uid not in self._by_uid:
             return False
         old = self._reports.get(pod_uid)
         if old == body:
             return False
-        self._reports[pod_uid] = share(body, old)
+        self._reports[pod_uid] = reuse_equal(body, old)
         return True
 
     def set_terminating(self, namespace: str, now_s: float | None) -> None:
-        """The cluster took something new into the namespace (None), or refused because it is being deleted."""
+        """Note the time at which the cluster took nothing new because the namespace is being deleted; None: it did."""
         if now_s is None:
             self._terminating.pop(namespace, None)
         else:
             self._terminating[namespace] = now_s
+
+    def put_refusal(self, key: Key, answer: str | None) -> bool:
+        """Store the refusal of the last pass, or remove it (None) after an accepted one; True when it changed."""
+        old = self._refusals.pop(key, None)
+        if answer is not None:
+            self._refusals[key] = answer
+        return old != answer
 
     # Inside
 
@@ -240,7 +255,7 @@ class Store:
             _discard(self._by_reference, target, key)
 
     def _remember(self, pod: Object) -> None:
-        """Keep a pod that somebody else deleted and that ended by itself before it went."""
+        """Remember a pod that another client deleted after it had ended by itself."""
         if pod["kind"] != "Pod" or (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
             return
         if not pod["metadata"].get("deletionTimestamp"):
@@ -254,7 +269,7 @@ class Store:
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         for listener in self.listeners:
             listener(change)
 

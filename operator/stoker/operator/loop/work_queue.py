@@ -1,4 +1,4 @@
-"""The keys that wait for a reconcile: each at most once, never the same key in two workers, delayed and retried with backoff."""
+"""The queue of keys that wait for a pass: each once, never in two workers, with delays and backoff."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from stoker.operator.domain.plan import Key
 
 
 class WorkQueue:
-    """Used from one event loop, with one task that keeps time. A key that is added while a worker has it comes back once that worker is done."""
+    """Used from one event loop, with one task that runs `keep_time`.
+
+    A key that is added while a worker has it comes back once that worker is done.
+    """
 
     def __init__(self, clock: Clock, jitter: Jitter) -> None:
         self.clock = clock
@@ -22,14 +25,14 @@ class WorkQueue:
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
         self._resting: list[tuple[float, Key]] = []
-        """Busy keys that are free again at that time."""
+        """Busy keys with the time at which they are free again."""
         self._failures: dict[Key, int] = {}
         self._wakes_at = float("inf")
-        """When the keeper of time looks again, unless something is due sooner."""
+        """Time at which `keep_time` looks again, unless something is due sooner."""
         self._sooner = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Work on `key` soon."""
+        """Queue `key`."""
         if key in self._wanted:
             return
         self._wanted.add(key)
@@ -37,7 +40,7 @@ class WorkQueue:
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Work on `key` after a while; an earlier time that was asked for before stays."""
+        """Queue `key` after a delay; an earlier due time stays."""
         if seconds <= 0:
             self.add(key)
             return
@@ -46,28 +49,28 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, key))
-        self._tell(due)
+        self._wake_keeper(due)
 
     def retry(self, key: Key, at_least_s: float = 0.0) -> float:
-        """Work on `key` again after its backoff; the delay in seconds."""
+        """Queue `key` again after its backoff, and return the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         seconds = max(delay_s(self._failures[key], self.jitter), at_least_s)
         self.add_after(key, seconds)
         return seconds
 
     def forget(self, key: Key) -> None:
-        """A pass went well: the next failure starts with the shortest delay."""
+        """Reset the backoff of `key` after a pass that went well."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The next key; the caller has it alone until `done`."""
+        """Take the next key; no other worker gets it until `done`."""
         key = await self._ready.get()
         self._wanted.discard(key)
         self._busy.add(key)
         return key
 
     async def keep_time(self) -> None:
-        """Make delayed and rested keys ready when it is time; for ever. Workers wake for ready keys only, one for each."""
+        """Queue delayed and rested keys when they are due, for ever. Each ready key wakes one worker."""
         while True:
             self._take_due()
             self._sooner.clear()
@@ -75,11 +78,11 @@ class WorkQueue:
             await self._wait()
 
     def done(self, key: Key, rest_s: float = 0.0) -> None:
-        """The worker that got `key` is through with it. Nobody gets it again before `rest_s` have passed."""
+        """Return `key` after a pass; no worker gets it again before `rest_s` have passed."""
         if rest_s > 0:
             free = self.clock.monotonic() + rest_s
             heapq.heappush(self._resting, (free, key))
-            self._tell(free)
+            self._wake_keeper(free)
             return
         self._busy.discard(key)
         if key in self._wanted:
@@ -87,17 +90,17 @@ class WorkQueue:
 
     @property
     def idle(self) -> bool:
-        """Nothing is ready and no worker has a key; delayed keys may wait."""
+        """Whether no key is ready and no worker has one; delayed keys may wait."""
         self._take_due()
         return self._ready.empty() and not self._busy
 
     @property
     def delayed(self) -> int:
-        """Keys that wait for their time."""
+        """Number of keys that wait for their due time."""
         return len(self._due)
 
     def __len__(self) -> int:
-        """Keys that are ready now."""
+        """Number of ready keys."""
         return self._ready.qsize()
 
     def _take_due(self) -> None:
@@ -110,7 +113,7 @@ class WorkQueue:
                 del self._due[key]
                 self.add(key)
 
-    def _tell(self, due: float) -> None:
+    def _wake_keeper(self, due: float) -> None:
         if due < self._wakes_at:
             self._sooner.set()
 

@@ -1,4 +1,4 @@
-"""From an InferenceDeployment to the template of an engine replica, and from a template to its pods and configuration.
+"""Rendering of engines: the template of a replica from an InferenceDeployment, then pods and configuration from it.
 
 A template is rendered once per revision and frozen in the EnginePool: a newer operator makes the same pods from it.
 """
@@ -13,17 +13,18 @@ from typing import Any
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
-from stoker.operator.api.storage import Storage
-from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL
+from stoker.operator.api.storage import StorageSpec
+from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, POOL, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import pod_address
 from stoker.operator.render.pod import (
+    CHECKPOINT_FOLDER,
     CONFIG_FILE,
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -33,7 +34,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
-from stoker.operator.render.trainer import storage_root
+from stoker.operator.render.storage import storage_root
 
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
@@ -42,21 +43,21 @@ API_KEYS_FOLDER = "/etc/stoker-api-keys"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Which weights a revision serves, resolved: where they lie and what they must be."""
+    """Resolved weights of a revision: their place and their digest."""
 
     path: str
-    """As the pod sees it."""
+    """Path in the pod."""
     claim: str | None = None
-    """Claim that is mounted for them."""
+    """Claim to mount for them."""
     digest: str | None = None
 
 
-def checkpoint_source(storage: Storage, default_path: str, folder: str, digest: str) -> ModelSource:
+def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
     return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
 
 
 def uri_source(uri: str) -> ModelSource:
-    """`file:///PATH` of a volume that the user mounts, or `pvc://CLAIM/PATH`.
+    """Resolve `file:///PATH` of a volume that the user mounts, or `pvc://CLAIM/PATH`.
 
     Raises:
         ValueError: another scheme.
@@ -66,14 +67,14 @@ def uri_source(uri: str) -> ModelSource:
         return ModelSource(rest)
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
-        return ModelSource(f"/var/stoker/checkpoints/{path}".rstrip("/"), claim)
-    raise ValueError(f"not supported yet: model.uri {scheme}://")
+        return ModelSource(f"{CHECKPOINT_FOLDER}/{path}".rstrip("/"), claim)
+    raise ValueError(f"model.uri {scheme}:// is not supported yet; allowed: file://, pvc://")
 
 
 def engine_template(
     deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings
 ) -> dict[str, Any]:
-    """`EnginePool.spec.revisions[].template`."""
+    """Render `EnginePool.spec.revisions[].template`."""
     return {
         "role": pool.role,
         "podsPerReplica": pool.pods_per_replica,
@@ -84,7 +85,7 @@ def engine_template(
 
 
 def revision_config_map(pool: EnginePool, resource: Object, revision: Revision) -> Object:
-    """The configuration of one revision's engines."""
+    """Render the configuration of one revision's engines."""
     config = {**revision.template.config}
     config["identity"] = {**config["identity"], "revision": revision.name}
     return {
@@ -95,8 +96,8 @@ def revision_config_map(pool: EnginePool, resource: Object, revision: Revision) 
     }
 
 
-def engine_service(pool: EnginePool, resource: Object) -> Object:
-    """Headless: gives each engine pod a name."""
+def engine_service(pool: EnginePool, resource: Object, settings: Settings) -> Object:
+    """Render the headless Service that gives each engine pod a name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -105,13 +106,13 @@ def engine_service(pool: EnginePool, resource: Object) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": selector_of(pool),
-            "ports": [{"name": "http", "port": 8000}],
+            "ports": [{"name": "http", "port": settings.engine_port}],
         },
     }
 
 
 def disruption_budget(pool: EnginePool, resource: Object) -> Object:
-    """At most one replica at a time may be evicted."""
+    """Render the budget by which at most one replica at a time may be evicted."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -121,7 +122,7 @@ def disruption_budget(pool: EnginePool, resource: Object) -> Object:
 
 
 def engine_pod(pool: EnginePool, resource: Object, revision: Revision, index: int) -> Object:
-    """One replica."""
+    """Render one replica."""
     name = f"{pool.metadata.name}-{revision.name}-{index}"
     template: Mapping[str, Any] = revision.template.pod
     own = metadata_of(resource, name, "engine", {**pool_labels(pool), "revision": revision.name})
@@ -141,14 +142,13 @@ def engine_url(pod: Object, port: int) -> str:
 
 def pool_labels(pool: EnginePool) -> dict[str, str]:
     labels = pool.metadata.labels
-    names = ("deployment", "deployment-uid", "pool")
-    return {name: labels[f"stoker.dev/{name}"] for name in names if f"stoker.dev/{name}" in labels}
+    return {name: labels[name] for name in (DEPLOYMENT, DEPLOYMENT_UID, POOL) if name in labels}
 
 
 def selector_of(pool: EnginePool) -> dict[str, str]:
-    """Labels that all engine pods of the pool, and no others, carry."""
+    """Return labels that all engine pods of the pool have, and no other pods."""
     labels = pool.metadata.labels
-    return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], "stoker.dev/role": "engine"}
+    return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], ROLE: "engine"}
 
 
 def _pod_template(
@@ -169,7 +169,7 @@ def _pod_template(
         items = [{"key": key.key, "path": "keys"}]
         secret = {"name": "stoker-api-keys", "secret": {"secretName": key.name, "items": items}}
         pairs.append((secret, {"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
-    program = Program(
+    program = PodProgram(
         image=pool.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.engine", "--config", CONFIG_FILE],
         port=settings.engine_port,

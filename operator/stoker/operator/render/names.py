@@ -1,4 +1,4 @@
-"""Names of children: deterministic, told apart by the owner's uid, short enough for a host name."""
+"""Names of children: deterministic, unique by the owner's uid, short enough for a host name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LONGEST_STEM = 40
 
 
 def short_hash(text: str, length: int = 5) -> str:
-    """The first hex digits of a SHA-256."""
+    """Return the first hex digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def stem(name: str, uid: str) -> str:
-    """`<name>-<hash5>`: one namesake after another gets other children."""
+    """Return `<name>-<hash5>`, so that owners of the same name, one after the other, have different children."""
     return f"{name[:LONGEST_STEM].rstrip('-.')}-{short_hash(uid)}"
 
 
@@ -28,15 +28,15 @@ def attempt_config_name(job: str, uid: str, attempt: int) -> str:
 
 
 def writer_of(uid: str, attempt: int) -> str:
-    """8 hex digits of job uid and attempt: the suffix of every checkpoint folder that this attempt writes."""
+    """Return 8 hex digits of job uid and attempt, the suffix of every checkpoint folder of this attempt."""
     return short_hash(f"{uid}/{attempt}", 8)
 
 
 def pod_address(pod_name: str, service: str, namespace: str) -> str:
-    """DNS name of a pod behind a headless Service whose `subdomain` it carries."""
+    """Return the DNS name of a pod behind the headless Service of its `subdomain`."""
     return f"{pod_name}.{service}.{namespace}.svc"
 
 
 def digest_of(value: Any, length: int = 10) -> str:
-    """Hash of plain JSON data, for revisions and applied objects."""
+    """Return a hash of plain JSON data, for revisions and applied objects."""
     return short_hash(json.dumps(value, sort_keys=True, separators=(",", ":")), length)

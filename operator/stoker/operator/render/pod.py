@@ -1,4 +1,7 @@
-"""One pod from the curated fields of a resource: the restricted profile, our volumes and variables, the user's, then the user's `podTemplate` on top."""
+"""Rendering of a pod from the curated fields of a resource.
+
+First the restricted profile with our volumes and variables, then the user's, then the user's `podTemplate`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import MAIN
 from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.waiting import GPU
 
 CONFIG_FOLDER = "/etc/stoker"
 CONFIG_FILE = f"{CONFIG_FOLDER}/config.json"
@@ -18,30 +22,29 @@ KEYS_FOLDER = "/etc/stoker-keys"
 CHECKPOINT_FOLDER = "/var/stoker/checkpoints"
 WORK_FOLDER = "/var/stoker/work"
 TERMINATION_LOG = "/dev/termination-log"
-GPU_RESOURCE = "nvidia.com/gpu"
 USER = 65532
-"""The images' user; volumes belong to its group."""
+"""User of the images; volumes belong to its group."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
-    """What runs in the pod's main container."""
+class PodProgram:
+    """Program of the pod's main container."""
 
     image: str
     command: Sequence[str]
     port: int | None = None
-    """Serves /livez and /readyz there; None for tasks."""
+    """Port of /livez and /readyz; None for tasks."""
     env: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[Mapping[str, Any]] = ()
     mounts: Sequence[Mapping[str, Any]] = ()
     grace_period_s: int = 30
     deadline_s: int | None = None
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Where the user names none."""
+    """Resources if the user names none."""
 
 
 def owner_reference(owner: Object) -> dict[str, Any]:
-    """Controller reference: the garbage collector removes the child with its owner."""
+    """Return a controller reference, by which the garbage collector removes the child with its owner."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -53,7 +56,10 @@ def owner_reference(owner: Object) -> dict[str, Any]:
 
 
 def metadata_of(owner: Object, name: str, component: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Name, owner and labels of a child. Labels of the owner are never copied: GitOps tools would adopt the child by them."""
+    """Return name, owner and labels of a child.
+
+    Labels of the owner are never copied: GitOps tools would adopt the child by them.
+    """
     return {
         "name": name,
         "namespace": owner["metadata"]["namespace"],
@@ -69,8 +75,8 @@ def metadata_of(owner: Object, name: str, component: str, labels: Mapping[str, s
     }
 
 
-def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, settings: Settings) -> Object:
-    """A whole pod object."""
+def render_pod(metadata: Mapping[str, Any], program: PodProgram, fields: SmallPod, settings: Settings) -> Object:
+    """Render a whole pod."""
     pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -105,7 +111,7 @@ def render_pod(metadata: Mapping[str, Any], program: Program, fields: SmallPod, 
 
 
 def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mounted configuration: volume and mount."""
+    """Return volume and mount of the configuration."""
     return (
         {"name": "stoker-config", "configMap": {"name": config_map}},
         {"name": "stoker-config", "mountPath": CONFIG_FOLDER, "readOnly": True},
@@ -113,7 +119,7 @@ def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def keys_volume(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The operator's public keys: volume and mount."""
+    """Return volume and mount of the operator's public keys."""
     return (
         {"name": "stoker-keys", "configMap": {"name": settings.control_keys_config_map}},
         {"name": "stoker-keys", "mountPath": KEYS_FOLDER, "readOnly": True},
@@ -121,7 +127,7 @@ def keys_volume(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def claim_volume(claim: str, *, read_only: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The claim that holds checkpoints: volume and mount."""
+    """Return volume and mount of the claim with the checkpoints."""
     return (
         {"name": "stoker-checkpoints", "persistentVolumeClaim": {"claimName": claim}},
         {"name": "stoker-checkpoints", "mountPath": CHECKPOINT_FOLDER, "readOnly": read_only},
@@ -129,13 +135,16 @@ def claim_volume(claim: str, *, read_only: bool) -> tuple[dict[str, Any], dict[s
 
 
 def scratch_volume(name: str, path: str, medium: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """An empty folder that lives as long as the pod: volume and mount."""
+    """Return volume and mount of an empty folder that lives as long as the pod."""
     source = {"medium": medium} if medium else {}
     return {"name": name, "emptyDir": source}, {"name": name, "mountPath": path}
 
 
 def merge_template(base: Any, patch: Any) -> Any:
-    """Strategic merge as far as pods need it: maps merge, null removes, lists of named items merge by name, other lists are replaced."""
+    """Merge strategically, as far as pods need it.
+
+    Maps merge, null removes, lists of named items merge by name, other lists are replaced.
+    """
     if isinstance(base, dict) and isinstance(patch, Mapping):
         merged = dict(base)
         for key, value in patch.items():
@@ -154,7 +163,7 @@ def merge_template(base: Any, patch: Any) -> Any:
 
 
 def with_config_map(volumes: Sequence[Mapping[str, Any]], placeholder: str, name: str) -> list[dict[str, Any]]:
-    """The volumes of a template, its placeholder replaced by the ConfigMap `name`."""
+    """Replace the placeholder in the volumes of a template by the ConfigMap `name`."""
     return [
         {**volume, "configMap": {"name": name}}
         if volume.get("configMap", {}).get("name") == placeholder
@@ -163,7 +172,7 @@ def with_config_map(volumes: Sequence[Mapping[str, Any]], placeholder: str, name
     ]
 
 
-def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[str, Any]:
+def _container(program: PodProgram, fields: SmallPod, settings: Settings) -> dict[str, Any]:
     container = {
         "name": MAIN,
         "image": fields.image or program.image,
@@ -186,13 +195,13 @@ def _container(program: Program, fields: SmallPod, settings: Settings) -> dict[s
 
 
 def _pull_secrets(fields: SmallPod, settings: Settings) -> list[dict[str, Any]]:
-    """The user's, then the installation's; each once."""
+    """List the user's pull secrets, then the installation's, each once."""
     named = [secret.to_wire() for secret in fields.image_pull_secrets]
     own = [{"name": name} for name in settings.image_pull_secrets]
     return [*named, *(secret for secret in own if secret not in named)]
 
 
-def _own_env(program: Program) -> list[dict[str, Any]]:
+def _own_env(program: PodProgram) -> list[dict[str, Any]]:
     uid = {"name": "STOKER_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     return [uid, *({"name": name, "value": value} for name, value in program.env.items())]
 
@@ -213,7 +222,7 @@ def _resources(fields: SmallPod) -> dict[str, Any]:
     resources: dict[str, Any] = fields.resources.to_wire()
     if isinstance(fields, PodFields) and fields.gpus_per_pod:
         limits = dict(resources.get("limits", {}))
-        resources["limits"] = {**limits, GPU_RESOURCE: str(fields.gpus_per_pod)}
+        resources["limits"] = {**limits, GPU: str(fields.gpus_per_pod)}
     return resources
 
 
@@ -234,7 +243,7 @@ def _probes(port: int | None) -> dict[str, Any]:
 
 
 def _merge_key(base: Any, patch: Any) -> str | None:
-    """By which field two lists merge; None when they do not."""
+    """Return the field by which two lists merge; None for lists that do not."""
     if not isinstance(base, list) or not isinstance(patch, list):
         return None
     items = [*base, *patch]
@@ -248,5 +257,5 @@ def _pruned(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_of(wanted: str, fields: PodFields) -> str:
-    """What a program computes on: a pod that asked for GPUs never falls back to the CPU without a word."""
+    """Choose the device; a pod with GPUs fails rather than fall back to the CPU."""
     return "cuda" if wanted == "auto" and fields.gpus_per_pod else wanted

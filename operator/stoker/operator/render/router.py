@@ -1,4 +1,4 @@
-"""The routers of an InferenceDeployment: Service, configuration, snapshot of backends, pods."""
+"""Rendering of routers: Service, configuration, snapshot of backends, pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     config_volume,
     keys_volume,
     metadata_of,
@@ -33,7 +33,7 @@ def deployment_labels(deployment: InferenceDeployment) -> dict[str, str]:
 
 
 def front_service(deployment: InferenceDeployment, resource: Object, settings: Settings) -> Object:
-    """The endpoint: Service of the deployment's name in front of its routers."""
+    """Render the endpoint: the Service of the deployment's name in front of its routers."""
     wanted = deployment.spec.router.service
     metadata = metadata_of(resource, deployment.metadata.name, "router", deployment_labels(deployment))
     if wanted.annotations:
@@ -51,13 +51,13 @@ def front_service(deployment: InferenceDeployment, resource: Object, settings: S
 
 
 def router_names(deployment: InferenceDeployment) -> tuple[str, str]:
-    """Names of the ConfigMaps: configuration, snapshot."""
+    """Return the names of the ConfigMaps with configuration and snapshot."""
     base = stem(deployment.metadata.name, deployment.metadata.uid)
     return f"{base}-router", f"{base}-backends"
 
 
 def router_config(deployment: InferenceDeployment, settings: Settings) -> dict[str, Any]:
-    """The router's configuration file."""
+    """Render the router's configuration file."""
     wanted = deployment.spec.router
     return {
         "namespace": deployment.metadata.namespace,
@@ -83,12 +83,12 @@ def router_config(deployment: InferenceDeployment, settings: Settings) -> dict[s
 
 
 def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str, Any]:
-    """Configuration and pod as the user's intent shapes them; pinned in status and reused until that intent changes."""
+    """Render configuration and pod for the present intent, to be pinned in status until it changes."""
     return {"config": router_config(deployment, settings), "pod": _pod_spec(deployment, settings)}
 
 
 def router_intent(deployment: InferenceDeployment) -> str:
-    """Hash of the user's wishes about routers, without their number and the Service."""
+    """Return the hash of `spec.router` without the number of routers and the Service."""
     wire = deployment.spec.router.to_wire()
     return digest_of({name: value for name, value in wire.items() if name not in {"replicas", "service"}}, 8)
 
@@ -101,7 +101,7 @@ def router_config_map(deployment: InferenceDeployment, resource: Object, base: M
 
 
 def backends_config_map(deployment: InferenceDeployment, resource: Object, snapshot: Mapping[str, Any]) -> Object:
-    """The snapshot that a router reads when it starts."""
+    """Render the snapshot that a router reads when it starts."""
     _, name = router_names(deployment)
     return _config_map(deployment, resource, name, {BACKENDS_KEY: json.dumps(snapshot, indent=1, sort_keys=True)})
 
@@ -109,7 +109,7 @@ def backends_config_map(deployment: InferenceDeployment, resource: Object, snaps
 def router_pod(
     deployment: InferenceDeployment, resource: Object, base: Mapping[str, Any], revision: str, index: int
 ) -> Object:
-    """One router replica."""
+    """Render one router."""
     name = f"{stem(deployment.metadata.name, deployment.metadata.uid)}-router-{revision}-{index}"
     labels = {**deployment_labels(deployment), "revision": revision}
     metadata = metadata_of(resource, name, "router", labels)
@@ -134,7 +134,7 @@ def _pod_spec(deployment: InferenceDeployment, settings: Settings) -> dict[str, 
         scratch_volume("stoker-tmp", "/tmp"),
     ]
     wanted = deployment.spec.router
-    program = Program(
+    program = PodProgram(
         image=wanted.image or settings.control_image,
         command=[*settings.python, "-m", "stoker.router", "--config", CONFIG_FILE],
         port=settings.router_port,

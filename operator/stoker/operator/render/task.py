@@ -1,15 +1,25 @@
-"""Task pods: `python -m stoker.checkpoint task ...` on the claim that holds the checkpoints. No torch, the result in the termination message."""
+"""Rendering of task pods: `python -m stoker.checkpoint task ...` on the claim with the checkpoints.
+
+They need no torch, and their result is the termination message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
-from stoker.operator.render.pod import TERMINATION_LOG, Program, claim_volume, metadata_of, render_pod, scratch_volume
-from stoker.operator.render.trainer import storage_root
+from stoker.operator.render.pod import (
+    TERMINATION_LOG,
+    PodProgram,
+    claim_volume,
+    metadata_of,
+    render_pod,
+    scratch_volume,
+)
+from stoker.operator.render.storage import storage_root
 
 
 def task_pod(
@@ -18,14 +28,14 @@ def task_pod(
     verb: str,
     arguments: tuple[str, ...],
     *,
-    storage: Storage,
+    storage: StorageSpec,
     fields: SmallPod,
     labels: Mapping[str, str],
     settings: Settings,
 ) -> Object:
-    """One task. `verb` is verify, inspect, import, delete or list; only delete may write."""
+    """Render one task; `verb` is verify, inspect, import, delete or list, and only delete may write."""
     pairs = [claim_volume(str(storage.claim_name), read_only=verb != "delete"), scratch_volume("stoker-tmp", "/tmp")]
-    program = Program(
+    program = PodProgram(
         image=fields.image or settings.control_image,
         command=[
             *settings.python,
@@ -45,12 +55,12 @@ def task_pod(
     return render_pod(metadata_of(owner, name, "task", {**labels, "task": verb}), program, fields, settings)
 
 
-def folder_arguments(storage: Storage, default_path: str, folder: str, digest: str | None) -> tuple[str, ...]:
-    """`--folder PATH [--digest D]` for one checkpoint."""
+def folder_arguments(storage: StorageSpec, default_path: str, folder: str, digest: str | None) -> tuple[str, ...]:
+    """Return `--folder PATH [--digest D]` for one checkpoint."""
     path = f"{storage_root(storage, default_path)}/{folder}"
     return ("--folder", path, *(("--digest", digest) if digest else ()))
 
 
-def list_arguments(storage: Storage, default_path: str, writer: str) -> tuple[str, ...]:
-    """`--root PATH --writer W` for all saves of one attempt."""
+def list_arguments(storage: StorageSpec, default_path: str, writer: str) -> tuple[str, ...]:
+    """Return `--root PATH --writer W` for all saves of one attempt."""
     return ("--root", storage_root(storage, default_path), "--writer", writer)

@@ -1,7 +1,7 @@
-"""From a TrainingJob to the objects of one attempt: headless Service, configuration, pods.
+"""Rendering of a TrainingJob's attempt: headless Service, configuration, pods.
 
-What is rendered splits in two. The *base* (pod and configuration as the user's intent shapes them) is pinned in the job's status and reused by every
-restart; what differs between attempts and pods is filled in from there.
+The rendering has two parts. The *base* (pod and configuration of the user's intent) is pinned in the job's status and
+reused by every restart. The differences between attempts and pods are added to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
@@ -31,7 +31,7 @@ from stoker.operator.render.pod import (
     KEYS_FOLDER,
     TERMINATION_LOG,
     WORK_FOLDER,
-    Program,
+    PodProgram,
     claim_volume,
     config_volume,
     device_of,
@@ -41,51 +41,57 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
+from stoker.operator.render.storage import storage_root
 
 START_FOLDER = "/var/stoker/start"
-"""Where another claim with the weights to start from is mounted."""
+"""Mount of another claim with the weights to start from."""
 PLACEHOLDER = "stoker-attempt"
 """Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
 
 
 @dataclass(frozen=True)
 class StartCheckpoint:
-    """The Checkpoint object that `modelFrom.checkpoint` names, resolved."""
+    """Resolved Checkpoint of `modelFrom.checkpoint`."""
 
-    storage: Storage
+    storage: StorageSpec
     folder: str
     step: int
     digest: str
     default_path: str
-    """Folder inside the claim where the storage names none."""
+    """Folder inside the claim if the storage names none."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What an attempt goes on from: absolute folder as the pod sees it."""
+    """Save that an attempt continues, with its absolute folder in the pod."""
 
     folder: str
     step: int
     digest: str
 
 
-def intent_of(spec: TrainingJobSpec) -> str:
-    """Hash of what shapes pods and configuration: not the controls of the run, not retention."""
+def shaping_fields(spec: TrainingJobSpec) -> dict[str, Any]:
+    """Return the parts of the spec that shape pods and configuration, in wire form with defaults.
+
+    Controls of the run and retention are not among them.
+    """
     wire = spec.to_wire()
     wire.pop("run", None)
     wire["checkpoint"] = {
         key: value for key, value in wire["checkpoint"].items() if key not in {"maxToKeep", "deletionPolicy"}
     }
-    return digest_of(wire, 16)
+    return wire
 
 
-def storage_root(storage: Storage, default_path: str, mount: str = CHECKPOINT_FOLDER) -> str:
-    """The folder with `step-...` folders, as the pod sees it."""
-    return f"{mount}/{storage.path or default_path}"
+def intent_of(spec: TrainingJobSpec) -> str:
+    """Return the hash of the shaping fields."""
+    return digest_of(shaping_fields(spec), 16)
 
 
-def pin(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> Pinned:
-    """Render the base for the job's present intent."""
+def pin(
+    job: TrainingJob, start: StartCheckpoint | None, settings: Settings, spec: Mapping[str, Any] | None = None
+) -> Pinned:
+    """Render the base for the job's present intent; `spec` is the job's in wire form, pinned with it."""
     rendered = {"config": _base_config(job, start, settings), "pod": _base_pod(job, start, settings)}
     return Pinned(
         intent=intent_of(job.spec),
@@ -93,11 +99,12 @@ def pin(job: TrainingJob, start: StartCheckpoint | None, settings: Settings) -> 
         generation=job.metadata.generation,
         images={"trainer": job.spec.workers.image or settings.runtime_image},
         rendered=rendered,
+        spec=None if spec is None else dict(spec),
     )
 
 
-def service(job: TrainingJob, resource: Object) -> Object:
-    """The headless Service through which the pods of a gang find each other, ready or not."""
+def service(job: TrainingJob, resource: Object, settings: Settings) -> Object:
+    """Render the headless Service through which the pods of a gang find each other, ready or not."""
     name = stem(job.metadata.name, job.metadata.uid)
     return {
         "apiVersion": "v1",
@@ -107,32 +114,13 @@ def service(job: TrainingJob, resource: Object) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {JOB_UID: job.metadata.uid, ROLE: "trainer"},
-            "ports": [{"name": "http", "port": 8080}],
+            "ports": [{"name": "http", "port": settings.agent_port}],
         },
-    }
-
-
-def keys_config_map(resource: Object, settings: Settings) -> Object:
-    """The operator's public keys in the namespace of `resource`."""
-    return keys_object(resource["metadata"]["namespace"], settings)
-
-
-def keys_object(namespace: str, settings: Settings) -> Object:
-    """The operator's public keys. One per namespace, shared by all resources there, so it has no owner."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": settings.control_keys_config_map,
-            "namespace": namespace,
-            "labels": {"app.kubernetes.io/part-of": "stoker", "app.kubernetes.io/managed-by": "stoker-operator"},
-        },
-        "data": dict(settings.control_public_keys),
     }
 
 
 def attempt_config(job: TrainingJob, resource: Object, pinned: Pinned, attempt: int, resume: Resume | None) -> Object:
-    """The configuration of one attempt, as a ConfigMap that all its pods mount."""
+    """Render the configuration of one attempt, as a ConfigMap that all its pods mount."""
     base: Mapping[str, Any] = (pinned.rendered or {})["config"]
     nodes = base["gang"]["nodes"]
     config = {
@@ -154,7 +142,7 @@ def attempt_config(job: TrainingJob, resource: Object, pinned: Pinned, attempt: 
 def attempt_pods(
     job: TrainingJob, resource: Object, pinned: Pinned, attempt: int, settings: Settings
 ) -> tuple[Object, ...]:
-    """The pods of one attempt, by node rank."""
+    """Render the pods of one attempt, by node rank."""
     base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
     nodes: int = (pinned.rendered or {})["config"]["gang"]["nodes"]
     return tuple(_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(nodes))
@@ -212,7 +200,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
                 {"name": "stoker-start", "mountPath": START_FOLDER, "readOnly": True},
             )
         )
-    program = Program(
+    program = PodProgram(
         image=workers.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.trainer", "--config", CONFIG_FILE],
         port=settings.agent_port,
@@ -303,13 +291,13 @@ def _model_from(spec: TrainingJobSpec, start: StartCheckpoint | None) -> dict[st
 
 
 def start_folder(spec: TrainingJobSpec, start: StartCheckpoint) -> str:
-    """The starting checkpoint's folder as the pod sees it."""
+    """Return the starting checkpoint's folder in the pod."""
     same_claim = start.storage.claim_name == spec.checkpoint.storage.claim_name
     mount = CHECKPOINT_FOLDER if same_claim else START_FOLDER
     return f"{storage_root(start.storage, start.default_path, mount)}/{start.folder}"
 
 
 def _section(section: Any) -> dict[str, Any]:
-    """A section with the data plane's names; absent members are left to its defaults."""
+    """Return a section with the data plane's names, without absent members."""
     plain: dict[str, Any] = section.model_dump(mode="json", exclude_none=True)
     return plain

@@ -1,4 +1,4 @@
-"""The operator's configuration file: what an installation decides. Strict like every other program's (docs/operator.md lists it for people)."""
+"""The operator's configuration file, one per installation. Unknown keys fail; docs/operator.md lists every key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.pod.config_file import Config
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -16,12 +16,13 @@ ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-
 Resources = Mapping[Literal["requests", "limits"], Mapping[str, str]]
 
 
-def _requests(cpu: str, memory: str) -> Resources:
-    return {"requests": {"cpu": cpu, "memory": memory}}
+def _resources(cpu: str, memory: str, limit: str = "") -> Resources:
+    requests: Resources = {"requests": {"cpu": cpu, "memory": memory}}
+    return {**requests, "limits": {"memory": limit}} if limit else requests
 
 
 class ApiConfig(Config):
-    """How the API server is reached and how hard it may be pressed."""
+    """The API server: credentials, and limits for the operator's requests."""
 
     kubeconfig: str | None = None
     """A kubeconfig file; without one the pod's service account is used."""
@@ -30,17 +31,17 @@ class ApiConfig(Config):
     qps: float = Field(default=400.0, gt=0)
     """Requests per second in the long run, watches not counted."""
     burst: int = Field(default=1500, ge=1)
-    """Requests at once after a rest."""
+    """Requests at once after a pause."""
     timeout_s: Seconds = 15.0
-    """Of one request; a watch has its own."""
+    """Longest time of one request; a watch has its own."""
     page_size: int = Field(default=100, ge=1, le=5000)
     """Objects in one page of a list: the operator's memory never holds more of them whole."""
     max_requests: int = Field(default=128, ge=1)
-    """Writes at the same time."""
+    """Largest number of writes at the same time."""
 
 
-class ListenConfig(Config):
-    """Where `/livez`, `/readyz`, `/metrics` and `/status` are served."""
+class ProbeListenConfig(Config):
+    """The address of `/livez`, `/readyz`, `/metrics` and `/status`."""
 
     host: str = "0.0.0.0"
     port: int = Field(default=8080, ge=0, le=65535)
@@ -51,18 +52,19 @@ class LeaseConfig(Config):
 
     name: ObjectName = "stoker-operator"
     duration_s: int = Field(default=15, ge=1)
-    """After so long without a renewal another replica takes over."""
+    """Time without a renewal after which another replica takes over."""
     renew_deadline_s: Seconds = 10.0
-    """The holder stops its work when it could not renew for so long; shorter than `duration_s`."""
+    """Time without a successful renewal after which the holder stops; shorter than `duration_s`."""
     retry_s: Seconds = 2.0
-    """Between two tries to renew or to take over."""
+    """Time between two attempts to renew or to take over."""
 
     @model_validator(mode="after")
     def _in_order(self) -> LeaseConfig:
         if not self.retry_s < self.renew_deadline_s < self.duration_s:
-            raise ValueError(
-                f"retry_s {self.retry_s:g} < renew_deadline_s {self.renew_deadline_s:g} < duration_s {self.duration_s} is needed"
+            given = (
+                f"retry_s {self.retry_s:g}, renew_deadline_s {self.renew_deadline_s:g}, duration_s {self.duration_s}"
             )
+            raise ValueError(f"retry_s < renew_deadline_s < duration_s is needed, got {given}")
         return self
 
 
@@ -70,15 +72,15 @@ class ControlKeyConfig(Config):
     """The key pair that signs control calls to pods."""
 
     secret: ObjectName = "stoker-control-key"
-    """Secret in the operator's namespace with `current.pem` and `next.pem` (Ed25519, PKCS#8); made on the first start."""
+    """Secret in the operator's namespace: `current.pem` and `next.pem` (Ed25519, PKCS#8), made at the first start."""
     rotate_days: int = Field(default=90, ge=0)
-    """`next` becomes `current` after so many days; 0: only a person rotates."""
+    """Days after which `next` becomes `current`; 0: the keys are rotated by hand only."""
     folder: str | None = None
     """A mounted folder with `current.pem` (and `next.pem`) instead of the Secret; nothing is made or rotated then."""
 
 
 class ImagesConfig(Config):
-    """What pods run where their resource names no image."""
+    """Images of pods whose resource names none."""
 
     runtime: str = Settings.runtime_image
     """Trainers and engines."""
@@ -90,7 +92,7 @@ class ImagesConfig(Config):
 
 
 class PollConfig(Config):
-    """Questions to running pods."""
+    """Polls of running pods."""
 
     interval_s: Seconds = Settings.poll_interval_s
     timeout_s: Seconds = Settings.poll_timeout_s
@@ -99,49 +101,58 @@ class PollConfig(Config):
 class RoutersConfig(Config):
     """Router pods of an InferenceDeployment that names no resources for them."""
 
-    resources: Resources = _requests("250m", "256Mi")
+    resources: Resources = _resources("250m", "256Mi")
 
 
 class TasksConfig(Config):
     """Task pods: verify, inspect, import, delete, list."""
 
-    resources: Resources = _requests("250m", "512Mi")
+    resources: Resources = _resources("250m", "512Mi", "2Gi")
     deadline_s: int = Field(default=Settings.task_deadline_s, ge=1)
 
 
 class PodsConfig(Config):
-    """Pods in general."""
+    """All pods."""
 
     drain_timeout_s: Seconds = Settings.drain_timeout_s
     """Longest drain of an engine before its pod is deleted all the same."""
     node_lost_s: float = Field(default=Settings.node_lost_s, ge=0)
-    """A pod counts as lost when its node has not been heard of for so long after the cluster called it NotReady."""
+    """A pod counts as lost when its node stays silent for this time after the cluster marked it NotReady."""
     node_outage_share: float = Field(default=Settings.node_outage_share, gt=0, le=1)
-    """No pod counts as lost while more than this share of the nodes with pods (of all, or of one zone) is silent at once; 1: never an outage."""
+    """No pod counts as lost while more than this share of the nodes with pods (of all, or of one zone) is silent.
+    1: never an outage."""
     node_outage_nodes: int = Field(default=Settings.node_outage_nodes, ge=1)
-    """Fewer silent nodes than this are no outage."""
+    """Smallest number of silent nodes that can be an outage."""
 
 
 class WatchConfig(Config):
-    """What the operator may look at beyond its own objects. Off means less RBAC and poorer messages."""
+    """Kinds that the operator reads beside its own. Off means fewer permissions and less precise messages."""
 
-    secrets: bool = True
-    """Names of Secrets (metadata only), to say that one is missing."""
+    secrets: bool = False
+    """Names of Secrets, to report a missing one. Kubernetes cannot grant the names without the content."""
     nodes: bool = True
-    """Nodes, to see that one is lost before the cluster evicts its pods."""
+    """Nodes, to detect a lost one before the cluster evicts its pods."""
+
+
+class NetworkPoliciesConfig(Config):
+    """NetworkPolicies that the operator makes for the pods of each resource."""
+
+    enabled: bool = False
+    metrics_from: tuple[Mapping[str, object], ...] = ()
+    """NetworkPolicyPeers that may scrape agents and engines, for instance a namespace with Prometheus."""
 
 
 class OperatorConfig(Config):
     """The whole file; every key has a default."""
 
     namespace: Namespace | None = None
-    """The operator's own: Lease and control key are there. By default that of its service account."""
+    """The operator's own namespace, with Lease and control key. By default that of its service account."""
     namespaces: tuple[Namespace, ...] = ()
-    """Where resources are looked after; empty: everywhere."""
+    """Namespaces whose resources are reconciled; empty: all."""
     identity: str | None = Field(default=None, min_length=1)
-    """This replica's name in the Lease; by default its host name with a random end."""
+    """This replica's name in the Lease; by default its host name with a random suffix."""
     api: ApiConfig = ApiConfig()
-    listen: ListenConfig = ListenConfig()
+    listen: ProbeListenConfig = ProbeListenConfig()
     lease: LeaseConfig = LeaseConfig()
     control_key: ControlKeyConfig = ControlKeyConfig()
     images: ImagesConfig = ImagesConfig()
@@ -150,19 +161,20 @@ class OperatorConfig(Config):
     tasks: TasksConfig = TasksConfig()
     pods: PodsConfig = PodsConfig()
     watch: WatchConfig = WatchConfig()
+    network_policies: NetworkPoliciesConfig = NetworkPoliciesConfig()
     workers: int = Field(default=Settings.workers, ge=1)
-    """Reconciles at the same time."""
+    """Largest number of reconciles at the same time."""
     resync_interval_s: Seconds = Settings.resync_interval_s
     wake_ups: tuple[Literal["TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool"], ...] = (
         "InferenceDeployment",
     )
-    """Kinds that Kopf watches beside the informers, so that a dead watch costs no time. It takes about 1 ms for each change and
-    40 KiB for each object, so the many are left out."""
+    """Kinds that Kopf watches beside the informers, so that a dead watch costs no time. It takes about 1 ms for each
+    change and 40 KiB for each object, so the many are left out."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
     def settings(self) -> Settings:
-        """What reconcilers get to know of it; the public keys come from the key ring."""
+        """Select what reconcilers receive; the public keys come from the key ring."""
         return Settings(
             runtime_image=self.images.runtime,
             control_image=self.images.control,
@@ -182,6 +194,12 @@ class OperatorConfig(Config):
             node_outage_nodes=self.pods.node_outage_nodes,
             sees_secrets=self.watch.secrets,
         )
+
+    def policies(self, namespace: str) -> NetworkPolicies | None:
+        """Return the peers of pods for NetworkPolicies; `namespace` is the operator's own."""
+        if not self.network_policies.enabled:
+            return None
+        return NetworkPolicies(operator_namespace=namespace, metrics_from=self.network_policies.metrics_from)
 
 
 def _plain(resources: Resources) -> dict[str, dict[str, str]]:

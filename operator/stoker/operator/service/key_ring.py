@@ -1,7 +1,7 @@
 """The Ed25519 keys that sign control calls: the current one and the one that follows it.
 
-Pods know both public keys, so that the next becomes the current without a pod being restarted. The pair lives in a Secret of the
-operator's namespace, or in a folder that somebody else keeps.
+Pods know both public keys, so the next can become the current without a restart of any pod. The pair is kept in a
+Secret of the operator's namespace, or in a mounted folder that the operator only reads.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class KeyRing:
     next: bytes | None = None
 
     def public_keys(self) -> Mapping[str, str]:
-        """Data of the ConfigMap that pods mount."""
+        """Build the data of the ConfigMap that pods mount."""
         named = {CURRENT: self.current, NEXT: self.next}
         return {name: public_key(key).decode() for name, key in named.items() if key is not None}
 
 
 def rotated(ring: KeyRing, fresh: bytes) -> KeyRing:
-    """The next key signs from now on; `fresh` becomes known to pods long before its turn."""
+    """Make the next key the current one; pods receive `fresh` long before it signs."""
     return KeyRing(current=ring.next or fresh, next=fresh)
 
 
 def read_folder(folder: Path) -> KeyRing:
-    """Keys of a mounted folder. Raises BadKeys."""
+    """Read the keys of a mounted folder. Raises BadKeys."""
     try:
         current = (folder / CURRENT).read_bytes()
     except OSError as error:
@@ -55,7 +55,7 @@ def read_folder(folder: Path) -> KeyRing:
 
 
 class KeySecret:
-    """The Secret. Its first reader makes it; every call may be repeated."""
+    """The Secret with the key pair, created by its first reader. Every call may be repeated."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class KeySecret:
         self.new_key = new_key
 
     async def read(self) -> KeyRing:
-        """The ring, rotated when its time has come. Raises BadKeys, ClusterError."""
+        """Read the ring, and rotate it when it is due. Raises BadKeys, ClusterError."""
         try:
             secret = await self.cluster.get("Secret", self.namespace, self.name)
         except NotFound:
@@ -116,7 +116,7 @@ class KeySecret:
         return new
 
     def _due(self, secret: Object) -> bool:
-        """A Secret that somebody else made has no date and is left alone."""
+        """Whether to rotate: a Secret that the operator did not create has no date and is left alone."""
         at = (secret["metadata"].get("annotations") or {}).get(ROTATED_AT)
         if not at or not self.rotate_days:
             return False

@@ -1,8 +1,8 @@
 """Leader election by a Lease: one replica works, the others wait.
 
-`decide` is pure. Time is this machine's monotonic clock only: how long a holder has been silent is measured from when its last
-renewal was *seen*, never from the times that it wrote. A holder stops its work before another may take over, and `valid` says at any
-moment whether it may still write.
+`decide` is pure. Time is this machine's monotonic clock only: how long a holder has been silent is measured from when
+its last renewal was *seen*, never from the times that it wrote. A holder stops its work before another may take over,
+and `valid` says at any moment whether it may still write.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 API_VERSION = "coordination.k8s.io/v1"
 
 
-class Step(StrEnum):
-    """What a replica does with the Lease now."""
+class LeaseStep(StrEnum):
+    """The next step of a replica with the Lease."""
 
     RENEW = "Renew"
     ACQUIRE = "Acquire"
@@ -34,7 +34,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class Terms:
-    """Seconds; `retry_s < renew_deadline_s < duration_s`."""
+    """Times in seconds; `retry_s < renew_deadline_s < duration_s`."""
 
     duration_s: int = 15
     renew_deadline_s: float = 10.0
@@ -43,18 +43,18 @@ class Terms:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A Lease as it was last seen to change."""
+    """A Lease as it was when it last changed."""
 
     holder: str
     renewed: str
-    """`renewTime` as it stands there; only compared for being another."""
+    """The raw `renewTime`; only tested for change."""
     duration_s: float
     seen_at: float
-    """Monotonic."""
+    """Monotonic time of the change."""
 
 
 def sighted(lease: Object, before: Sighting | None, now_s: float) -> Sighting:
-    """What is known after reading `lease`: the time of the sighting moves only when holder or renewal did."""
+    """Update the sighting after a read: its time moves only when holder or renewal changed."""
     spec = lease.get("spec") or {}
     seen = Sighting(
         holder=str(spec.get("holderIdentity") or ""),
@@ -67,17 +67,17 @@ def sighted(lease: Object, before: Sighting | None, now_s: float) -> Sighting:
     return seen
 
 
-def decide(seen: Sighting, me: str, now_s: float) -> Step:
-    """Renew what is ours, take what nobody holds or nobody has renewed for its whole duration, else wait."""
+def decide(seen: Sighting, me: str, now_s: float) -> LeaseStep:
+    """Renew our own Lease, take a free or expired one, else wait."""
     if seen.holder == me:
-        return Step.RENEW
+        return LeaseStep.RENEW
     if not seen.holder or now_s >= seen.seen_at + seen.duration_s:
-        return Step.ACQUIRE
-    return Step.WAIT
+        return LeaseStep.ACQUIRE
+    return LeaseStep.WAIT
 
 
 def renewed_spec(old: Object, me: str, terms: Terms, now: datetime) -> Object:
-    """The Lease's spec once `me` holds it."""
+    """Build the Lease's spec with `me` as its holder."""
     moment = _micro_time(now)
     spec = dict(old.get("spec") or {})
     if spec.get("holderIdentity") != me:
@@ -87,7 +87,7 @@ def renewed_spec(old: Object, me: str, terms: Terms, now: datetime) -> Object:
 
 
 class LeaseApi(Protocol):
-    """Where the one Lease is kept. All raise `ClusterError`s; `replace` raises Conflict when the Lease changed since it was read."""
+    """Access to the Lease. Every call may raise a `ClusterError`; `replace` raises Conflict when the Lease changed."""
 
     async def read(self, timeout_s: float) -> Object: ...
 
@@ -97,7 +97,7 @@ class LeaseApi(Protocol):
 
 
 class Elector:
-    """Runs `work` whenever this replica holds the Lease. One per process."""
+    """Runs `work` while this replica holds the Lease. One per process."""
 
     def __init__(self, api: LeaseApi, me: str, terms: Terms, clock: Clock) -> None:
         self.api = api
@@ -112,23 +112,23 @@ class Elector:
         self._seen: Sighting | None = None
 
     def valid(self) -> bool:
-        """Whether a write that is sent now is sent by the holder."""
+        """Whether this replica holds the Lease at this moment and may write."""
         return self.leading and self.clock.monotonic() < self._held_until
 
     def stuck_s(self) -> float:
-        """Seconds since it last tried anything, with or without success."""
+        """Seconds since the last attempt, successful or not."""
         return self.clock.monotonic() - self._moved_at
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last seen; empty: nobody."""
+        """Identity of the holder when the Lease was last read; empty when it was free."""
         return self._seen.holder if self._seen else ""
 
     async def run(self, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        """Until `stop`; then the work ends first and the Lease is given back, so that another replica takes over at once.
+        """Run until `stop`; then end the work and give the Lease back, so that another replica takes over at once.
 
         Raises:
-            Exception: what `work` raised. The Lease is given back then too.
+            Exception: raised by `work`; the Lease is given back before.
         """
         while await self._acquire(stop):
             log.info("%s leads", self.me)
@@ -140,15 +140,15 @@ class Elector:
                 await self._release()
 
     async def _acquire(self, stop: asyncio.Event) -> bool:
-        """Wait for the Lease; False when it is time to stop."""
+        """Wait for the Lease; False when the replica is to stop."""
         while not stop.is_set():
-            if await self._try():
+            if await self._renew_or_take():
                 return True
             await self._pause(self.terms.retry_s, stop)
         return False
 
     async def _lead(self, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        """Work and renew side by side; whichever ends ends the other. Renewals go on until the work has ended."""
+        """Work and renew concurrently; the end of one ends the other. Renewals continue until the work has ended."""
         working = asyncio.ensure_future(work())
         keeping = asyncio.create_task(self._keep(), name="lease")
         stopping = asyncio.create_task(stop.wait())
@@ -167,31 +167,31 @@ class Elector:
             working.result()
 
     async def _keep(self) -> None:
-        """Renew until the deadline passes without success, or somebody else took the Lease."""
+        """Renew until the deadline passes without success, or another replica took the Lease."""
         while True:
             await self.clock.sleep(min(self.terms.retry_s, self._left_s()))
             if self._left_s() <= 0:
                 return
-            await self._try()
+            await self._renew_or_take()
             if self._seen is not None and self._seen.holder != self.me:
                 return
 
     def _left_s(self) -> float:
-        """Seconds for which the Lease is surely ours."""
+        """Seconds for which the Lease is certainly ours."""
         return self._held_until - self.clock.monotonic()
 
     def _timeout_s(self) -> float:
-        """Of one request: a renewal that comes after the deadline is worth nothing."""
+        """Timeout of one request: a renewal after the deadline is useless."""
         return max(0.05, min(self.terms.retry_s, self._left_s())) if self.leading else self.terms.retry_s
 
-    async def _try(self) -> bool:
-        """One look and, where it is our turn, one write. Failures are waited out."""
+    async def _renew_or_take(self) -> bool:
+        """Read the Lease and write it if it is our turn; True when this replica holds it afterwards."""
         asked_at = self._moved_at = self.clock.monotonic()
         try:
             lease = await self._read()
-            if decide(lease[1], self.me, self.clock.monotonic()) is Step.WAIT:
+            if decide(lease[1], self.me, self.clock.monotonic()) is LeaseStep.WAIT:
                 return False
-            await self._take(lease[0])
+            await self._write_holder(lease[0])
         except (AlreadyExists, Conflict):
             self._lease = None
             return False
@@ -203,7 +203,7 @@ class Elector:
         return True
 
     async def _read(self) -> tuple[Object, Sighting]:
-        """The Lease: the one that we wrote last while we lead (a write by another shows as a conflict), else read anew."""
+        """Get the Lease: while leading the one written last (another's write shows as a conflict), else read it."""
         lease = self._lease if self.leading else None
         if lease is None:
             try:
@@ -213,7 +213,7 @@ class Elector:
         self._seen = sighted(lease, self._seen, self.clock.monotonic())
         return lease, self._seen
 
-    async def _take(self, lease: Object) -> None:
+    async def _write_holder(self, lease: Object) -> None:
         spec = renewed_spec(lease, self.me, self.terms, self.clock.now())
         if "metadata" in lease:
             self._lease = await self.api.replace({**lease, "spec": spec}, self._timeout_s())
@@ -223,7 +223,7 @@ class Elector:
         self._seen = sighted(self._lease, self._seen, self.clock.monotonic())
 
     async def _release(self) -> None:
-        """Nobody holds it any more; others need not wait for its end."""
+        """Give the Lease back, so that other replicas need not wait for its end."""
         lease = self._lease
         self._lease = None
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.me:

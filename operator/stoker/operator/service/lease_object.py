@@ -1,9 +1,9 @@
-"""The Lease object on a real API server."""
+"""The Lease object on a Kubernetes API server."""
 
 from __future__ import annotations
 
 from stoker.operator.cluster.kinds import Kind
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.paths import collection, single
 from stoker.operator.domain.plan import Object
 from stoker.operator.service.lease import API_VERSION
@@ -14,7 +14,7 @@ KIND = Kind("Lease", API_VERSION, "leases")
 class KubeLease:
     """One Lease in the operator's namespace."""
 
-    def __init__(self, connection: Connection, namespace: str, name: str) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str, name: str) -> None:
         self.connection = connection
         self.namespace = namespace
         self.name = name
@@ -34,6 +34,6 @@ class KubeLease:
         return await self.connection.request("POST", path, resource=KIND.plural, body=body, timeout_s=timeout_s)
 
     async def replace(self, lease: Object, timeout_s: float) -> Object:
-        """PUT with the version that was read: two replicas never both succeed."""
+        """Replace with the version that was read: two replicas never both succeed."""
         path = single(KIND, self.namespace, self.name)
         return await self.connection.request("PUT", path, resource=KIND.plural, body=lease, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""One replica: HTTP and Kopf's shell always, the operator itself while this replica holds the Lease."""
+"""One replica of the operator: HTTP and Kopf's shell always, the operator itself while it holds the Lease."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from starlette.applications import Starlette
 
 from stoker.operator.cluster.fenced import FencedCluster
 from stoker.operator.cluster.interface import Cluster, ClusterError
-from stoker.operator.cluster.kube.connection import Connection
+from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access, own_namespace
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import Clock, SystemClock, timestamp
 from stoker.operator.domain.plan import Key
-from stoker.operator.loop.metrics import Figures, OperatorMetrics
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
 from stoker.operator.service.config import OperatorConfig
 from stoker.operator.service.key_ring import KeyRing, KeySecret, read_folder
@@ -39,20 +39,20 @@ from stoker.pod.serve import Server, bind_tcp
 log = logging.getLogger(__name__)
 
 STUCK_S = 180.0
-"""An informer or elector without any sign of life for so long: the process is not alive."""
+"""Silence of an informer or of the elector after which the process counts as dead."""
 KEYS_S = 60.0
-"""Between two looks at the control key."""
+"""Time between two reads of the control key."""
 LEASE_QPS = 10.0
 OURS_BY_LABEL = {"app.kubernetes.io/managed-by": "stoker-operator"}
 VIEW = View(
-    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget"), OURS_BY_LABEL),
+    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget", "NetworkPolicy"), OURS_BY_LABEL),
     metadata_only=frozenset({"ConfigMap", "Secret"}),
 )
-"""Others' pods are not even listed; of configuration and secrets only the names are read."""
+"""Pods of others are not listed; of ConfigMaps and Secrets only the metadata is read."""
 
 
-class Program:
-    """Make it and `run` it inside one event loop."""
+class OperatorProgram:
+    """One replica. Construct and `run` it inside one event loop."""
 
     def __init__(self, config: OperatorConfig, *, clock: Clock | None = None) -> None:
         self.config = config
@@ -61,7 +61,7 @@ class Program:
         self.namespace = self._namespace()
         self.identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self.metrics = OperatorMetrics()
-        self.metrics.watch(self._figures)
+        self.metrics.watch(self._state)
         self.operator: Operator | None = None
         lease = KubeLease(self._connection(LEASE_QPS, 20), self.namespace, config.lease.name)
         self._lease = lease
@@ -77,10 +77,10 @@ class Program:
         self.server = Server(self._app(), bind_tcp(config.listen.host, config.listen.port))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`: then the work ends, the Lease is given back, and the server goes last.
+        """Run until `stop`; then end the work, give the Lease back, and stop the server last.
 
         Raises:
-            Exception: what ended the operator's loop.
+            Exception: raised by the operator's loop.
         """
         await self.server.start()
         log.info("%s listens on port %d", self.identity, self.server.port)
@@ -95,7 +95,7 @@ class Program:
             await self.server.stop(2.0)
 
     async def _lead(self) -> None:
-        """What only the holder of the Lease does."""
+        """Run the operator; only the holder of the Lease does."""
         config = self.config
         folder = config.control_key.folder
         pods = PodHttp(b"", self.clock, lambda: secrets.token_hex(16), poll_timeout_s=config.poll.timeout_s)
@@ -127,7 +127,11 @@ class Program:
         left_out = {name for name, seen in (("Secret", watch.secrets), ("Node", watch.nodes)) if not seen}
         return Operator(
             cluster,
-            replace(self.config.settings(), control_public_keys=ring.public_keys()),
+            replace(
+                self.config.settings(),
+                control_public_keys=ring.public_keys(),
+                network_policies=self.config.policies(self.namespace),
+            ),
             RECONCILERS,
             clock=self.clock,
             jitter=random.random,
@@ -137,7 +141,7 @@ class Program:
         )
 
     async def _first_keys(self, secret: KeySecret) -> KeyRing:
-        """Nothing is done before the keys are there: a pod that was started without them could never be told anything."""
+        """Wait until the keys can be read: a pod that starts without them could not verify any control call."""
         while True:
             try:
                 return await secret.read()
@@ -146,7 +150,7 @@ class Program:
                 await self.clock.sleep(self.config.lease.retry_s)
 
     async def _follow_keys(self, secret: KeySecret, pods: PodHttp, ring: KeyRing) -> None:
-        """Take over keys that changed, and bring them to every namespace with pods."""
+        """Adopt keys that changed, and write them to every namespace with pods."""
         folder = self.config.control_key.folder
         operator = self.operator
         assert operator is not None
@@ -165,13 +169,13 @@ class Program:
             await self.clock.sleep(KEYS_S)
 
     def _wake(self, key: Key) -> None:
-        """Kopf saw a change."""
+        """Put a key on the queue because Kopf saw a change."""
         self.metrics.woken()
         if self.operator is not None:
             self.operator.queue.add(key)
 
-    def _figures(self) -> Figures | None:
-        return self.operator.figures() if self.operator is not None else None
+    def _state(self) -> OperatorState | None:
+        return self.operator.state() if self.operator is not None else None
 
     def _alive(self) -> bool:
         operator = self.operator
@@ -179,7 +183,7 @@ class Program:
         return silent < STUCK_S
 
     def _ready(self) -> bool:
-        """Synced, or standing by with the Lease in view."""
+        """Whether the operator is synced, or stands by and has read the Lease."""
         return self.operator.synced if self.operator is not None else self.elector.holder != ""
 
     def _status(self) -> Mapping[str, Any]:
@@ -193,7 +197,7 @@ class Program:
             "time": timestamp(self.clock.now()),
         }
         if operator is not None:
-            now = operator.figures()
+            now = operator.state()
             silence = {kind: round(seconds, 1) for kind, seconds in now.silence_s.items()}
             status |= {
                 "synced": operator.synced,
@@ -210,9 +214,9 @@ class Program:
             )
         )
 
-    def _connection(self, qps: float, burst: int, listener: Any = None) -> Connection:
+    def _connection(self, qps: float, burst: int, listener: Any = None) -> ApiConnection:
         limit = RateLimit(self.clock, per_second=qps, burst=burst)
-        return Connection(self.access, limit, timeout_s=self.config.api.timeout_s, listener=listener)
+        return ApiConnection(self.access, limit, timeout_s=self.config.api.timeout_s, listener=listener)
 
     def _namespace(self) -> str:
         found = self.config.namespace or own_namespace(self.access)

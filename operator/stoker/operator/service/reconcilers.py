@@ -1,4 +1,4 @@
-"""Which function reconciles which kind. A new kind adds one line."""
+"""The table of kinds and their reconcilers. A new kind adds one line."""
 
 from __future__ import annotations
 

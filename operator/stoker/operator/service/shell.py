@@ -1,9 +1,10 @@
-"""Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that knows Kopf.
+"""Kopf as a shell: it watches our kinds beside the informers and wakes the queue. The only module that imports Kopf.
 
-Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A wake-up may be
-lost or doubled. Kopf runs in a thread with a loop of its own, because when one of its watches fails it ends by cancelling every
-task of its loop; the thread begins it anew. Credentials are loaded in the caller's loop, never beside its own loading: the client
-library keeps certificates in files that all threads share, and says their names before it has written them.
+Nothing here decides or writes: no handler keeps state, so Kopf puts no annotation and no finalizer on any object. A
+wake-up may be lost or repeated. Kopf runs in a thread with a loop of its own, because when one of its watches fails it
+ends by cancelling every task of its loop; the thread starts it again. Credentials are loaded in the caller's loop, and
+never at the same time as Kopf loads them: the client library keeps certificates in files that all threads share, and
+returns their names before it has written them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Login = Callable[[], Coroutine[Any, Any, kopf.ConnectionInfo]]
 
 
 class Shell:
-    """`login` and `wake` are called in the event loop that called `start`."""
+    """Kopf in a thread. `login` and `wake` are called in the event loop that called `start`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Shell:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Returns when Kopf has ended."""
+        """Stop Kopf and wait for its end."""
         self._stop.set()
         with self._lock:
             if self._inner is not None:
@@ -82,7 +83,7 @@ class Shell:
             try:
                 asyncio.run(self._operate(registry))
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  what it says is all that is known
-                log.warning("Kopf ended and is begun anew in %g s: %s", pause_s, error or type(error).__name__)
+                log.warning("Kopf ended and is started again in %g s: %s", pause_s, error or type(error).__name__)
             if self._stop.wait(pause_s):
                 return
             self.restarts += 1
@@ -108,7 +109,7 @@ class Shell:
 
 
 def make_settings() -> kopf.OperatorSettings:
-    """Watches only: no peering, no scanning for kinds and namespaces, no events, no webhooks."""
+    """Build settings for watches only: no peering, no scanning, no events, no webhooks."""
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -126,7 +127,7 @@ def make_settings() -> kopf.OperatorSettings:
 def make_registry(
     login: Callable[..., Awaitable[kopf.ConnectionInfo]], tell: Wake, kinds: Sequence[str]
 ) -> kopf.OperatorRegistry:
-    """A login and one `on.event` for each kind."""
+    """Register a login and one `on.event` for each kind."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(login)
 
@@ -141,7 +142,7 @@ def make_registry(
 
 
 async def connection_info(access: Access) -> kopf.ConnectionInfo:
-    """Our credentials as Kopf takes them."""
+    """Load our credentials in Kopf's form."""
     configuration = await load_configuration(access)
     auth = await configuration.auth_settings()
     scheme, _, token = str(auth.get("BearerToken", {}).get("value") or "").partition(" ")

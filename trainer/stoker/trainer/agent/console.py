@@ -1,4 +1,4 @@
-"""What a person sees: one live line on a terminal, plain lines in a log."""
+"""The agent's output for people: one live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.trainer.protocol.channel import Event, PhaseEvent, RetentionEvent, S
 
 
 class Console:
-    """Shows events of the pod's first rank, and what ranks write to their logs."""
+    """Prints the events of the pod's first rank, and the log lines of all ranks."""
 
     def __init__(self, screen: RichConsole, every_steps: int) -> None:
         self._screen, self._every_steps = screen, every_steps
@@ -44,13 +44,13 @@ class Console:
     def rank_line(self, rank: int, text: str) -> None:
         self.line(f"[rank {rank}] {text}")
 
-    def close(self, word: TerminationMessage | None) -> None:
+    def close(self, message: TerminationMessage | None) -> None:
         if self._live is not None:
             self._live.stop()
-        if word is None:
+        if message is None:
             return
-        where = f" at step {word.step}" if word.step is not None else ""
-        self.line(f"{word.cause.value}{where}{': ' + word.detail if word.detail else ''}")
+        where = f" at step {message.step}" if message.step is not None else ""
+        self.line(f"{message.cause.value}{where}{': ' + message.detail if message.detail else ''}")
 
     def _show_step(self, event: StepEvent) -> None:
         text = step_line(event)
@@ -61,7 +61,7 @@ class Console:
 
     def _show_phase(self, event: PhaseEvent) -> None:
         text = f"{event.phase}  {event.message}".rstrip()
-        if event.phase == "Training":  # its steps say more
+        if event.phase == "Training":  # followed by step lines
             return
         if self._live is not None:
             self._live.update(Text(text), refresh=True)
@@ -71,15 +71,16 @@ class Console:
 
 
 def step_line(event: StepEvent) -> str:
-    """`step 7/60  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s  ETA 2m10s`"""
+    """One line about a step: `step 7/60  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s  ETA 2m10s`"""
     return (
-        f"step {event.step}/{event.total_steps}  loss {event.loss:.4f}  lr {event.learning_rate:.1e}  norm {event.grad_norm:.2f}  "
+        f"step {event.step}/{event.total_steps}  loss {event.loss:.4f}  "
+        f"lr {event.learning_rate:.1e}  norm {event.grad_norm:.2f}  "
         f"{event.tokens_per_s:,.0f} tokens/s  ETA {duration(event.eta_s)}"
     )
 
 
 def duration(seconds: float) -> str:
-    """`45s`, `2m10s`, `3h05m`, `2d04h`."""
+    """A duration for people: `45s`, `2m10s`, `3h05m`, `2d04h`."""
     if not math.isfinite(seconds):
         return "?"
     whole = max(0, round(seconds))

@@ -1,4 +1,4 @@
-"""Save and drain on request: what the bodies may hold, and that an id counts once."""
+"""The control routes `POST /checkpoint` and `POST /drain`: validation of their bodies, and each id acted on once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Stop = Callable[[StopMode, float, str], None]
 
 
 class Control:
-    """The control routes of a pod. `save` hands a command to global rank 0, `stop(mode, deadline_s, why)` starts the end of the run."""
+    """The control routes of a pod.
+
+    `save` sends a command to global rank 0; `stop(mode, deadline_s, why)` starts the end of the run.
+    """
 
     def __init__(self, state: RunState, save: Save, stop: Stop) -> None:
         self._state, self._save, self._stop = state, save, stop
@@ -28,31 +31,36 @@ class Control:
         return [ControlRoute("POST", "/checkpoint", self.checkpoint), ControlRoute("POST", "/drain", self.drain)]
 
     async def checkpoint(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`{"id", "reason"}`: save at the next step boundary. How it went is in `/status` under `requests`."""
+        """Save at the next step boundary. Body: `{"id", "reason"}`; the result is in `/status` under `requests`."""
         request_id = self._request_id(body, ("id", "reason"))
         reason = body.get("reason", "request")
         if reason not in get_args(SaveReason):
             raise ValueError(f"reason must be one of {', '.join(get_args(SaveReason))}, got {reason!r}")
-        known = self._state.ask(request_id)
+        known = self._state.register_request(request_id)
         if known is None and not self._save(SaveCommand(id=request_id, reason=reason)):
             self._state.requests[request_id] = Request("Failed", detail="the run is ending")
         return self._answer(request_id)
 
     async def drain(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`{"id", "mode": "suspend" | "cancel", "deadline_s"}`: save, then exit Interrupted or Cancelled, at the deadline without the save."""
+        """Save, then exit Interrupted or Cancelled; at the deadline without the save.
+
+        Body: `{"id", "mode": "suspend" | "cancel", "deadline_s"}`.
+        """
         request_id = self._request_id(body, ("id", "mode", "deadline_s"))
         mode, deadline_s = body.get("mode"), body.get("deadline_s")
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if not isinstance(deadline_s, int | float) or isinstance(deadline_s, bool) or not 0 < deadline_s < float("inf"):
             raise ValueError(f"deadline_s must be a positive number of seconds, got {deadline_s!r}")
-        if self._state.ask(request_id) is None:
+        if self._state.register_request(request_id) is None:
             self._stop(MODES[mode], float(deadline_s), f"Draining ({mode})")
         return self._answer(request_id)
 
     def _request_id(self, body: Mapping[str, Any], allowed: tuple[str, ...]) -> str:
-        if self._state.place.node_rank != 0:
-            raise ValueError(f"node {self._state.place.node_rank} takes no control calls; ask the agent of node 0")
+        if self._state.pod.node_rank != 0:
+            raise ValueError(
+                f"node {self._state.pod.node_rank} does not accept control calls; send them to the agent of node 0"
+            )
         unknown = sorted(set(body) - set(allowed))
         if unknown:
             raise ValueError(f"unknown fields {unknown}; allowed: {', '.join(allowed)}")

@@ -1,7 +1,7 @@
-"""Started as a program, `python leash.py PARENT COMMAND...`: becomes COMMAND, which the kernel kills when process PARENT dies.
+"""`python die_with_parent.py PARENT COMMAND...` becomes COMMAND, which the kernel kills when process PARENT dies.
 
-A program of its own, so that the parent runs no code between fork and exec and the command needs to know nothing. Only Linux has this
-leash; elsewhere a rank still ends when its beacon closes.
+It is a program of its own, so that the parent runs no code between fork and exec and COMMAND needs no change. It works
+on Linux only; elsewhere a rank still ends when its channel to the agent closes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the leash was tied
+    if os.getppid() != parent:  # it died before prctl was called
         sys.exit(1)
     os.execv(command[0], command)
 

@@ -1,4 +1,4 @@
-"""`/metrics`: the run's facts as Prometheus reads them, taken from the state at each scrape."""
+"""Prometheus metrics of the run, computed from `RunState` at each scrape of `/metrics`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _RunMetrics(Collector):
                 "stoker_trainer_validation_loss", "Last validation loss.", value=self.state.last_validation.loss
             )
         yield self._phase()
-        yield self._silence()
+        yield self._hang_metric()
         yield self._saves()
         yield self._nodes()
 
@@ -52,7 +52,7 @@ class _RunMetrics(Collector):
         family.add_metric([self.state.phase], 1)
         return family
 
-    def _silence(self) -> Metric:
+    def _hang_metric(self) -> Metric:
         family = GaugeMetricFamily(
             "stoker_trainer_rank_silent_seconds", "Time since the rank's last sign.", labels=["rank"]
         )

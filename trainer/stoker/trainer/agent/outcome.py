@@ -1,36 +1,20 @@
-"""Why the run of this pod ended: a pure decision over how its ranks ended.
+"""Diagnose why the run of this pod ended, from how its ranks ended. Pure.
 
-When one rank fails, others fail after it, because it no longer answers them; so the most telling end decides, not the first that was seen.
+When one rank fails, the others fail after it, because it no longer answers them. So the root cause among all ends
+decides (`stoker.pod.causes.ROOT_CAUSE_ORDER`), not the end that was seen first.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stoker.pod.exit_code import CAUSES, Cause
+from stoker.pod.causes import ORDERLY_ENDS, Cause, cause_of_exit_code, root_cause_rank
 from stoker.trainer.protocol.channel import EndEvent
 
-GOOD = (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED)
-
-TELLING: tuple[Cause, ...] = (
-    Cause.OUT_OF_MEMORY,
-    Cause.RANK_KILLED,
-    Cause.NON_FINITE,
-    Cause.CONFIG_INVALID,
-    Cause.MODEL_ERROR,
-    Cause.CHECKPOINT_CORRUPT,
-    Cause.DATA_ERROR,
-    Cause.STORAGE_ERROR,
-    Cause.INTERNAL,
-    Cause.RANK_FAILED,
-    Cause.PEER_LOST,
-    Cause.CANCELLED,
-    Cause.INTERRUPTED,
-    Cause.COMPLETED,
-)
-"""Most telling first. A lost peer explains nothing as long as a rank of this pod has something of its own to say."""
+NOT_OF_RANKS = {Cause.HANG, Cause.TASK_FAILED}
+"""Causes that an agent or a task gives, never a rank."""
 
 
 @dataclass(frozen=True)
@@ -39,51 +23,69 @@ class RankEnd:
 
     rank: int
     returncode: int
-    """As subprocess has it: negative for a signal."""
+    """As `subprocess` gives it: negative for a signal."""
     end: EndEvent | None
-    """Its own report, when it came to that."""
+    """Its own report, if it sent one."""
     last_lines: str = ""
-    """What it wrote last to its log."""
+    """The last lines of its log."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunOutcome:
+    """Why this pod's part of the run ended; the agent makes the termination message from it."""
+
     cause: Cause
     rank: int | None
+    """The rank that failed; None when none did."""
     step: int | None
     detail: str
 
 
-def judge(ends: Sequence[RankEnd], *, oom_kills: int, nodes: int) -> Verdict:
-    """The verdict over ended ranks, in the order in which they ended. `oom_kills` counts processes that the kernel killed
-    for want of memory in this pod's control group since its start."""
-    verdicts = [judge_one(end, oom_kills=oom_kills) for end in ends]
-    verdict = min(verdicts, key=lambda verdict: TELLING.index(verdict.cause))
-    if verdict.cause is Cause.PEER_LOST and nodes == 1:
-        return Verdict(Cause.RANK_FAILED, verdict.rank, verdict.step, verdict.detail)
-    return verdict
+def diagnose(ends: Sequence[RankEnd], *, oom_kills: int, nodes: int) -> RunOutcome:
+    """The root cause among the ranks that have ended, given in the order in which they ended.
+
+    `oom_kills`: processes of this pod's control group that the kernel has killed for lack of memory since the pod's
+    start.
+    """
+    outcome = min(
+        (diagnose_rank(end, oom_kills=oom_kills) for end in ends), key=lambda outcome: root_cause_rank(outcome.cause)
+    )
+    if outcome.cause is Cause.PEER_LOST and nodes == 1:  # the peer is in this pod
+        return replace(outcome, cause=Cause.RANK_FAILED)
+    return outcome
 
 
-def judge_one(end: RankEnd, *, oom_kills: int) -> Verdict:
-    said = end.end
-    if said is not None and said.cause in TELLING and said.cause not in GOOD:
-        return Verdict(Cause(said.cause), end.rank, said.step, said.detail or f"rank {end.rank} reported {said.cause}")
+def diagnose_rank(end: RankEnd, *, oom_kills: int) -> RunOutcome:
+    """The outcome as one rank's end shows it: its own report, else the signal that killed it, else its exit code."""
+    report = end.end
+    reported = _reportable(report.cause) if report is not None else None
+    if report is not None and reported is not None and reported not in ORDERLY_ENDS:
+        return RunOutcome(reported, end.rank, report.step, report.detail or f"rank {end.rank} reported {reported}")
     if end.returncode < 0:
         return _killed(end, oom_kills)
-    if said is not None and said.cause in GOOD and CAUSES.get(end.returncode) in GOOD:
-        return Verdict(Cause(said.cause), None, said.step, said.detail)
-    cause = CAUSES.get(end.returncode, Cause.RANK_FAILED)
-    if cause in GOOD or cause not in TELLING:  # a rank that ends well says so
+    if report is not None and reported is not None and cause_of_exit_code(end.returncode) in ORDERLY_ENDS:
+        return RunOutcome(reported, None, report.step, report.detail)
+    return _ended_without_report(end)
+
+
+def _reportable(cause: str) -> Cause | None:
+    """The cause that a rank reports; None for text that is no cause, and for causes that only agents and tasks have."""
+    return Cause(cause) if cause in set(Cause) - NOT_OF_RANKS else None
+
+
+def _ended_without_report(end: RankEnd) -> RunOutcome:
+    cause = cause_of_exit_code(end.returncode) or Cause.RANK_FAILED
+    if cause in ORDERLY_ENDS or cause in NOT_OF_RANKS:  # a rank that ends in order reports it
         cause = Cause.RANK_FAILED
-    detail = f"rank {end.rank} ended with exit code {end.returncode} without a word"
-    return Verdict(cause, end.rank, None, f"{detail}: {end.last_lines}" if end.last_lines else detail)
+    detail = f"rank {end.rank} ended with exit code {end.returncode} and reported no cause"
+    return RunOutcome(cause, end.rank, None, f"{detail}: {end.last_lines}" if end.last_lines else detail)
 
 
-def _killed(end: RankEnd, oom_kills: int) -> Verdict:
+def _killed(end: RankEnd, oom_kills: int) -> RunOutcome:
     number = -end.returncode
     step = end.end.step if end.end is not None else None
     if number == signal.SIGKILL and oom_kills > 0:
-        return Verdict(
+        return RunOutcome(
             Cause.OUT_OF_MEMORY,
             end.rank,
             step,
@@ -93,7 +95,7 @@ def _killed(end: RankEnd, oom_kills: int) -> Verdict:
     detail = f"rank {end.rank} was killed by {name}"
     if number != signal.SIGKILL and end.last_lines:
         detail += f": {end.last_lines}"
-    return Verdict(Cause.RANK_KILLED, end.rank, step, detail)
+    return RunOutcome(Cause.RANK_KILLED, end.rank, step, detail)
 
 
 def read_oom_kills(events: str) -> int:

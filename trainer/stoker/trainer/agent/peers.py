@@ -1,4 +1,7 @@
-"""Asking the other pods' agents how they stand. Only the agent of node 0 asks regularly; an answer that does not come is not a fault."""
+"""The state of the other pods, polled from their agents.
+
+Only node 0 polls regularly; a missing answer is no failure by itself.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ async def _ask(client: httpx.AsyncClient, rank: int, url: str) -> NodeState:
 
 
 def _node(rank: int, status: object) -> NodeState:
-    """The facts of a foreign answer that are what they should be."""
+    """The valid fields of another agent's `/status`; invalid ones become None."""
     facts: Mapping[str, Any] = status if isinstance(status, dict) else {}
     phase, step = facts.get("phase"), facts.get("step")
     return NodeState(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -15,23 +14,28 @@ from pathlib import Path
 
 from rich.console import Console as RichConsole
 
-from stoker.pod.config_file import ConfigError, load
-from stoker.pod.exit_code import EXIT_CODES, Cause
+from stoker.pod.causes import EXIT_CODES, Cause, cause_of_error, is_explained
+from stoker.pod.command_line import CommandParser
+from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
-from stoker.trainer.agent.rank_info import find_place
+from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import check_supported
 
 
 def main(
     arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
 ) -> int:
-    """The exit code of the run (docs/exit-codes.md). `rank_module` are the interpreter's arguments that start a rank."""
-    parser = argparse.ArgumentParser(
+    """The exit code of the run (docs/exit-codes.md).
+
+    `rank_module` are the interpreter's arguments that start a rank.
+    """
+    parser = CommandParser(
         prog="python -m stoker.trainer",
-        description="Train a model: start this pod's ranks, answer for them, and leave a last word.",
+        description="Train a model: start this pod's ranks, serve their status, and write a termination message.",
         epilog="example: python -m stoker.trainer --config /etc/stoker/config.json",
     )
     parser.add_argument("--config", required=True, type=Path, help="the run's configuration, JSON")
@@ -39,18 +43,11 @@ def main(
     try:
         config = load(TrainerConfig, path)
         check_supported(config)
-        word = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
-    except ConfigError as error:
-        word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
-        sys.stderr.write(f"{error}\n")
-    except OSError as error:  # the work folder, a socket: full, read-only, not there
-        word = TerminationMessage(cause=Cause.STORAGE_ERROR, detail=f"{error.filename}: {error.strerror}")
-        sys.stderr.write(f"{word.detail}\n")
-    except Exception as error:  # noqa: BLE001  (the last word must go out whatever happened)
-        word = TerminationMessage(cause=Cause.INTERNAL, detail=f"{type(error).__name__}: {error}")
-        traceback.print_exc()
-    _leave(word, path)
-    return EXIT_CODES[word.cause]
+        message = asyncio.run(run_pod(config, [sys.executable, *rank_module, "--config", str(path)], os.environ))
+    except Exception as error:  # noqa: BLE001  (the termination message must be written whatever happened)
+        message = _failure(error)
+    _write(message, path)
+    return EXIT_CODES[message.cause]
 
 
 async def run_pod(
@@ -60,7 +57,7 @@ async def run_pod(
     console = Console(RichConsole(highlight=False), config.logging.every_steps)
     agent = Agent(
         config,
-        find_place(config, environment),
+        find_pod_rank(config, environment),
         rank_command=rank_command,
         environment=environment,
         console=console,
@@ -68,17 +65,28 @@ async def run_pod(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, agent.interrupt, number.name)
-    word: TerminationMessage | None = None
+    message: TerminationMessage | None = None
     try:
-        word = await agent.run()
+        message = await agent.run()
     finally:
-        console.close(word)
-    if config.retention == "own" and word.saves:
-        console.line(f"newest checkpoint: {Path(config.checkpoint.root, word.saves[-1].folder)}")
-    return word
+        console.close(message)
+    if config.retention == "own" and message.saves:
+        console.line(f"newest checkpoint: {Path(config.checkpoint.root, message.saves[-1].folder)}")
+    return message
 
 
-def _leave(word: TerminationMessage, config: Path) -> None:
-    """Write the last word where the configuration says, even if the rest of it is wrong."""
+def _failure(error: Exception) -> TerminationMessage:
+    """The termination message of a run that did not start, and its line or stack in the log."""
+    cause = cause_of_error(error, ERROR_CAUSES, Cause.INTERNAL)
+    detail = describe_error(error, cause)
+    if is_explained(cause):
+        sys.stderr.write(f"{detail}\n")
+    else:
+        traceback.print_exc()
+    return TerminationMessage(cause=cause, detail=detail)
+
+
+def _write(message: TerminationMessage, config: Path) -> None:
+    """Write the termination message to the configured path, also when the rest of the configuration is invalid."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        word.write(json.loads(config.read_text())["termination_log"])
+        message.write(json.loads(config.read_text())["termination_log"])

@@ -1,6 +1,6 @@
-"""What the ranks have said so far, folded into the facts that `/status`, `/metrics`, the console and the last word show.
+"""The state of the run, folded from the ranks' events: the source of `/status`, `/metrics` and the termination message.
 
-Only the agent's loop changes it. It knows no process and no clock: times are handed in.
+Only the agent's loop changes it. Times are arguments, so it needs no clock.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_SAVES, SaveReport
-from stoker.trainer.agent.rank_info import PodPlace
+from stoker.trainer.agent.pod_rank import PodRank
 from stoker.trainer.protocol.channel import (
     EndEvent,
     Event,
@@ -24,12 +24,12 @@ from stoker.trainer.protocol.channel import (
     ValidationEvent,
 )
 from stoker.trainer.protocol.config import JobIdentity
-from stoker.trainer.protocol.hang import Pulse
+from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
 _PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
-_FIGURES = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
+_SAVE_METRICS = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
 
@@ -46,7 +46,7 @@ class RankState:
 
 @dataclass
 class Request:
-    """A save or a drain that somebody asked for; the id makes a repeated call harmless."""
+    """A requested save or drain, kept by its id: a repeated call is acted on once."""
 
     state: str = "Pending"
     folder: str = ""
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass
 class NodeState:
-    """Another pod of the gang, as its agent answered last."""
+    """The last known state of one pod of the gang."""
 
     node_rank: int
     reachable: bool = False
@@ -65,10 +65,10 @@ class NodeState:
 
 @dataclass
 class RunState:
-    """The run as this pod sees it."""
+    """The run, from this pod's view."""
 
     job: JobIdentity
-    place: PodPlace
+    pod: PodRank
     started_at: float
     """Clock of the deadlines, seconds."""
     ranks: dict[int, RankState] = field(init=False)
@@ -79,18 +79,18 @@ class RunState:
     requests: dict[str, Request] = field(default_factory=dict)
     peers: dict[int, NodeState] = field(default_factory=dict)
     progressed_at: float = 0.0
-    """Unix time of the last sign of any rank."""
+    """Unix time of the last event of any rank."""
     stopping: str = ""
-    """Why the run is being stopped, for people."""
+    """The reason of a requested stop, for people; empty while there is none."""
     cause: Cause | None = None
     _validated: dict[int, float] = field(default_factory=dict)
     _save_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SAVE_COUNTS, 0))
 
     def __post_init__(self) -> None:
-        self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.place.ranks}
+        self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.pod.ranks}
 
     def apply(self, rank: int, event: Event, *, clock: float, unix: float) -> None:
-        """Take what one rank said."""
+        """Apply one event of a rank."""
         state = self.ranks[rank]
         state.progressed_at, self.progressed_at = clock, unix
         match event:
@@ -98,7 +98,7 @@ class RunState:
                 state.phase, state.message = event.phase, event.message
             case StepEvent():
                 state.step = event.step
-                if rank == self.place.first_rank:
+                if rank == self.pod.first_rank:
                     self.last_step = event
             case ValidationEvent():
                 self.last_validation = event
@@ -106,7 +106,7 @@ class RunState:
                 while len(self._validated) > MAX_REQUESTS:
                     self._validated.pop(next(iter(self._validated)))
             case SaveEvent():
-                self._keep_save(event)
+                self._add_save(event)
             case RetentionEvent():
                 self._save_counts["deleted"] += len(event.deleted)
                 self._save_counts["not_deleted"] += len(event.problems)
@@ -117,11 +117,11 @@ class RunState:
 
     @property
     def save_counts(self) -> dict[str, int]:
-        """How many saves of this attempt were committed and failed, how many read-backs ended well or not, and what retention did."""
+        """Counts of this attempt: saves by state, read-backs by result, checkpoints deleted and not deleted."""
         return dict(self._save_counts)
 
-    def ask(self, request_id: str) -> Request | None:
-        """Note a request; None when it is new, else how it stands."""
+    def register_request(self, request_id: str) -> Request | None:
+        """Register a request; None when it is new, else its state."""
         if request_id in self.requests:
             return self.requests[request_id]
         self.requests[request_id] = Request()
@@ -154,16 +154,19 @@ class RunState:
     def has_stepped(self) -> bool:
         return any(rank.step is not None for rank in self.ranks.values())
 
-    def pulses(self, running: Mapping[int, bool]) -> dict[int, Pulse]:
-        """Last signs of the ranks whose processes run."""
+    def heartbeats(self, running: Mapping[int, bool]) -> dict[int, Heartbeat]:
+        """The last events of the ranks whose processes run, for the hang detector."""
         return {
-            rank: Pulse(state.phase, state.progressed_at)
+            rank: Heartbeat(state.phase, state.progressed_at)
             for rank, state in self.ranks.items()
             if running.get(rank, False)
         }
 
     def save_records(self, *, unread: bool | None) -> tuple[SaveReport, ...]:
-        """Committed saves for the last word. `unread` stands for `verified` where the read-back has not ended."""
+        """Committed saves for the termination message.
+
+        `unread` is the value of `verified` where the read-back has not ended.
+        """
         return tuple(
             SaveReport(
                 id=save.id,
@@ -171,7 +174,7 @@ class RunState:
                 step=save.step,
                 digest=save.digest,
                 verified=unread if save.verified is None else save.verified,
-                figures={name: value for name, value in self._figures(save).items() if value is not None},
+                metrics={name: value for name, value in self._save_metrics(save).items() if value is not None},
             )
             for save in self.saves.values()
             if save.state == "Committed"
@@ -181,49 +184,52 @@ class RunState:
         """The body of `/status`."""
         return {
             "program": "trainer",
-            "pod_uid": self.place.pod_uid,
+            "pod_uid": self.pod.pod_uid,
             "job_uid": self.job.uid,
             "attempt": self.job.attempt,
             "phase": self.phase,
             "message": self.message,
             **self._progress(),
             "progressed_at": self.progressed_at,
-            "saves": [_save_status(save) | self._figures(save) for save in self.saves.values()],
+            "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],
             "cause": self.cause.value if self.cause else None,
         }
 
     def nodes(self) -> list[NodeState]:
-        """This pod, and the others as far as this one asks them."""
-        own = NodeState(self.place.node_rank, True, self.phase, self.step)
+        """This pod, and on node 0 also the other pods, by node rank."""
+        own = NodeState(self.pod.node_rank, True, self.phase, self.step)
         return sorted([own, *self.peers.values()], key=lambda node: node.node_rank)
 
     @property
     def _first(self) -> RankState:
-        return self.ranks[self.place.first_rank]
+        return self.ranks[self.pod.first_rank]
 
     def _progress(self) -> dict[str, Any]:
-        """Where the training stands; None before the first step and the first validation."""
+        """Values of the last step and validation; None before the first."""
         found = {name: getattr(self.last_step, name) if self.last_step else None for name in _PROGRESS}
         return found | {"validation_loss": self.last_validation.loss if self.last_validation else None}
 
-    def _figures(self, save: SaveEvent) -> dict[str, Any]:
-        """What is known of a save; `validation_loss` is that of the same step, if there was a validation."""
-        return {name: getattr(save, name) for name in _FIGURES} | {"validation_loss": self._validated.get(save.step)}
+    def _save_metrics(self, save: SaveEvent) -> dict[str, Any]:
+        """The numbers of a save. `validation_loss` is that of the same step, if it was validated."""
+        return {name: getattr(save, name) for name in _SAVE_METRICS} | {
+            "validation_loss": self._validated.get(save.step)
+        }
 
-    def _keep_save(self, save: SaveEvent) -> None:
+    def _add_save(self, save: SaveEvent) -> None:
         before = self.saves.get(save.folder)
-        for fact in _facts(save) - (_facts(before) if before is not None else set()):
-            self._save_counts[fact] += 1
+        for name in _counted(save) - (_counted(before) if before is not None else set()):
+            self._save_counts[name] += 1
         self.saves[save.folder] = save
         while len(self.saves) > MAX_SAVES:
             self.saves.pop(next(iter(self.saves)))
 
 
-def _facts(save: SaveEvent) -> set[str]:
-    facts = {"Committed": {"committed"}, "Failed": {"failed"}, "Saving": set[str]()}[save.state]
-    return facts | {None: set[str](), True: {"verified"}, False: {"unreadable"}}[save.verified]
+def _counted(save: SaveEvent) -> set[str]:
+    """Names of the counts that a save in this state belongs to."""
+    counts = {"Committed": {"committed"}, "Failed": {"failed"}, "Saving": set[str]()}[save.state]
+    return counts | {None: set[str](), True: {"verified"}, False: {"unreadable"}}[save.verified]
 
 
 def _save_status(save: SaveEvent) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The agent's HTTP servers: probes, status and metrics on the pod's address; the same and control without a token on a Unix socket."""
+"""The agent's HTTP server: probes, status, metrics and signed control calls on the pod's address.
+
+A Unix socket, if configured, serves the same without signatures.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ STOP_S = 1.0
 
 
 class AgentServer:
-    """Serves until `close`. `port` is known after `start` (it matters where the configuration leaves it to the kernel)."""
+    """Serves until `close`.
+
+    `port` is known after `start` (it matters where the configuration leaves it to the kernel).
+    """
 
     def __init__(self, listen: ListenConfig, public: Sequence[BaseRoute], private: Sequence[BaseRoute]) -> None:
         self._listen = listen
@@ -27,7 +33,11 @@ class AgentServer:
         self.port = listen.port
 
     async def start(self) -> None:
-        """Raises ConfigError when an address cannot be bound."""
+        """Bind the addresses and serve until `close`.
+
+        Raises:
+            ConfigError: an address cannot be bound.
+        """
         listener = _tcp_socket(self._listen)
         self.port = listener.getsockname()[1]
         self._add(listener, self._public)

@@ -1,4 +1,7 @@
-"""Where every rank stands when one hangs: the ranks write their stacks themselves, on a signal that needs no cooperation of their Python code."""
+"""The stacks of all ranks when one hangs.
+
+A signal makes each rank write its own, also while its Python code is blocked.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ FRAMES = 4
 
 
 async def collect_stacks(processes: Sequence[RankProcess]) -> dict[int, str]:
-    """The stacks of all threads of each rank; empty text for one that wrote nothing in time."""
+    """The stacks of all threads by rank; empty for a rank that wrote none in time."""
     for process in processes:
         process.signal(signal.SIGUSR1)
     before: dict[int, str] = {}
@@ -28,7 +31,10 @@ async def collect_stacks(processes: Sequence[RankProcess]) -> dict[int, str]:
 
 
 def innermost(stacks: str) -> str:
-    """Where the main thread stands, on one line: the innermost call, then those of our own code: `all_gather (c10d.py:12) < step (loop.py:40)`."""
+    """The position of the main thread on one line: its innermost call, then calls of Stoker's code.
+
+    Example: `all_gather (c10d.py:12) < step (loop.py:40)`.
+    """
     blocks = [block for block in stacks.split("\n\n") if "File " in block]
     if not blocks:
         return "no stacks"

@@ -1,32 +1,33 @@
-"""The line between a rank and its agent: one Unix socket pair per rank, JSON lines in both directions.
+"""The channel between a rank and its agent: one Unix socket pair per rank, JSON lines in both directions.
 
-The agent makes the pair, starts `python -m stoker.trainer.rank.main --beacon-fd N ...` with one end inherited, and keeps the other:
+The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-fd N ...` with one end inherited, and
+keeps the other:
 
-    agent_end, rank_socket = beacon_pair()
-    child = subprocess.Popen([..., "--beacon-fd", str(rank_socket.fileno())], pass_fds=[rank_socket.fileno()])
+    agent_channel, rank_socket = channel_pair()
+    child = subprocess.Popen([..., "--channel-fd", str(rank_socket.fileno())], pass_fds=[rank_socket.fileno()])
     rank_socket.close()
-    events = agent_end.receive()              # never blocks; wait with a selector on agent_end.fileno()
-    agent_end.send(SaveCommand(id="ab12"))
+    events = agent_channel.receive()          # never blocks; wait with a selector on agent_channel.fileno()
+    agent_channel.send(SaveCommand(id="ab12"))
 
-Rank to agent, one object per line, `event` names the kind (the dataclasses below; every rank sends `phase`, `step` and `end`, and only
-global rank 0 sends `validation`, `save`, `retention` and `request`):
+Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
+`phase`, `step` and `end`; only global rank 0 sends `validation`, `save`, `retention` and `request`:
 
-    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
-    {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, "grad_norm": 0.9, "tokens_per_s": 310.0, ...}
-    {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
-    {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", "verified": null | true | false, ...}
-    {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
-    {"event": "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...}
-    {"event": "end", "cause": "Completed", "step": 60, "detail": ""}        # last line, then the rank exits with EXIT_CODES[cause]
+    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0} {"event": "step",
+    "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...} {"event": "validation",
+    "step": 50, "loss": 2.41, "tokens": 4096} {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" |
+    "Committed" | "Failed", ...} {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []} {"event":
+    "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...} {"event": "end", "cause":
+    "Completed", "step": 60, "detail": ""}   # the last line; the exit code is EXIT_CODES[cause]
 
-Agent to rank, `command` names the kind:
+Agent to rank: one command per line; `command` names the kind:
 
     {"command": "save", "id": "ab12", "reason": "request"}          to global rank 0 only
-    {"command": "stop", "mode": "interrupt" | "suspend" | "cancel", "save": true}    to any rank; one is enough, the step boundary spreads it
+    {"command": "stop", "mode": "interrupt" | "suspend" | "cancel", "save": true}
+                                      to any rank; one is enough, the exchange at the step boundary spreads it
 
-Progress is an event of any kind: a rank that is loading sends `phase` again with a new message. When the agent's end closes, the rank
-ends at once (no orphans). A rank also takes SIGTERM as `stop interrupt`, ignores SIGINT (the agent decides), and writes the stacks of
-all its threads to the file of `--stacks` on SIGUSR1.
+Every event counts as progress: a rank that loads for long sends `phase` again with a new message. When the agent's end
+closes, the rank exits at once, so no rank outlives its agent. A rank also treats SIGTERM as `stop interrupt`, ignores
+SIGINT (the agent handles it), and writes the stacks of all its threads to the file of `--stacks` on SIGUSR1.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
+
+from stoker.trainer.errors import ChannelError
 
 Phase = Literal["Loading", "FirstStep", "Training", "Saving", "Validating", "Finishing", "Exited"]
 SaveState = Literal["Saving", "Committed", "Failed"]
@@ -55,7 +58,10 @@ class PhaseEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """One finished optimizer step. `tokens` counts from the start of the run, over all ranks; `tokens_per_s` is that of all ranks."""
+    """One finished optimizer step.
+
+    `tokens` counts from the start of the run; it and `tokens_per_s` are totals over all ranks.
+    """
 
     step: int
     total_steps: int
@@ -82,7 +88,7 @@ class SaveEvent:
     """The state of one save; sent again at each change. `verified` stays None until the read-back has ended."""
 
     id: str
-    """Id of the first request that it answers, else the folder's name."""
+    """Id of the first request that this save answers, else the folder's name."""
     folder: str
     step: int
     tokens: int
@@ -91,7 +97,7 @@ class SaveEvent:
     reason: SaveReason
     learning_rate: float | None = None
     elapsed_s: float | None = None
-    """Of all steps from the start of the run, over its attempts."""
+    """Time in steps since the start of the run, over all attempts."""
     digest: str = ""
     bytes: int = 0
     files: int = 0
@@ -104,7 +110,10 @@ class SaveEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionEvent:
-    """What a run without an operator deleted of its old saves, and what it could not; it tries again after the next save."""
+    """Old checkpoints that a run without an operator deleted.
+
+    Deletions in `problems` are tried again after the next save.
+    """
 
     deleted: list[str]
     problems: list[str]
@@ -124,7 +133,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent:
-    """Why the rank is about to exit; `cause` is a value of `stoker.pod.exit_code.Cause`."""
+    """The end of a rank; `cause` is a value of `stoker.pod.causes.Cause`."""
 
     cause: str
     step: int | None = None
@@ -142,7 +151,7 @@ class SaveCommand:
 class StopCommand:
     mode: StopMode
     save: bool = True
-    """Save before exit (a rank that finds no time for it is killed by its agent)."""
+    """Save before the exit. The agent kills a rank that does not finish the save in time."""
 
 
 Event = PhaseEvent | StepEvent | ValidationEvent | SaveEvent | RetentionEvent | RequestEvent | EndEvent
@@ -163,18 +172,14 @@ _COMMAND_NAMES: dict[type, str] = {kind: name for name, kind in _COMMANDS.items(
 _MAX_LINE_BYTES = 1 << 20
 
 
-class BeaconError(ValueError):
-    """A line that is not part of the protocol."""
+def channel_pair() -> tuple[AgentChannel, socket.socket]:
+    """Make a channel: the agent's side, and the socket whose descriptor the rank inherits."""
+    agent_end, rank_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    rank_end.set_inheritable(True)
+    return AgentChannel(agent_end), rank_end
 
 
-def beacon_pair() -> tuple[AgentEnd, socket.socket]:
-    """The agent's end, and the socket whose descriptor the rank inherits."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    theirs.set_inheritable(True)
-    return AgentEnd(ours), theirs
-
-
-class AgentEnd:
+class AgentChannel:
     """The agent's side. Not safe for use from several threads at once, except `send`."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -183,13 +188,13 @@ class AgentEnd:
         self._lines = _Lines()
         self._lock = threading.Lock()
         self.closed = False
-        """True once the rank's end has closed (it exited); lines that came before were returned."""
+        """True once the rank has closed its end (it exited). All earlier events were returned."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def receive(self) -> list[Event]:
-        """The events that have arrived; does not block. Raises BeaconError on a foreign line."""
+        """The events that have arrived; does not block. Raises ChannelError on a foreign line."""
         received: list[Event] = []
         while not self.closed:
             try:
@@ -203,7 +208,7 @@ class AgentEnd:
         return received
 
     def send(self, command: Command) -> bool:
-        """Hand a command to the rank; False when it is gone."""
+        """Send a command to the rank; False when it is gone."""
         with self._lock:
             try:
                 self._connection.sendall(_line("command", _COMMAND_NAMES[type(command)], command))
@@ -216,10 +221,10 @@ class AgentEnd:
         self._connection.close()
 
 
-class Beacon:
-    """The rank's side: sends events from any thread, collects commands in a thread of its own.
+class RankChannel:
+    """The rank's side: sends events from any thread, receives commands in a thread of its own.
 
-    With `connection=None` there is no agent: events go nowhere (tests, benchmarks).
+    With `connection=None` there is no agent, and events are dropped (tests, benchmarks).
     """
 
     def __init__(self, connection: socket.socket | None, on_orphaned: Callable[[], None] | None = None) -> None:
@@ -229,10 +234,10 @@ class Beacon:
         self._commands: list[Command] = []
         if connection is not None:
             connection.setblocking(True)
-            threading.Thread(target=self._listen, args=(connection,), name="beacon", daemon=True).start()
+            threading.Thread(target=self._receive, args=(connection,), name="channel", daemon=True).start()
 
     def send(self, event: Event) -> None:
-        """Report to the agent. An agent that is gone is no error here: `on_orphaned` deals with it."""
+        """Send an event to the agent. A lost agent raises no error here; the receiving thread calls `on_orphaned`."""
         if self._connection is None:
             return
         line = _line("event", _EVENT_NAMES[type(event)], event)
@@ -240,28 +245,28 @@ class Beacon:
             try:
                 self._connection.sendall(line)
             except OSError:
-                self._hang_up()
+                self._disconnect()
 
     def phase(self, phase: Phase, message: str = "") -> None:
         self.send(PhaseEvent(phase=phase, message=message))
 
     def put(self, command: Command) -> None:
-        """Queue a command that came another way (a signal)."""
+        """Queue a command from another source (a POSIX signal)."""
         self._commands.append(command)  # one append: safe in a signal handler too
 
     def take(self) -> list[Command]:
-        """The commands since the last call, oldest first."""
+        """Remove and return the queued commands, oldest first."""
         count = len(self._commands)
         taken, self._commands[:count] = self._commands[:count], []
         return taken
 
     def close(self) -> None:
-        """Say nothing more; the agent sees the end of the stream when the process exits."""
+        """Close this end. Later events are dropped."""
         with self._lock:
             self._on_orphaned = None
-            self._hang_up()
+            self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is None:
             return
         with contextlib.suppress(OSError):  # the other end may be gone already
@@ -269,7 +274,7 @@ class Beacon:
         self._connection.close()
         self._connection = None
 
-    def _listen(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         lines = _Lines()
         while True:
             try:
@@ -286,7 +291,7 @@ class Beacon:
 
 
 class _Lines:
-    """Cuts a byte stream into lines."""
+    """Splits a byte stream into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -294,7 +299,7 @@ class _Lines:
     def feed(self, data: bytes) -> list[bytes]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
-            raise BeaconError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+            raise ChannelError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
         return lines
 
 
@@ -310,4 +315,4 @@ def _parse(line: bytes, key: str, kinds: Mapping[str, type[M]]) -> M:
         fields = json.loads(line)
         return kinds[fields.pop(key)](**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BeaconError(f"not one of {key} {sorted(kinds)}: {line[:200]!r}") from error
+        raise ChannelError(f"unknown {key} (allowed: {', '.join(sorted(kinds))}): {line[:200]!r}") from error

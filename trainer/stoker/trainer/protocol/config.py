@@ -14,7 +14,7 @@ from stoker.pod.listen import ListenConfig
 
 
 class JobIdentity(Config):
-    """Whose run this is."""
+    """The job and the attempt that this run belongs to."""
 
     namespace: str = "default"
     name: str
@@ -25,7 +25,11 @@ class JobIdentity(Config):
 
 
 class GangConfig(Config):
-    """The pods of one attempt. A pod's own place comes from the environment: `STOKER_NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `STOKER_POD_UID`."""
+    """The pods of one attempt.
+
+    A pod reads its own numbers from the environment: `STOKER_NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`,
+    `STOKER_POD_UID`.
+    """
 
     nodes: int = Field(default=1, ge=1)
     ranks_per_node: int = Field(default=1, ge=1)
@@ -59,7 +63,7 @@ class ParallelismConfig(Config):
 
 
 class TrainingConfig(Config):
-    """How much to train, in which batches. Exactly one of `total_steps`, `total_tokens`, `epochs`."""
+    """Length and batches of the run. Exactly one of `total_steps`, `total_tokens`, `epochs`."""
 
     total_steps: int | None = Field(default=None, ge=1)
     total_tokens: int | None = Field(default=None, ge=1)
@@ -87,11 +91,11 @@ class OptimizationConfig(Config):
     optimizer: Literal["adam", "adamw", "lamb"] = "adamw"
     learning_rate: float = Field(default=3e-4, gt=0)
     min_learning_rate: float = Field(default=0.0, ge=0)
-    """Where cosine and linear end."""
+    """The rate at the end of cosine and linear."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, ge=1e-30)
-    """Not so small that it is 0 in fp32: an element whose gradient is 0 would become 0 / 0."""
+    """Above 0 in fp32: else an element whose gradient is 0 would become 0 / 0."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Applies to matrices only (not to norms, biases)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
@@ -121,11 +125,14 @@ class DataSourceConfig(Config):
     weight: float = Field(default=1.0, gt=0)
     """Share of the samples, relative to the other sources."""
     format: Literal["auto", "text", "jsonl"] = "auto"
-    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens). `auto` goes by the file's suffix."""
+    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens).
+
+    `auto` uses the file's suffix.
+    """
 
 
 class TokenizerConfig(Config):
-    """Which tokenizer. `auto`: the starting weights' own; without one, a byte-level BPE is trained on the corpus."""
+    """The tokenizer. `auto`: that of the starting weights; without one, a byte-level BPE is trained on the corpus."""
 
     kind: Literal["auto", "path", "train"] = "auto"
     path: str | None = None
@@ -159,7 +166,7 @@ class DataConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Where and when to save."""
+    """Place and interval of saves."""
 
     root: str
     """Folder that receives `step-...` folders."""
@@ -171,7 +178,7 @@ class CheckpointConfig(Config):
 
 
 class LoggingConfig(Config):
-    """Where metrics go besides the JSONL log and `/metrics`."""
+    """Destinations of metrics besides `/metrics`."""
 
     jsonl: str | None = None
     every_steps: int = Field(default=1, ge=1)
@@ -181,7 +188,7 @@ class LoggingConfig(Config):
 
 
 class ResumeConfig(Config):
-    """The checkpoint that the operator chose. The trainer never takes another one by itself."""
+    """The checkpoint that the operator chose. The trainer uses this one or fails."""
 
     folder: str
     step: int = Field(ge=0)
@@ -189,7 +196,7 @@ class ResumeConfig(Config):
 
 
 class DeadlineConfig(Config):
-    """Longest time without progress, per phase, in seconds; a phase that exceeds it is a hang."""
+    """Longest time without progress in each phase, in seconds; a longer one is a hang."""
 
     load_s: float = Field(default=1800, gt=0)
     first_step_s: float = Field(default=1800, gt=0)
@@ -199,7 +206,7 @@ class DeadlineConfig(Config):
 
 
 class TrainerConfig(Config):
-    """Everything that one attempt of a run needs."""
+    """The configuration of one attempt of a run."""
 
     job: JobIdentity
     listen: ListenConfig = ListenConfig()
@@ -221,7 +228,10 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig
     logging: LoggingConfig = LoggingConfig()
     retention: Literal["own", "external"] = "own"
-    """`external`: an operator deletes and chooses; `own`: the trainer keeps `max_to_keep` verified steps and falls back by itself."""
+    """`external`: the operator deletes checkpoints and chooses the one to resume.
+
+    `own`: the trainer keeps `max_to_keep` verified ones, and resumes an older one when the newest is damaged.
+    """
     resume: ResumeConfig | None = None
     deadlines: DeadlineConfig = DeadlineConfig()
     grace_period_s: float = Field(default=30, gt=0)

@@ -1,7 +1,7 @@
-"""When silence is a hang: one deadline per phase, judged by the agent alone.
+"""The hang detector: one deadline per phase for the time without an event. Used by the agent alone.
 
-Progress is any sign of a rank. A rank may be waiting for another one that is in a longer phase, so the longest deadline among the phases of
-the pod's ranks counts for all of them.
+Any event of a rank is progress. A rank may wait for another one that is in a longer phase, so the longest deadline
+among the phases of the pod's ranks counts for all of them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from stoker.trainer.protocol.channel import Phase
 from stoker.trainer.protocol.config import DeadlineConfig
 
 EXIT_S = 60.0
-"""From a rank's word that it ends to the end of its process."""
+"""From a rank's end event to the end of its process."""
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """The last sign of one rank."""
+class Heartbeat:
+    """The last event of one rank."""
 
     phase: Phase
     progressed_at: float
-    """Seconds on a clock that only moves forward."""
+    """Seconds on a monotonic clock."""
 
 
 @dataclass(frozen=True)
-class Silence:
-    """A rank that has been silent for longer than its pod's phases allow."""
+class Hang:
+    """A rank without an event for longer than the phases of its pod allow."""
 
     rank: int
     phase: Phase
@@ -36,6 +36,7 @@ class Silence:
 
 
 def deadline_s(phase: Phase, deadlines: DeadlineConfig) -> float:
+    """Longest time without an event in this phase."""
     return {
         "Loading": deadlines.load_s,
         "FirstStep": deadlines.first_step_s,
@@ -47,11 +48,11 @@ def deadline_s(phase: Phase, deadlines: DeadlineConfig) -> float:
     }[phase]
 
 
-def find_silence(pulses: Mapping[int, Pulse], deadlines: DeadlineConfig, now: float) -> Silence | None:
-    """The rank that has been silent longest, when that is too long. `pulses` holds the ranks whose processes run."""
-    if not pulses:
+def find_hang(heartbeats: Mapping[int, Heartbeat], deadlines: DeadlineConfig, now: float) -> Hang | None:
+    """The rank with the oldest event, if that is too old. `heartbeats` holds the ranks whose processes run."""
+    if not heartbeats:
         return None
-    allowed = max(deadline_s(pulse.phase, deadlines) for pulse in pulses.values())
-    rank, pulse = min(pulses.items(), key=lambda item: item[1].progressed_at)
-    silent = now - pulse.progressed_at
-    return Silence(rank, pulse.phase, silent, allowed) if silent > allowed else None
+    allowed = max(deadline_s(heartbeat.phase, deadlines) for heartbeat in heartbeats.values())
+    rank, heartbeat = min(heartbeats.items(), key=lambda item: item[1].progressed_at)
+    silent = now - heartbeat.progressed_at
+    return Hang(rank, heartbeat.phase, silent, allowed) if silent > allowed else None

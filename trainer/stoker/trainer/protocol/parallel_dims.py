@@ -1,43 +1,24 @@
-"""The rank grid `[pipeline, replicate, shard, context, tensor]`: sizes that multiply out to the world, and the place of one rank.
+"""The sizes of the rank grid `[pipeline, replicate, shard, context, tensor]`: validated once, then passed down.
 
-Also the list of what the trainer does not do yet: a configuration that asks for it is refused by name (kernels and attention are refused by `stoker.model.kernels.ops`).
+`stoker.pod.capabilities` states what is built; `stoker.model.kernels.ops` refuses what a machine cannot run (kernels,
+attention). Communicators, loop, data loader and manifests take a `ParallelDims`; nothing else in the trainer computes
+the size of an axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from types import MappingProxyType
+from itertools import product
+from typing import Self
 
+from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
-
-ALLOWED: Mapping[str, Sequence[object]] = MappingProxyType(
-    {
-        "parallelism.tensor": (1,),
-        "parallelism.pipeline": (1,),
-        "parallelism.expert": (1,),
-        "parallelism.context": (1,),
-        "parallelism.replicate": (1,),
-        "parallelism.sequence_parallel": (False,),
-        "optimization.optimizer": ("adam", "adamw"),
-        "memory.precision": ("fp32", "bf16"),
-        "memory.zero_stage": (0, 1, 2),
-        "memory.activation_checkpointing": ("none", "full"),
-        "memory.cpu_offload": (False,),
-        "memory.nvme_offload": (None,),
-        "logging.tensorboard": (None,),
-        "logging.wandb": (None,),
-        "logging.mlflow": (None,),
-    }
-)
-"""What the trainer can do, of the fields that promise more."""
+from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, TrainingConfig
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """Axis sizes, outermost first; neighbours in rank order share the innermost axes."""
+@dataclass(frozen=True, kw_only=True)
+class ParallelDims:
+    """Axis sizes, outermost first: ranks with neighbouring numbers differ on the innermost axes."""
 
     pipeline: int
     replicate: int
@@ -45,8 +26,31 @@ class Mesh:
     context: int
     tensor: int
 
+    @classmethod
+    def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> Self:
+        """The sizes that the configuration gives; `shard` is what remains of the world.
+
+        Raises:
+            ConfigError: the sizes do not multiply out; the message shows the arithmetic.
+        """
+        fixed = parallelism.pipeline * parallelism.replicate * parallelism.context * parallelism.tensor
+        if world_size % fixed:
+            raise ConfigError(
+                f"parallelism: pipeline {parallelism.pipeline} x replicate {parallelism.replicate} x context "
+                f"{parallelism.context} x tensor {parallelism.tensor} = {fixed} does not divide the {world_size} "
+                "ranks of the gang"
+            )
+        return cls(
+            pipeline=parallelism.pipeline,
+            replicate=parallelism.replicate,
+            shard=world_size // fixed,
+            context=parallelism.context,
+            tensor=parallelism.tensor,
+        )
+
     @property
     def world_size(self) -> int:
+        """All ranks of the gang."""
         return self.pipeline * self.data_parallel * self.context * self.tensor
 
     @property
@@ -54,56 +58,38 @@ class Mesh:
         """Number of ranks that see different data."""
         return self.replicate * self.shard
 
+    def data_parallel_groups(self) -> list[tuple[int, ...]]:
+        """Global ranks of each group whose members hold the same parameters and see different data."""
+        inner = self.context * self.tensor
+        stride = self.data_parallel * inner
+        return [
+            tuple(stage * stride + index * inner + offset for index in range(self.data_parallel))
+            for stage, offset in product(range(self.pipeline), range(inner))
+        ]
 
-def plan_mesh(parallelism: ParallelismConfig, world_size: int) -> Mesh:
-    """The mesh of a world.
+    def micro_batches_per_rank(self, training: TrainingConfig) -> int:
+        """How many micro-batches of one step each rank trains;
 
-    Raises:
-        ConfigError: the sizes do not multiply out; the message shows the arithmetic.
-    """
-    fixed = parallelism.pipeline * parallelism.replicate * parallelism.context * parallelism.tensor
-    if world_size % fixed:
-        raise ConfigError(
-            f"parallelism: pipeline {parallelism.pipeline} x replicate {parallelism.replicate} x context "
-            f"{parallelism.context} x tensor {parallelism.tensor} = {fixed} does not divide the {world_size} ranks of the gang"
-        )
-    return Mesh(
-        pipeline=parallelism.pipeline,
-        replicate=parallelism.replicate,
-        shard=world_size // fixed,
-        context=parallelism.context,
-        tensor=parallelism.tensor,
-    )
+        `check_supported` has made sure that they share out evenly.
+        """
+        return training.global_batch_size // training.micro_batch_size // self.data_parallel
 
 
-def check_supported(config: TrainerConfig) -> Mesh:
-    """The mesh, if the trainer can do what the configuration asks for.
+def check_supported(config: TrainerConfig) -> ParallelDims:
+    """The sizes of the rank grid, if the trainer can do what the configuration asks for.
 
     Raises:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
-    mesh = plan_mesh(config.parallelism, config.gang.world_size)
-    problems = _limit_problems(config) + _batch_problems(config, mesh)
+    dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
+    problems = refusals("trainer", config) + _batch_problems(config, dims)
     if problems:
         raise ConfigError("\n".join(problems))
-    return mesh
+    return dims
 
 
-def _limit_problems(config: TrainerConfig) -> list[str]:
-    values = {field: attrgetter(field)(config) for field in ALLOWED}
-    return [
-        f"not supported yet: {field} {value!r} (allowed now: {_listed(ALLOWED[field])})"
-        for field, value in values.items()
-        if value not in ALLOWED[field]
-    ]
-
-
-def _listed(allowed: Sequence[object]) -> str:
-    return ", ".join("none" if value is None else str(value) for value in allowed)
-
-
-def _batch_problems(config: TrainerConfig, mesh: Mesh) -> list[str]:
-    training, size = config.training, mesh.data_parallel
+def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
+    training, size = config.training, dims.data_parallel
     rows = size * training.micro_batch_size
     problems = []
     if training.global_batch_size % rows:

@@ -1,6 +1,6 @@
-"""Flat buckets: the parameters of one block side by side in one buffer, with the table that says where each lies.
+"""Flat buckets: the parameters of one block side by side in one buffer, and the table of their positions.
 
-A bucket knows layout only. It has no optimizer and sends nothing; `zero.py` moves its bytes.
+A bucket is layout only. `zero.py` communicates and updates.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ import torch
 from torch import Tensor, nn
 
 LINE = 1024
-"""Elements. Shards begin and end at multiples of it, and so does the decayed region: every shard then is whole rows of this length, which
-keeps kernels away from ragged tails (they may round differently) and makes partial sums independent of the number of shards."""
+"""Elements. Shards and the region with weight decay begin and end at multiples of it.
+
+Every shard is then whole rows of this length: kernels get no ragged tails (they may round differently), and partial
+sums do not depend on the number of shards.
+"""
 ALIGN = 64
-"""Elements. Each parameter begins at a multiple of it, as an allocation of its own would: kernels may choose another path for an odd address."""
+"""Elements; the alignment of parameters.
+
+Each one begins at a multiple of it, like an allocation of its own: kernels may choose another path for odd
+addresses.
+"""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where one parameter lies in its bucket, in elements."""
+    """Position of one parameter in its bucket, in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +55,7 @@ class BucketPlan:
     decay_end: int
     """Elements [0, decay_end) decay; a multiple of LINE."""
     used: int
-    """Elements up to the last line that holds a parameter: the part of the layout that does not depend on `shards`."""
+    """Elements up to the last line with a parameter: the part of the layout that does not depend on `shards`."""
     numel: int
     """Size of the buffer: `used` padded to a multiple of `shards * LINE`."""
     shards: int
@@ -93,7 +100,7 @@ class Bucket:
         shards: int,
         device: torch.device | None = None,
     ) -> None:
-        """`device`: where parameters on the meta device come to life."""
+        """`device`: where parameters on the meta device get their memory."""
         self.name = name
         self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
         by_name = dict(parameters)
@@ -108,7 +115,10 @@ class Bucket:
         return self.parameters[0].is_meta
 
     def materialise(self) -> Tensor:
-        """Give parameters without values fp32 memory: views of the buffer that is returned, all zero. The parameter objects stay the same."""
+        """Give parameters of the meta device fp32 memory, all zero, and return the buffer.
+
+        The parameter objects stay the same.
+        """
         flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
             torch.utils.swap_tensors(parameter, nn.Parameter(view))  # type: ignore[no-untyped-call]
@@ -136,7 +146,10 @@ class Bucket:
 def make_buckets(
     units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int, device: torch.device | None = None
 ) -> list[Bucket]:
-    """One bucket per unit, after a first one `root` with every other parameter of `rest`. A tied parameter appears once, by its first name."""
+    """One bucket per unit, after a bucket `root` with every other parameter of `rest`.
+
+    A tied parameter appears once, under its first name.
+    """
     in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
     root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
     prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]

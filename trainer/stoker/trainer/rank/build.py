@@ -1,9 +1,8 @@
-"""Puts a rank's parts together: from a decoder and its batches to a loop that is ready to train."""
+"""Builds the loop of one rank from its context and its inputs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,67 +14,36 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import AttentionName, Ops, resolve_kernels
-from stoker.pod.config_file import ConfigError
-from stoker.trainer.protocol.channel import Beacon
-from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig
-from stoker.trainer.protocol.step_signals import Inbox
+from stoker.model.kernels.ops import resolve_kernels
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import Communicator
-from stoker.trainer.rank.data.loader import Loader
-from stoker.trainer.rank.initial_weights import Start
-from stoker.trainer.rank.loop import Batches, Loop, Progress
+from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
+from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.resume import ResumePoint
+from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.snapshot import load_state
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Team:
-    """This rank's means to work with the others, and to talk to its agent."""
+class RankContext:
+    """What one rank works with for the length of a run: the rank grid, its communicators, its agent, its device."""
 
+    dims: ParallelDims
     communicator: Communicator
     save_group: SaveGroup
-    beacon: Beacon
+    channel: RankChannel
     device: torch.device
-
-
-@dataclass(frozen=True, kw_only=True)
-class Materials:
-    """What a run is made of."""
-
-    decoder: Decoder
-    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
-    batches: Batches
-    files: Mapping[str, bytes]
-    """`config.json`, tokenizer files and so on, for every checkpoint."""
-    total_steps: int
-    fingerprint: str
-    """Of the corpus."""
-    start: Start | None = None
-    """Fills an empty decoder."""
-
-
-def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, AttentionName]:
-    """The kernels that the configuration chooses. Raises ConfigError for one that is not built.
-
-    The reference kernels repeat a run bitwise only in their deterministic form. The fused ones do so by themselves when torch is told to be deterministic
-    (`set_threads`), and their own deterministic form, whose results do not depend on a row's batch, is for comparing trainer and engine.
-    """
-    try:
-        kernels = resolve_kernels(config.kernels, device.type)
-        ops = Ops(kernels, deterministic=config.training.deterministic != "Off" and kernels == "reference")
-        return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def make_zero(
@@ -85,7 +53,10 @@ def make_zero(
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
-    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head. `fill` gives values to those of an empty decoder."""
+    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head.
+
+    `fill` writes the initial values of an empty decoder.
+    """
     blocks = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
     assert decoder.embedding is not None
     assert decoder.final_norm is not None
@@ -110,92 +81,97 @@ def make_zero(
 
 @contextmanager
 def open_loop(
-    config: TrainerConfig, root: CheckpointRoot, team: Team, materials: Materials, resume: ResumePoint | None
+    config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
 ) -> Iterator[Loop]:
-    """A loop that goes on from `resume` or begins anew. Waits for saves in flight and closes the log at the end.
+    """A loop that continues from `resume` or starts anew. At the end it waits for saves in flight and closes the log.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
         OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
     """
-    fill = None if materials.start is None else materials.start.fill
-    zero = make_zero(config, materials.decoder, team.communicator, team.device, fill)
-    parts = list(materials.decoder.named_parts())
-    progress = Progress() if resume is None else _resume(root, resume, team, materials, zero)
-    saver = make_saver(config, root, team, materials, resume)
-    with open_log(config, team) as log:
+    fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
+    zero = make_zero(config, inputs.decoder, context.communicator, context.device, fill)
+    parts = list(inputs.decoder.named_parts())
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero)
+    saver = make_saver(config, root, context, inputs, resume)
+    with open_log(config, context) as log:
         try:
             yield Loop(
                 config,
-                batches=materials.batches,
-                forward=make_forward(config, team, materials.decoder, zero),
+                dims=context.dims,
+                batches=inputs.batches,
+                forward=make_forward(config, context, inputs.decoder, zero),
                 zero=zero,
                 parts=parts,
                 saver=saver,
-                beacon=team.beacon,
-                inbox=make_inbox(config, team),
+                channel=context.channel,
+                inbox=make_signal_inbox(config, context),
                 log=log,
-                meta=_meta(config, team, materials, resume),
+                meta=_meta(config, context, inputs, resume),
                 progress=progress,
-                total_steps=materials.total_steps,
+                total_steps=inputs.total_steps,
             )
         finally:
             saver.wait()
             zero.close()
 
 
-def make_forward(config: TrainerConfig, team: Team, decoder: Decoder, zero: Zero) -> ForwardPass:
-    _, attention = make_ops(config, team.device)
+def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, zero: Zero) -> ForwardPass:
+    _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
-    return ForwardPass(decoder, attention, team.device, zero.ready, recompute=recompute)
+    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute)
 
 
 def make_saver(
-    config: TrainerConfig, root: CheckpointRoot, team: Team, materials: Materials, resume: ResumePoint | None
+    config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
 ) -> Saver:
     return Saver(
         root,
         config.job.writer,
-        team.save_group,
-        team.beacon,
-        materials.files,
+        context.save_group,
+        context.channel,
+        inputs.files,
         keep=config.checkpoint.max_to_keep if config.retention == "own" else None,
         verified=frozenset([resume.folder] if resume and resume.verified else []),
     )
 
 
-def make_inbox(config: TrainerConfig, team: Team) -> Inbox:
+def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
     minutes = config.checkpoint.interval_minutes
-    return Inbox(team.beacon, minutes * 60 if minutes else None, team.communicator.rank)
+    return SignalInbox(context.channel, minutes * 60 if minutes else None, context.communicator.rank)
 
 
-def open_log(config: TrainerConfig, team: Team) -> MetricLog:
-    """Rank 0 writes."""
-    return MetricLog(config.logging.jsonl if team.communicator.rank == 0 else None, config.logging.every_steps)
+def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
+    """The metrics log; only rank 0 writes it."""
+    return MetricLog(config.logging.jsonl if context.communicator.rank == 0 else None, config.logging.every_steps)
 
 
-def _resume(root: CheckpointRoot, point: ResumePoint, team: Team, materials: Materials, zero: Zero) -> Progress:
+def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inputs: RunInputs, zero: Zero) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
     if missing:
         raise CheckpointError(
-            f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: no trainer of ours wrote it"
+            f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
-    materials.batches.check(meta["cursor"])
-    load_state(zero, list(materials.decoder.named_parts()), reader, STATE_KINDS, _loading(team))
+    inputs.batches.check(meta["cursor"])
+    load_state(zero, list(inputs.decoder.named_parts()), reader, STATE_KINDS, _loading(context))
     return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
 
 
-def _loading(team: Team) -> Any:
-    return lambda message: team.beacon.phase("Loading", message)
+def _loading(context: RankContext) -> Any:
+    return lambda message: context.channel.phase("Loading", message)
 
 
-def _meta(config: TrainerConfig, team: Team, materials: Materials, resume: ResumePoint | None) -> dict[str, Any]:
-    size = team.communicator.size
+def _meta(config: TrainerConfig, context: RankContext, inputs: RunInputs, resume: ResumePoint | None) -> dict[str, Any]:
+    dims = context.dims
     return {
-        "layout": {"world_size": size, "data_parallel": size, "zero_stage": config.memory.zero_stage},
+        "layout": {
+            "world_size": dims.world_size,
+            "data_parallel": dims.data_parallel,
+            "zero_stage": config.memory.zero_stage,
+        },
         "config": config.model_dump(mode="json"),
         "rng": {
             "seed": config.training.seed,
@@ -207,26 +183,10 @@ def _meta(config: TrainerConfig, team: Team, materials: Materials, resume: Resum
             "job": f"{config.job.namespace}/{config.job.name}",
             "attempt": config.job.attempt,
         },
-        "corpus_fingerprint": materials.fingerprint,
+        "corpus_fingerprint": inputs.fingerprint,
         "kernels": {
-            "kernels": resolve_kernels(config.kernels, team.device.type),
-            "attention": make_ops(config, team.device)[1],
+            "kernels": resolve_kernels(config.kernels, context.device.type),
+            "attention": make_ops(config, context.device)[1],
             "torch": torch.__version__,
         },
     }
-
-
-def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
-    """Optimizer steps of the whole run."""
-    if training.total_steps is not None:
-        return training.total_steps
-    if training.total_tokens is not None:
-        return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
-    assert training.epochs is not None
-    return loader.steps_in(training.epochs)
-
-
-def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`config.json` and the tokenizer's files as they lie in every checkpoint."""
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
-    return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}

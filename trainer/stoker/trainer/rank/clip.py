@@ -1,4 +1,7 @@
-"""The gradient's global norm from sharded buckets, and the factor that clips it. All on the device: nothing here waits for it."""
+"""The global norm of the gradient over sharded buckets, and the factor that clips it.
+
+Computed on the device without blocking the host.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from stoker.trainer.rank.ordered_sum import sum_and_square
 class GradientNorm:
     """Squares of each rank's shard of each bucket, then the norm over all of them, the same bits on every rank.
 
-    By bucket: one fp64 sum per shard. By line: each line of LINE elements gives one partial sum, and the partials are added in the order of the layout,
-    so that the norm does not depend on the number of shards (every rank adds the same list).
+    By bucket: one fp64 sum per shard. By line: each line of LINE elements gives one partial sum, and the partials are
+    added in the order of the layout, so that the norm does not depend on the number of shards (every rank adds the same
+    list).
     """
 
     def __init__(self, ops: Ops, by_line: bool) -> None:
@@ -25,13 +29,13 @@ class GradientNorm:
         self._by_line = by_line
 
     def new_squares(self, shard_numel: int, device: torch.device) -> Tensor:
-        """Where those of one shard go."""
+        """A buffer for the squares of one shard."""
         if self._by_line:
             return torch.zeros(shard_numel // LINE, dtype=torch.float32, device=device)
         return torch.zeros(1, dtype=torch.float64, device=device)
 
     def total(self, squares: Tensor, rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> None:
-        """`out` as `sum_in_order` makes it from the ranks' rows, and the `squares` of it."""
+        """Sum the ranks' rows into `out` like `sum_in_order`, and write the squares of the sum to `squares`."""
         lines = sum_and_square(rows, out, self._ops, LINE, add=add)
         squares.copy_(lines if self._by_line else lines.sum(dtype=torch.float64))
 

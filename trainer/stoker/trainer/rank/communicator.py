@@ -1,9 +1,12 @@
 """Collectives over flat buffers: reduce-scatter, all-gather in place, and a small exchange of numbers.
 
-One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they are, and a sum in fp32
-in the order of the ranks (recursive halving) at the receiver: the same bits on every backend, and bf16 gradients cross the wire as bf16 without being
-rounded on the way. On Gloo the all-gather is a set of sends: measured with 32 MB on two ranks, all-to-all and sum take 15 ms against 58 ms for Gloo's
-own reduce-scatter, and the sends 13 ms against 46 to 85 ms for its gather.
+One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they
+are, then a sum in fp32 at the receiver, in the order of the ranks (recursive halving). It gives the same bits on every
+backend, and bf16 gradients travel as bf16 without a further rounding. The sum is a callback, `total`:
+`GradientNorm.total` also notes the squares of the sum in the same pass.
+
+On Gloo the all-gather is a set of sends. Measured with 32 MB on two ranks: all-to-all and sum take 15 ms (Gloo's own
+reduce-scatter 58 ms), the sends 13 ms (its gather 46 to 85 ms).
 """
 
 from __future__ import annotations
@@ -22,27 +25,36 @@ from stoker.trainer.rank.ordered_sum import sum_in_order
 
 @dataclass(frozen=True, kw_only=True)
 class GpuShare:
-    """What NCCL's kernels take of a GPU while products run beside them: a thread block of theirs has a multiprocessor for itself."""
+    """The part of a GPU that NCCL's kernels take from matrix products: each thread block occupies a multiprocessor."""
 
     reduce_ctas: int = 16
-    """At most, for the all-to-all. Fewer leave more to backward, but products are slower for as long as it goes on: a step of an 8B model on four H200s took 757 ms with 16 of each, 767 with 8, 786 with 4."""
+    """Limit for the all-to-all. Fewer blocks leave more to backward, but take longer and slow it down for that time.
+
+    A step of an 8B model on four H200s took 757 ms with 16 of each, 767 with 8, 786 with 4.
+    """
     gather_ctas: int = 16
     cluster: int | None = None
-    """Thread blocks that have to start together; None: NCCL's own choice (4)."""
+    """Thread blocks that must start together; None: NCCL's default (4)."""
 
 
 SHARE = GpuShare()
 
 
 class Total(Protocol):
-    """Makes `out` of the ranks' slices, in rank order: `sum_in_order`, or that and more."""
+    """Writes the sum of the ranks' slices, in rank order, to `out`:
+
+    `sum_in_order`, or a function that does more in the same pass.
+    """
 
     def __call__(self, rows: Sequence[Tensor], out: Tensor, *, add: bool) -> None: ...
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective in flight. Its buffers belong to it until `wait` returns; on a GPU `wait` holds up the current stream, never the host."""
+    """A collective in flight.
+
+    Its buffers must not be touched until `wait` returns; on a GPU `wait` blocks the current stream, never the host.
+    """
 
     finish: Callable[[], None]
 
@@ -54,35 +66,39 @@ DONE = Pending(lambda: None)
 
 
 class Communicator(Protocol):
-    """Collectives of one data-parallel group. Reduce-scatter and all-gather have a process group each, so neither waits for the other."""
+    """Collectives of one data-parallel group.
+
+    Reduce-scatter and all-gather have a process group each, so neither waits for the other.
+    """
 
     rank: int
     size: int
     eager: bool
-    """Collectives go on by themselves in the order of their start (streams); else `wait` does a part of the work on the host."""
+    """Collectives run in the background, in order of start; else `wait` does a part of the work on the host."""
 
     def shard(self, flat: Tensor) -> Tensor:
         """This rank's slice of a flat buffer, a view."""
         ...
 
     def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
-        """`out` (fp32, as long as a slice) becomes the sum of this rank's slices of `flat` over the ranks, or grows by it with `add`.
+        """Sum this rank's slice of `flat` over the ranks into `out` (fp32, a slice long); with `add`, add it there.
 
-        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` adds the slices up, in the stream of the reductions.
+        `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` sums the slices,
+        in the stream of the reductions.
         """
         ...
 
     def all_gather(self, flat: Tensor) -> Pending:
-        """Fill the buffer from every rank's slice of it."""
+        """Fill the buffer with every rank's slice of it."""
         ...
 
     def exchange(self, numbers: Tensor) -> Tensor:
-        """Every rank's small tensor (same shape everywhere), stacked in rank order."""
+        """Gather every rank's small tensor (same shape everywhere), stacked in rank order."""
         ...
 
 
 class Alone:
-    """One rank: nothing is sent."""
+    """A single rank: no communication."""
 
     rank, size, eager = 0, 1, False
 
@@ -141,13 +157,13 @@ class Gloo:
         return _exchange(numbers, self.size, self._groups.gather)
 
     def _borrow(self, like: Tensor) -> Tensor:
-        """Receive buffers are kept: fresh ones of this size cost a page fault per 4 KB at each step."""
+        """A receive buffer. They are kept: fresh ones of this size cost a page fault per 4 KB at each step."""
         free = self._free.setdefault((like.numel(), like.dtype), [])
         return free.pop() if free else torch.empty_like(like)
 
 
 class Nccl:
-    """Ranks on GPUs. Reductions run on a stream of their own, one after another, beside backward."""
+    """Ranks on GPUs. Reductions run one after another on a stream of their own, beside backward."""
 
     eager = True
 
@@ -177,7 +193,10 @@ class Nccl:
         return _exchange(numbers, self.size, self._groups.gather)
 
     def _buffer(self, like: Tensor) -> Tensor:
-        """One receive buffer per dtype, as long as the longest bucket: reductions follow each other on one stream, so they can share it."""
+        """The receive buffer of a dtype, as long as the longest bucket.
+
+        Reductions run one after another on one stream, so they share it.
+        """
         held = self._received.get(like.dtype)
         if held is None or held.numel() < like.numel():
             if held is not None:
@@ -189,9 +208,10 @@ class Nccl:
 def make_communicator(
     ranks: Sequence[int], device: torch.device, timeout: timedelta | None = None, share: GpuShare = SHARE
 ) -> Communicator | None:
-    """Communicator over these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it).
+    """Make a communicator over these global ranks; None on other ranks (collective over the whole gang).
 
-    `timeout` of one collective: a group does not take it over from the group of all ranks, and torch's own is ten minutes with NCCL.
+    `timeout` applies to one collective. A group does not inherit it from the group of all ranks, and torch's default
+    with NCCL is ten minutes.
     """
     if len(ranks) == 1:
         return Alone() if dist_rank() == ranks[0] else None
@@ -211,13 +231,13 @@ def make_communicator(
 
 
 def nccl_options(ctas: int, cluster: int | None, timeout: timedelta | None) -> dist.ProcessGroupNCCL.Options:
-    """A small collective that is ready must not queue behind the blocks of a large product: high priority, and a bounded share of the GPU."""
+    """High priority and a bounded share of the GPU: a small collective must not queue behind a large product."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = ctas
     if cluster is not None:
         options.config.cga_cluster_size = cluster
     if timeout is not None:
-        options._timeout = timeout  # torch warns of options that say something else than `new_group`
+        options._timeout = timeout  # torch warns if it differs from `new_group`'s
     return options
 
 
@@ -227,7 +247,7 @@ def dist_rank() -> int:
 
 
 def _raw(flat: Tensor) -> Tensor:
-    """The same memory as bytes: an all-to-all only moves them, and Gloo does not know every dtype."""
+    """The same memory as bytes: an all-to-all only moves them, and Gloo does not support every dtype."""
     return flat.view(torch.uint8)
 
 

@@ -12,28 +12,31 @@ from stoker.trainer.rank.bucket import Bucket
 
 
 class Gradients(Protocol):
-    """Takes the gradients of a bucket's parameters, micro-batch by micro-batch."""
+    """Collects the gradients of a bucket's parameters, micro-batch by micro-batch."""
 
     def begin_step(self, num_micro_batches: int) -> None: ...
 
     def place(self, index: int) -> Tensor | None:
-        """Where the gradient of parameter `index` may be written instead of being handed to `add` elsewhere; None: nowhere."""
+        """The memory where the gradient of parameter `index` may be written before `add`;
+
+        None when it needs memory of its own.
+        """
         ...
 
     def add(self, index: int, grad: Tensor) -> bool:
-        """Take the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
+        """Add the gradient of the bucket's `index`-th parameter; True when it was the last one of this micro-batch."""
         ...
 
     def end_micro_batch(self) -> Tensor:
-        """Close this micro-batch; a parameter that got no gradient counts as zero. The flat buffer with what there is so far."""
+        """Close this micro-batch and return the flat sum so far. A parameter without a gradient counts as zero."""
         ...
 
 
 class GradientSum:
     """Adds the gradients in fp32, one micro-batch after the other, in one of two orders.
 
-    Serial: a running sum in one buffer. Tree: recursive halving of the micro-batch index, so that a run of micro-batches makes the same
-    subtree sum on whichever rank it lies; costs up to log2(micro-batches) more buffers.
+    Serial: a running sum in one buffer. Tree: recursive halving of the micro-batch index, so that a run of
+    micro-batches makes the same subtree sum on whichever rank it lies; costs up to log2(micro-batches) more buffers.
     """
 
     def __init__(self, bucket: Bucket, tree: bool) -> None:
@@ -93,7 +96,7 @@ class GradientSum:
 
     @property
     def buffers(self) -> int:
-        """Gradient buffers that this order has needed so far."""
+        """Number of gradient buffers allocated so far."""
         return len(self._free) + len(self._stack)
 
     def _buffer(self) -> Tensor:
@@ -103,7 +106,10 @@ class GradientSum:
 
 
 def merges_after(leaves: int) -> list[int]:
-    """How many finished pairs to merge after each leaf, for a sum by recursive halving with `middle = first + (last - first) // 2`."""
+    """The number of pairs to merge after each leaf of a sum by recursive halving.
+
+    The middle is `first + (last - first) // 2`.
+    """
     merges = [0] * leaves
 
     def visit(first: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""One bucket's gradient of one micro-batch, as autograd made it, on its way to the other ranks."""
+"""One bucket's gradient of one micro-batch in the compute dtype, on its way to the other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.trainer.rank.communicator import Pending
 
 
 class GradientWire:
-    """Collects the gradients of one micro-batch in the compute dtype, in a buffer that it borrows for as long as it is filled and sent."""
+    """Collects the gradients of one micro-batch in a buffer that it borrows while it is filled and sent."""
 
     def __init__(self, bucket: Bucket, buffers: WireBuffers) -> None:
         self._bucket = bucket
@@ -64,8 +64,8 @@ class Loan:
 class WireBuffers:
     """Buffers that buckets of one layout share.
 
-    With a `depth` there are at most so many of each layout, and the one lent first is taken again once its reduction is over: the current stream waits for that, not the host.
-    Without one there are as many as are in use.
+    With a `depth` there are at most that many of each layout. When all are lent, the oldest is reused: the current
+    stream, not the host, waits for its reduction. Without a depth there are as many as are in use.
     """
 
     def __init__(self, depth: int | None) -> None:
@@ -74,7 +74,7 @@ class WireBuffers:
         self._lent: dict[object, deque[Loan]] = {}
 
     def borrow(self, bucket: Bucket) -> Tensor:
-        """A buffer of the bucket's length and dtype; its padding is zero, the rest anything."""
+        """A buffer of the bucket's length and dtype. Its padding is zero, the rest undefined."""
         lent, free = self._lent.setdefault(_layout(bucket), deque()), self._free.setdefault(_layout(bucket), [])
         if free:
             return free.pop()
@@ -90,7 +90,7 @@ class WireBuffers:
         return loan
 
     def give_back(self, loan: Loan) -> None:
-        """Its reduction was waited for. A buffer that was taken again meanwhile is left alone."""
+        """Free the buffer of a reduction that has ended. A buffer that was reused meanwhile stays lent."""
         lent = self._lent[_layout(loan.bucket)]
         if loan in lent:
             lent.remove(loan)
@@ -98,5 +98,5 @@ class WireBuffers:
 
 
 def _layout(bucket: Bucket) -> object:
-    """Buckets with the same padding may share a buffer."""
+    """Key of buckets that may share a buffer: same dtype, length and padding."""
     return bucket.flat.dtype, bucket.plan.numel, tuple((item.offset, item.numel) for item in bucket.plan.ranges)

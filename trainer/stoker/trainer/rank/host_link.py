@@ -1,4 +1,4 @@
-"""Small tensors between host and device without holding up the host: pinned copies, and an event to read behind."""
+"""Copies of small tensors between host and device that do not block the host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def upload(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The array, list or tensor on the device. The caller may change `values` at once."""
+    """Copy an array, list or tensor to the device. The caller may change `values` at once."""
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 class Readback:
-    """Numbers on their way to the host: the copy begins now, in the current stream, and `read` waits for it alone."""
+    """A copy of numbers to the host. It starts now, in the current stream; `read` waits for this copy alone."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -26,7 +26,7 @@ class Readback:
             self._event = torch.cuda.current_stream(numbers.device).record_event()
 
     def read(self) -> Tensor:
-        """The numbers in host memory."""
+        """Wait for the copy and return the numbers in host memory."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

@@ -1,4 +1,7 @@
-"""Where a run's first weights come from: random numbers or a source, parameter by parameter, so that no rank ever holds the whole model in fp32."""
+"""The initial weights of a run: random numbers, or a store of weights.
+
+They are filled in parameter by parameter, so that no rank ever holds the whole model in fp32.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,24 @@ from torch import nn
 from stoker.model.decoder import Decoder
 from stoker.model.parameter import Part
 from stoker.model.weights.loading import TensorStore, check_fit, load_part
+from stoker.trainer.errors import ModelUnusable
 
 Progress = Callable[[int, int], None]
-"""Called with elements filled so far, and elements in all."""
+"""Called with the number of elements filled so far, and in all."""
 
 
-class ModelUnusable(ValueError):
-    """The starting weights are missing, damaged, or not those of the model."""
+class InitialWeights:
+    """Fills the parameters of one decoder.
 
-
-class Start:
-    """Fills the parameters of one decoder. The same values whatever the number of ranks: each rank fills the whole bucket and keeps its shard."""
+    The values do not depend on the number of ranks: each rank fills the whole bucket and keeps its shard.
+    """
 
     def __init__(
         self, decoder: Decoder, fill_from: TensorStore | int | None, progress: Progress, origin: str = ""
     ) -> None:
-        """`fill_from`: a store of weights, the seed of random ones, or None where a checkpoint will overwrite them. `origin`: names the store in errors.
+        """`fill_from`: a store of weights, the seed of random ones, or None if a checkpoint will overwrite them.
+
+        `origin`: the name of the store in errors.
 
         Raises:
             ModelUnusable: the store's weights are not those of the model.
@@ -42,7 +47,11 @@ class Start:
                 check_fit(decoder, fill_from)
 
     def fill(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Raises ModelUnusable where the store is damaged."""
+        """Fill these parameters.
+
+        Raises:
+            ModelUnusable: the store is damaged.
+        """
         if self._from is None:
             return
         wanted = {id(parameter) for parameter in parameters}

@@ -1,4 +1,4 @@
-"""The training loop: step, log, validate, save, stop when asked."""
+"""The training loop: step, log, validate, save, stop on request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from stoker.model.parameter import Part
-from stoker.pod.exit_code import Cause
-from stoker.trainer.protocol.channel import Beacon, RequestEvent, SaveReason, StepEvent, ValidationEvent
+from stoker.pod.causes import Cause
+from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReason, StepEvent, ValidationEvent
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.step_signals import Inbox, Wishes
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 from stoker.trainer.rank.saver import SavePlan, Saver
@@ -22,7 +23,7 @@ from stoker.trainer.rank.zero import Zero
 
 
 class Batches(Protocol):
-    """The loader as the loop sees it; `step` counts from 0 (finished steps so far)."""
+    """The part of the data loader that the loop uses; `step` counts from 0 (finished steps so far)."""
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
@@ -33,7 +34,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: what a resume needs besides tensors."""
+    """Progress of a run: what a resume needs besides tensors."""
 
     step: int = 0
     """Finished optimizer steps."""
@@ -52,30 +53,32 @@ class Loop:
         self,
         config: TrainerConfig,
         *,
+        dims: ParallelDims,
         batches: Batches,
         forward: ForwardPass,
         zero: Zero,
         parts: list[Part],
         saver: Saver,
-        beacon: Beacon,
-        inbox: Inbox,
+        channel: RankChannel,
+        inbox: SignalInbox,
         log: MetricLog,
         meta: Mapping[str, Any],
         progress: Progress,
         total_steps: int,
     ) -> None:
-        """`meta`: what every checkpoint of this run says about it (layout, configuration, lineage, ...)."""
+        """`meta`: facts about the run for every checkpoint (layout, configuration, lineage, ...)."""
         training = config.training
         self.progress = progress
         self.total_steps = total_steps
         self._config = config
+        self._dims = dims
         self._batches = batches
         self._forward = forward
         self._zero = zero
         self._parts = parts
         self._snapshots = Snapshots(zero, parts)
         self._saver = saver
-        self._beacon = beacon
+        self._channel = channel
         self._inbox = inbox
         self._log = log
         self._meta = meta
@@ -84,21 +87,21 @@ class Loop:
         self._clock = StepClock(self._tokens_per_step)
 
     def train(self) -> Cause:
-        """Run to the end, or until a rank is told to stop.
+        """Run to the last step, or until a stop.
 
         Raises:
             NonFinite: loss or gradient is not finite.
             StorageFailed: the last save could not be written.
         """
-        self._beacon.phase("FirstStep")
+        self._channel.phase("FirstStep")
         self._snapshots.prepare()
         while self.progress.step < self.total_steps:
             result = self._step()
             self._validate_if_due()
-            self._save_if_due(result.wishes)
-            if result.wishes.stop is not None:
+            self._save_if_due(result.signals)
+            if result.signals.stop is not None:
                 self._finish()
-                return Cause.CANCELLED if result.wishes.stop == "cancel" else Cause.INTERRUPTED
+                return Cause.CANCELLED if result.signals.stop == "cancel" else Cause.INTERRUPTED
         self._finish()
         return Cause.COMPLETED
 
@@ -108,24 +111,19 @@ class Loop:
         self._clock.start()
         result = self._train_step(
             done + 1,
-            self._batches.micro_batches(done, communicator.rank, communicator.size),
-            self._micro_batches_per_rank,
+            self._batches.micro_batches(done, communicator.rank, self._dims.data_parallel),
+            self._dims.micro_batches_per_rank(self._config.training),
             self._batches.target_tokens(done),
             rate,
-            self._wishes,
+            self._signals,
         )
         self._report(result, rate, self._clock.stop())
         return result
 
-    def _wishes(self) -> Wishes:
-        """This rank's. Only rank 0 wants timed saves, so its own view of a save in flight decides for all."""
-        wishes = self._inbox.wishes()
-        return replace(wishes, timed_save=wishes.timed_save and not self._saver.busy)
-
-    @property
-    def _micro_batches_per_rank(self) -> int:
-        training = self._config.training
-        return training.global_batch_size // training.micro_batch_size // self._zero.communicator.size
+    def _signals(self) -> StepSignals:
+        """This rank's signals. Only rank 0 sends timed saves, so its own save in flight decides for all ranks."""
+        signals = self._inbox.read()
+        return replace(signals, timed_save=signals.timed_save and not self._saver.busy)
 
     def _report(self, result: StepResult, rate: float, step_s: float) -> None:
         self.progress = Progress(
@@ -135,9 +133,9 @@ class Loop:
             self.progress.elapsed_s + step_s,
         )
         event = self._event(result, rate, step_s)
-        self._beacon.send(event)
+        self._channel.send(event)
         if self._clock.steps == 1:
-            self._beacon.phase("Training")
+            self._channel.phase("Training")
         if self._leads:
             self._log.step(event)
 
@@ -158,26 +156,24 @@ class Loop:
         validation, step = self._config.data.validation, self.progress.step
         if validation is None or (step % validation.every_steps and step != self.total_steps):
             return
-        self._beacon.phase("Validating")
-        communicator = self._zero.communicator
-        loss, tokens = validation_loss(
-            self._forward, self._zero, self._batches.validation(communicator.rank, communicator.size)
-        )
+        self._channel.phase("Validating")
+        batches = self._batches.validation(self._zero.communicator.rank, self._dims.data_parallel)
+        loss, tokens = validation_loss(self._forward, self._zero, batches)
         event = ValidationEvent(step=step, loss=loss, tokens=tokens)
         if self._leads:
-            self._beacon.send(event)
+            self._channel.send(event)
             self._log.validation(event)
-        self._beacon.phase("Training")
+        self._channel.phase("Training")
 
-    def _save_if_due(self, wishes: Wishes) -> None:
-        reason = save_reason(self._config, self.progress.step, self.total_steps, wishes)
+    def _save_if_due(self, signals: StepSignals) -> None:
+        reason = save_reason(self._config, self.progress.step, self.total_steps, signals)
         if reason is None:
             return
-        self._beacon.phase("Saving")
+        self._channel.phase("Saving")
         self._saver.start(self._plan(reason), self._snapshots.take)
         if not self._config.checkpoint.async_save:
             self._saver.wait()
-        self._beacon.phase("Training")
+        self._channel.phase("Training")
 
     def _plan(self, reason: SaveReason) -> SavePlan:
         progress = self.progress
@@ -188,11 +184,11 @@ class Loop:
             reason=reason,
             requests=self._inbox.take_requests(),
             tensors=state_tensors(self._parts),
-            meta={**self._meta, **self._facts()},
+            meta={**self._meta, **self._save_meta()},
         )
 
-    def _facts(self) -> dict[str, Any]:
-        """What a checkpoint says about this moment of the run."""
+    def _save_meta(self) -> dict[str, Any]:
+        """Facts about this moment of the run, for the manifest."""
         progress, optimization = self.progress, self._config.optimization
         return {
             "step": progress.step,
@@ -210,11 +206,11 @@ class Loop:
         }
 
     def _finish(self) -> None:
-        self._beacon.phase("Finishing")
+        self._channel.phase("Finishing")
         problem = self._saver.wait()
-        self._inbox.wishes()
+        self._inbox.read()
         for request in self._inbox.take_requests():
-            self._beacon.send(RequestEvent(id=request, state="Failed", detail="the run has ended"))
+            self._channel.send(RequestEvent(id=request, state="Failed", detail="the run ended before the next save"))
         if problem is not None:
             raise problem
 
@@ -223,15 +219,18 @@ class Loop:
         return self._zero.communicator.rank == 0
 
 
-def save_reason(config: TrainerConfig, step: int, total_steps: int, wishes: Wishes) -> SaveReason | None:
-    """Why to save after step `step`, or None. Same answer on every rank, because wishes are those of all ranks."""
-    if wishes.stop is not None:
-        return "interrupt" if wishes.save_on_stop else None
+def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:
+    """The reason to save after step `step`, or None.
+
+    The same on every rank, because `signals` are merged over all ranks.
+    """
+    if signals.stop is not None:
+        return "interrupt" if signals.save_on_stop else None
     if step == total_steps:
         return "final"
-    if wishes.save:
+    if signals.save:
         return "request"
     every = config.checkpoint.interval_steps
     if every is not None and step % every == 0:
         return "interval"
-    return "minutes" if wishes.timed_save else None
+    return "minutes" if signals.timed_save else None

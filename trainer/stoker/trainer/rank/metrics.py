@@ -1,8 +1,11 @@
-"""Numbers of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to."""
+"""Metrics of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +20,8 @@ from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
 
 WINDOW = 20
 """Steps that the time left is estimated from."""
+MAX_LINE_BYTES = 64 << 10
+LINE_START = b'{"kind": '
 
 
 class StepClock:
@@ -51,14 +56,19 @@ class StepClock:
 
 
 class MetricLog:
-    """JSON lines: one for every `every_steps`-th step and for every validation. `path=None` writes nothing."""
+    """Appends JSON lines, each whole or not at all: one for every `every_steps`-th step and for every validation.
+
+    `path=None` writes nothing.
+    """
 
     def __init__(self, path: str | None, every_steps: int) -> None:
         self._every_steps = every_steps
         self._stream: FileIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._stream = FileIO(path, "a")
+            self._stream = FileIO(path, "a+")
+            with path_in_errors(Path(path)):
+                remove_torn_line(self._stream)
 
     def step(self, event: StepEvent) -> None:
         if event.step % self._every_steps == 0 or event.step == event.total_steps:
@@ -71,7 +81,7 @@ class MetricLog:
         if self._stream is not None:
             line = json.dumps({"kind": kind, **asdict(event)}) + "\n"
             with path_in_errors(Path(str(self._stream.name))):
-                self._stream.write(line.encode())
+                append_line(self._stream, line.encode())
 
     def __enter__(self) -> Self:
         return self
@@ -81,3 +91,31 @@ class MetricLog:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+def append_line(stream: FileIO, line: bytes) -> None:
+    """Write the whole line, or raise OSError and leave nothing of it in a regular file."""
+    rest = line
+    try:
+        while rest:
+            rest = rest[stream.write(rest) :]  # a disk that fills up takes a part of the line first
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove_torn_line(stream)
+        raise
+
+
+def remove_torn_line(stream: FileIO) -> None:
+    """Remove the part of a line that a killed process left at the end of a regular file.
+
+    Other text there gets a line end.
+    """
+    status = os.fstat(stream.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        return
+    start = max(0, status.st_size - MAX_LINE_BYTES)
+    torn = os.pread(stream.fileno(), MAX_LINE_BYTES, start).rpartition(b"\n")[2]
+    if torn and torn[: len(LINE_START)] == LINE_START[: len(torn)]:
+        stream.truncate(status.st_size - len(torn))
+    elif torn:
+        stream.write(b"\n")

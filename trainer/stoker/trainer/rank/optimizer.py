@@ -1,4 +1,4 @@
-"""Adam and AdamW on flat shards: the configuration's numbers given to the kernel of `Ops`."""
+"""Adam and AdamW on flat shards, with the kernel of `Ops`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.trainer.protocol.config import OptimizationConfig
 
 
 class Adam:
-    """The update rule. State (moments) belongs to the caller; the same shard layout gives the same bits, and so does any cut at whole lines.
+    """The update rule. The caller owns the moments. Any cut of the state at whole lines gives the same bits.
 
     `adamw` decays weights directly (decoupled); `adam` adds the decay to the gradient.
     """
@@ -32,9 +32,10 @@ class Adam:
         learning_rate: float,
         scale: Tensor,
     ) -> None:
-        """Update fp32 `master` and moments in place with `grad` times `scale` (fp32 scalar on the device), and `parameters` with the rounded masters.
+        """Update fp32 `master` and moments in place with `grad` times `scale`; round the masters into `parameters`.
 
-        Elements [0, decay_end) decay; `step` counts from 1. A scale that is not finite changes nothing.
+        Elements [0, decay_end) decay; `step` counts from 1. `scale`: fp32 scalar on the device; one that is not finite
+        changes nothing.
         """
         rule = AdamStep(
             decoupled=self._config.optimizer == "adamw",

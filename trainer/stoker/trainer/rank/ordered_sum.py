@@ -1,6 +1,6 @@
 """The sum of the ranks' slices in fp32 and in a fixed order: recursive halving of the index.
 
-The order makes the sum of a run of a power of two of rows the same subtree whatever the number of ranks it is spread over.
+With this order, the sum of 2, 4, 8, ... neighbouring rows is the same subtree, however many ranks hold them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ KERNEL_RANKS = (1, 2, 4, 8)
 
 
 def sum_in_order(rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> None:
-    """`out` (fp32) = the sum of the rows, or grows by it. A single row may be `out` itself; fp32 rows may be overwritten. On a GPU one pass over the memory for up to 8 ranks, a power of two."""
+    """Write the sum of the rows to `out` (fp32), or add it there with `add`.
+
+    A single row may be `out` itself; fp32 rows may be overwritten. On a GPU it is one pass over the memory for 1, 2, 4
+    or 8 ranks.
+    """
     if not add and len(rows) == 1 and rows[0].data_ptr() == out.data_ptr():
         return
     if out.is_cuda and len(rows) in KERNEL_RANKS:
@@ -33,7 +37,10 @@ def sum_in_order(rows: Sequence[Tensor], out: Tensor, *, add: bool = False) -> N
 
 
 def sum_and_square(rows: Sequence[Tensor], out: Tensor, ops: Ops, line: int, *, add: bool = False) -> Tensor:
-    """The same, and `ops.line_squares(out, line)` as the result: with the fused kernels on a GPU in the same pass, and the same bits."""
+    """Like `sum_in_order`, and return `ops.line_squares(out, line)`.
+
+    With fused kernels on a GPU it is the same pass, and the same bits.
+    """
     if out.is_cuda and ops.kernels == "fused" and len(rows) in KERNEL_RANKS[1:]:
         from stoker.trainer.rank.ordered_sum_kernel import sum_rows_and_square
 

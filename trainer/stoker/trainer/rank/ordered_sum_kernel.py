@@ -58,8 +58,8 @@ def _sum_lines(rows, out, squares, numel, stride, RANKS: tl.constexpr, ADD: tl.c
     if ADD:
         total += tl.load(out + at, mask=inside, other=0.0)
     tl.store(out + at, total, mask=inside)
-    # Read again, from the cache and as one row of a table: a load of its own, which hands the elements to the threads as that of `line_squares`
-    # does, whatever the rows' dtype. The order of the additions follows from that.
+    # Read again, from the cache and as one row of a table: a load of its own, which hands the elements to the threads
+    # as that of `line_squares` does, whatever the rows' dtype. The order of the additions follows from that.
     tl.debug_barrier()
     column = tl.arange(0, LINE)[None, :]
     written = tl.load(out + line.to(tl.int64) * LINE + column)

@@ -1,11 +1,22 @@
-"""From a rank's flat shard to checkpoint tensors by Hugging Face name, and back: which elements of which tensor lie where in the shard."""
+"""Which elements of which checkpoint tensor lie where in a rank's flat shard.
+
+Three types describe one run of elements, `box[flat[0]:flat[1]]` of a tensor, on its way between device and file:
+
+* `ShardPiece`: where they lie in the shard. Planned once; one for all state kinds (master weight and moments).
+* `HostPiece`: their values in host memory, for one state kind. Made by a snapshot, taken by a save.
+* `stoker.checkpoint.manifest.Piece`: where they lie in a file. Made by the writer, which cuts at 64 MiB; `flat` is
+  `flat_start, flat_end` there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker.checkpoint.manifest import Box
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.model.parameter import Part
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.zero import STATE_KINDS
@@ -24,8 +35,18 @@ class ShardPiece:
     end: int
 
 
+@dataclass(frozen=True)
+class HostPiece:
+    """The values `box[flat[0]:flat[1]]` of a tensor in host memory, owned by the save."""
+
+    tensor: TensorInfo
+    box: Box
+    flat: tuple[int, int]
+    data: NDArray[np.float32]
+
+
 def shard_pieces(bucket: Bucket, shard: int, parts: Iterable[Part]) -> list[ShardPiece]:
-    """The parts of the bucket's parameters that shard number `shard` holds, in the order of the shard."""
+    """The pieces of the bucket's parameters that shard number `shard` holds, in the order of the shard."""
     of_parameter: dict[int, list[Part]] = {}
     for part in parts:
         of_parameter.setdefault(id(part.parameter), []).append(part)
@@ -43,5 +64,5 @@ def shard_pieces(bucket: Bucket, shard: int, parts: Iterable[Part]) -> list[Shar
 
 
 def state_names(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the state with its global shape."""
+    """Names and global shapes of all tensors of the state."""
     return {f"{kind}.{part.hf_name}": part.global_shape for kind in STATE_KINDS for part in parts}

@@ -1,4 +1,4 @@
-"""Host memory that the GPU copies into by itself."""
+"""Page-locked host memory, which a GPU can copy to directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ PORTABLE = 1
 
 
 def pinned_memory(numel: int) -> Tensor:
-    """fp32 elements in page-locked memory, all zero. Exactly as much as asked for, which torch's own allocator would round up to a power of two; the lock goes with the tensor's memory."""
+    """fp32 elements in page-locked memory, all zero; unlocked when the tensor's memory is freed.
+
+    torch's own allocator would round the size up to a power of two.
+    """
     host = torch.zeros(numel, dtype=torch.float32)
     if numel:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,13 +1,12 @@
-"""A rank's place in the world, and the process group that joins it with the others: Gloo on the CPU, NCCL on GPUs."""
+"""The process group of all ranks (Gloo on the CPU, NCCL on GPUs), and device and threads of this one."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,41 +14,15 @@ import torch.distributed as dist
 
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """From the environment that the agent sets."""
-
-    rank: int
-    world_size: int
-    ranks_per_node: int
-    master_addr: str
-    master_port: int
-
-
-def find_rank_place(config: TrainerConfig, environment: Mapping[str, str]) -> RankPlace:
-    """Raises ConfigError when a variable is missing, or does not fit `gang`."""
-    try:
-        place = RankPlace(
-            rank=int(environment.get("RANK", "0")),
-            world_size=int(environment.get("WORLD_SIZE", "1")),
-            ranks_per_node=config.gang.ranks_per_node,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(environment.get("MASTER_PORT", "0")),
-        )
-    except ValueError as error:
-        raise ConfigError(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
-    if place.world_size != config.gang.world_size or not 0 <= place.rank < place.world_size:
-        raise ConfigError(
-            f"RANK {place.rank} of WORLD_SIZE {place.world_size} does not fit gang: {config.gang.nodes} nodes x "
-            f"{config.gang.ranks_per_node} ranks_per_node = {config.gang.world_size}"
-        )
-    return place
+from stoker.trainer.rank.rank_info import RankInfo
 
 
 def choose_device(config: TrainerConfig) -> torch.device:
-    """The agent shows each rank one GPU, so a GPU is always number 0. Raises ConfigError when one is asked for and none is there."""
+    """The device of this rank. The agent makes one GPU visible to each rank, so it is always number 0.
+
+    Raises:
+        ConfigError: a GPU is configured and none is visible.
+    """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -58,53 +31,64 @@ def choose_device(config: TrainerConfig) -> torch.device:
 
 
 def set_threads(config: TrainerConfig) -> None:
-    """One intra-op thread in the deterministic modes: the order of large sums depends on the number of threads. On GPUs torch and our kernels then choose the ordered variant of each."""
+    """In deterministic modes: one intra-op thread, because the order of large sums depends on their number.
+
+    On GPUs it also makes torch and our kernels choose the ordered variant of each operation.
+    """
     if config.training.deterministic == "Off":
         return
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it writes every fresh buffer once more
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # would write every new buffer once more
 
 
 NCCL_DEFAULTS = {"NCCL_NVLS_ENABLE": "0"}
-"""NVLink multicast stays off unless the environment turns it on: our collectives (all-to-all, all-gather) gain nothing from it, it needs a healthy fabric manager, and where it fails it takes the host's GPUs with it."""
+"""NVLink multicast is off unless the environment turns it on.
+
+Our collectives (all-to-all, all-gather) do not gain from it. It needs a healthy fabric manager, and its failure takes
+all GPUs of the host down.
+"""
 
 
 @contextmanager
 def process_group(
-    config: TrainerConfig, place: RankPlace, device: torch.device, listener: socket.socket | None
+    config: TrainerConfig, info: RankInfo, device: torch.device, listener: socket.socket | None
 ) -> Iterator[None]:
-    """Join the other ranks. `listener`: the rendezvous socket, on global rank 0, when the agent has opened it. No group for one rank."""
-    if place.world_size == 1:
+    """Join the other ranks; a single rank needs no group.
+
+    `listener`: the rendezvous socket that the agent opened, on global rank 0.
+    """
+    if info.world_size == 1:
         yield
         return
-    set_network(place)
+    set_network(info)
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        place.master_addr,
-        place.master_port,
-        world_size=place.world_size,
-        is_master=place.rank == 0,
+        info.master_addr,
+        info.master_port,
+        world_size=info.world_size,
+        is_master=info.rank == 0,
         timeout=timedelta(seconds=config.deadlines.load_s),
         master_listen_fd=listener.detach() if listener is not None else None,
     )
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=info.rank,
+        world_size=info.world_size,
         timeout=collective_timeout(config),
         device_id=device if device.type == "cuda" else None,
     )
     yield
-    # Not after an error: NCCL's ranks leave together, and the others are in the middle of a step. A process that ends leaves by itself.
+    # Not after an error: NCCL destroys groups together, and the other ranks are in the middle of a step. The exit of
+    # the process does it.
     dist.destroy_process_group()
 
 
-def set_network(place: RankPlace) -> None:
-    """What the backends read from the environment, where nobody has said otherwise."""
-    if _is_loopback(place.master_addr):
+def set_network(info: RankInfo) -> None:
+    """Set the network variables of the backends, unless the environment has them."""
+    if _is_loopback(info.master_addr):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     for name, value in NCCL_DEFAULTS.items():
@@ -112,7 +96,7 @@ def set_network(place: RankPlace) -> None:
 
 
 def collective_timeout(config: TrainerConfig) -> timedelta:
-    """The agent judges progress and kills; a collective only must not give up before it."""
+    """The timeout of collectives: longer than any deadline, because only the agent ends a run without progress."""
     phases = config.deadlines
     return timedelta(
         seconds=2 * max(phases.load_s, phases.first_step_s, phases.step_s, phases.save_s, phases.validation_s)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from."""
+"""The choice of the checkpoint that a run resumes from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ResumePoint:
     folder: str
     digest: str
     verified: bool
-    """Read whole, by this process, and found good."""
+    """This process has read it whole and found it good."""
 
     def path(self, root: CheckpointRoot) -> Path:
         return Path(root.root) / self.folder
@@ -29,7 +29,7 @@ class ResumePoint:
 def choose_resume(
     config: TrainerConfig, root: CheckpointRoot, group: SaveGroup, report: Callable[[str], None]
 ) -> ResumePoint | None:
-    """The checkpoint that the configuration names; without an operator, the newest one that verifies; None: a fresh run (collective).
+    """The configured checkpoint, or without an operator the newest that verifies; None for a fresh run (collective).
 
     Raises:
         CheckpointCorrupt: without an operator, when there are checkpoints and none of them verifies.

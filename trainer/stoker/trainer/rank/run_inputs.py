@@ -1,9 +1,10 @@
-"""Collects what a run is made of: model, starting weights, tokenizer, corpus."""
+"""The inputs of a run: model, initial weights, tokenizer, corpus."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,20 +13,37 @@ from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.build import Materials, make_ops, plan_total_steps, travelling_files
+from stoker.trainer.errors import DataError, ModelUnusable
+from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig
 from stoker.trainer.rank.data.corpus import open_corpus
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.tokens import open_encoder
-from stoker.trainer.rank.initial_weights import ModelUnusable, Start
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
 
 
-def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> Materials:
-    """Everything that does not depend on the number of ranks. A run that resumes does not load starting weights.
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """Everything that a run reads before its first step. Does not depend on the number of ranks."""
+
+    decoder: Decoder
+    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
+    batches: Batches
+    files: Mapping[str, bytes]
+    """`config.json` and the tokenizer's files, for every checkpoint."""
+    total_steps: int
+    fingerprint: str
+    """Fingerprint of the corpus."""
+    initial_weights: InitialWeights | None = None
+    """Fills an empty decoder; None when it has its weights."""
+
+
+def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> RunInputs:
+    """Open the corpus and make an empty decoder. A run that resumes does not load initial weights.
 
     Raises:
         ConfigError: `model` is not a model's configuration.
@@ -45,32 +63,36 @@ def collect_materials(config: TrainerConfig, device: torch.device, resumes: bool
     loader = Loader(corpus, config)
     report("BuildingModel")
     decoder = Decoder(model, ops, dtype=torch.float32, device="meta")
-    return Materials(
+    return RunInputs(
         decoder=decoder,
         batches=loader,
         files=travelling_files(decoder, config.memory.precision, encoder.files),
         total_steps=plan_total_steps(config.training, loader),
         fingerprint=loader.fingerprint,
-        start=make_start(decoder, None if resumes else source, None if resumes else config.training.seed, report),
+        initial_weights=make_initial_weights(
+            decoder, None if resumes else source, None if resumes else config.training.seed, report
+        ),
     )
 
 
-def check_agreement(materials: Materials, group: SaveGroup) -> None:
-    """Make sure that all ranks train the same run: each pod reads its own mounts (collective).
+def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
+    """Check that all ranks train the same run, because each pod reads its own mounts (collective).
 
     Raises:
-        DataError: on every rank, when some rank reads another corpus than rank 0 or would make another number of steps.
+        DataError: on every rank, when a rank has another corpus or another number of steps than rank 0.
     """
-    facts = [f"corpus {materials.fingerprint}", f"{materials.total_steps} steps"]
+    facts = [f"corpus {inputs.fingerprint}", f"{inputs.total_steps} steps"]
     by_rank = group.gather(facts)
     odd = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
-    told = group.broadcast([f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else [])
-    if told:
-        raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(told)}")
+    differences = group.broadcast(
+        [f"rank {rank} has {', '.join(by_rank[rank])}" for rank in [0, *odd[:3]]] if odd else []
+    )
+    if differences:
+        raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(differences)}")
 
 
 def open_source(config: TrainerConfig) -> WeightsSource | None:
-    """The weights of `model_from`, looked at but not loaded."""
+    """Open the weights of `model_from` without loading them."""
     if config.model_from is None:
         return None
     wanted = config.model_from
@@ -83,15 +105,21 @@ def open_source(config: TrainerConfig) -> WeightsSource | None:
     return source
 
 
-def make_start(decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report) -> Start:
-    """Starting weights from the source, or random ones; neither: a checkpoint gives them."""
+def make_initial_weights(
+    decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report
+) -> InitialWeights:
+    """Initial weights from the source, or random ones from the seed; with neither, a checkpoint will overwrite them."""
     if source is None:
-        return Start(decoder, seed, percents(report, "InitialisingWeights"))
-    return Start(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
+        return InitialWeights(decoder, seed, percents(report, "InitialisingWeights"))
+    return InitialWeights(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
-    """The configuration's `model` section. Raises ConfigError that names the field."""
+    """Parse the `model` section.
+
+    Raises:
+        ConfigError: a field is unknown, missing or invalid; the message names it.
+    """
     try:
         scaling = fields.get("rope_scaling")
         eos = tuple(fields.get("eos_token_ids", ()))
@@ -103,20 +131,40 @@ def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def check_length(config: TrainerConfig, model: ModelConfig) -> None:
-    """Raises ConfigError where the model has no positions for the tokens of a sequence."""
+    """Check that the model has a position for every token of a sequence.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
         raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
 
 
+def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
+    """The number of optimizer steps of the whole run."""
+    if training.total_steps is not None:
+        return training.total_steps
+    if training.total_tokens is not None:
+        return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
+    assert training.epochs is not None
+    return loader.steps_in(training.epochs)
+
+
+def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that every checkpoint carries for the engine: `config.json` and the tokenizer's files."""
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
+
+
 def percents(report: Report, what: str) -> Callable[[int, int], None]:
-    """A progress callback that reports every tenth of the way once."""
-    said = -1
+    """A progress callback that reports each tenth once."""
+    reported = -1
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
-        if (tenth := 10 * done // max(1, total)) > said:
-            said = tenth
+        nonlocal reported
+        if (tenth := 10 * done // max(1, total)) > reported:
+            reported = tenth
             report(f"{what} {10 * tenth} %")
 
     return progress

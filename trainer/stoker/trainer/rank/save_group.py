@@ -1,4 +1,7 @@
-"""How the ranks of one save talk: a process group of its own (Gloo), so that the save thread never touches the training's communicators."""
+"""Communication between the ranks of a save.
+
+It has a Gloo process group of its own, because the save thread must not use the communicators of the training.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from stoker.trainer.rank.communicator import dist_rank
 
 
 class SaveGroup:
-    """Gather to rank 0 and broadcast from rank 0, of JSON values. Only one thread per rank may use it at a time."""
+    """Gathers JSON values to rank 0 and broadcasts them from rank 0. Only one thread per rank may use it at a time."""
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None) -> None:
         self.rank = rank
@@ -36,7 +39,7 @@ class SaveGroup:
         return [_decode(item[: int(size)]) for item, size in zip(received or [], sizes, strict=False)]
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, everywhere."""
+        """Rank 0's value, on every rank."""
         if self.size == 1:
             return value
         data = _encode(value)
@@ -48,7 +51,10 @@ class SaveGroup:
 
 
 def make_save_group(ranks: Sequence[int], timeout: timedelta | None = None) -> SaveGroup | None:
-    """Group of these global ranks, or None on a rank that is not one of them (collective: every rank of the world calls it). `timeout`: of one collective."""
+    """Make the save group of these global ranks; None on other ranks (collective over the whole gang).
+
+    `timeout` applies to one collective.
+    """
     group = dist.new_group(list(ranks), timeout=timeout, backend="gloo") if len(ranks) > 1 else None
     if dist_rank() not in ranks:
         return None

@@ -8,10 +8,11 @@ from stoker.trainer.protocol.config import OptimizationConfig
 
 
 def learning_rate(config: OptimizationConfig, step: int, total_steps: int) -> float:
-    """Rate of the update that makes step `step` (the first update is step 1).
+    """The rate of the update of step `step` (the first update is step 1).
 
-    Warm-up rises linearly and reaches the full rate at step `warmup_steps`; the next step has it too. Linear and cosine then fall and would
-    reach `min_learning_rate` one step after the last, so that no update is wasted on a rate of zero.
+    Warm-up rises linearly and reaches the full rate at step `warmup_steps`; the next step has it too. Linear and cosine
+    then fall and would reach `min_learning_rate` one step after the last, so that no update is wasted on a rate of
+    zero.
     """
     peak, floor, warmup = config.learning_rate, config.min_learning_rate, config.warmup_steps
     if step <= warmup:

@@ -1,4 +1,4 @@
-"""The state of a rank between its tensors and a checkpoint: snapshot to host memory, and loading from a checkpoint of any layout."""
+"""Snapshots of a rank's state to host memory, and loading of state from a checkpoint of any layout."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.dtype import to_float32
-from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
+from stoker.trainer.errors import OtherModel
 from stoker.trainer.rank.communicator import Pending
-from stoker.trainer.rank.piece_map import ShardPiece, shard_pieces, state_names
+from stoker.trainer.rank.piece_map import HostPiece, ShardPiece, shard_pieces, state_names
 from stoker.trainer.rank.pinned import pinned_memory
-from stoker.trainer.rank.saver import HostPiece
 from stoker.trainer.rank.zero import STATE_KINDS, BucketState, Zero
 
 READERS = 4
-"""Parts that are read and verified at once when a checkpoint is loaded."""
+"""Threads that read and verify pieces when a checkpoint is loaded."""
 
 
 def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
-    """Every tensor of the whole state: fp32 masters and moments."""
+    """All tensors of the state: fp32 masters and moments."""
     return [TensorInfo(name, shape, "float32") for name, shape in state_names(parts).items()]
 
 
 class Snapshots:
-    """Copies of this rank's shards in host memory, cut by tensor: one at a time.
+    """Copies of this rank's shards in host memory, cut by tensor; one at a time.
 
-    On a GPU the memory is page-locked and allocated once; the copy goes on beside the next forward and backward, bucket by bucket, and only the next
-    update waits for it, on the device. On the CPU the copy is made at once.
+    On a GPU the memory is page-locked and allocated once. The copy runs beside the next forward and backward, bucket by
+    bucket; only the next update waits for it, on the device. On the CPU the copy is made at once.
     """
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
@@ -43,7 +42,10 @@ class Snapshots:
         self._memory: Future[list[dict[str, Tensor]]] | None = None
 
     def prepare(self) -> None:
-        """Begin to allocate the memory, in a thread: locking many gigabytes takes seconds. Without this the first snapshot waits for it."""
+        """Start to allocate the memory in a thread, because locking many gigabytes takes seconds.
+
+        Else the first snapshot waits for it.
+        """
         if self._stream is not None and self._memory is None:
             allocator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
             self._memory = allocator.submit(self._allocate)
@@ -51,11 +53,14 @@ class Snapshots:
 
     @property
     def ready(self) -> bool:
-        """A snapshot would not wait for memory."""
+        """Whether a snapshot can start without waiting for memory."""
         return self._stream is None or (self._memory is not None and self._memory.done())
 
     def take(self) -> Iterator[HostPiece]:
-        """The state as it is now, whatever is done to it later. The pieces come as they arrive, in any thread; they live until the next `take`."""
+        """The state as it is now.
+
+        The pieces can be iterated in another thread, as their copies end; they are valid until the next `take`.
+        """
         states = self._zero.states
         if self._stream is None:
             host = [{kind: shard.detach().clone() for kind, shard in state.shards().items()} for state in states]
@@ -95,7 +100,7 @@ class Snapshots:
 def load_state(
     zero: Zero, parts: Sequence[Part], reader: CheckpointReader, kinds: Sequence[str], report: Callable[[str], None]
 ) -> None:
-    """Fill masters (and moments, when `kinds` names them) from a checkpoint, each rank its shards, then the parameters (collective).
+    """Load the state `kinds` from a checkpoint: each rank its shards, then all parameters (collective).
 
     Raises:
         OtherModel: the checkpoint is of another model; nothing was changed.
@@ -122,12 +127,8 @@ def load_state(
         zero.set_shards(fill)
 
 
-class OtherModel(CheckpointError):
-    """The checkpoint is sound, but its tensors are not those of the model."""
-
-
 def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:
-    """Refuse a checkpoint whose tensors are not those of this model."""
+    """Raise OtherModel for a checkpoint whose tensors are not those of this model."""
     wanted = {
         name: shape
         for name, shape in state_names(parts).items()

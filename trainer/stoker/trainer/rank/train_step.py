@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, one exchange of losses and wishes, reduction, update.
+"""One optimizer step: forward and backward of the micro-batches, reduction, one exchange of losses and signals, update.
 
 T tokens of one micro-batch, packed; D hidden.
 """
@@ -15,32 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import AttentionName
-from stoker.trainer.protocol.step_signals import Wishes
+from stoker.pod.capabilities import AttentionName
+from stoker.trainer.errors import NonFinite
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.zero import Zero
 
 
-class NonFinite(RuntimeError):
-    """Loss or gradient norm is infinite or not a number; the weights are still those before the step."""
-
-
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did; the same values on every rank."""
+    """The result of one step; the same values on every rank."""
 
     loss: float
     """Mean over all target tokens of the step, before the update."""
     grad_norm: float
     """Before clipping."""
-    wishes: Wishes
-    """What any rank was asked to do after this step."""
+    signals: StepSignals
+    """The decision of all ranks for the end of this step."""
 
 
 class ForwardPass:
-    """The model's forward to a loss sum, with or without activation checkpointing."""
+    """The model's forward pass up to the loss sum, with or without activation checkpointing."""
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class ForwardPass:
         *,
         recompute: bool,
     ) -> None:
-        """`ready`: called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
+        """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
         self._decoder = decoder
         self._attention = attention
         self._device = device
@@ -60,8 +57,9 @@ class ForwardPass:
         """Keep only each block's input and compute the block again in backward."""
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """Sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
-        # Bounds and weights stay on the host: how many sequences and targets there are is asked there, without a wait for the device.
+        """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
+        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
+        # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
         hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
@@ -84,7 +82,7 @@ class ForwardPass:
 
 
 class TrainStep:
-    """Runs steps of one rank."""
+    """Runs the steps of one rank."""
 
     def __init__(self, forward: ForwardPass, zero: Zero, clipping: float) -> None:
         self._forward = forward
@@ -98,14 +96,15 @@ class TrainStep:
         num_batches: int,
         target_tokens: int,
         learning_rate: float,
-        wishes: Callable[[], Wishes],
+        signals: Callable[[], StepSignals],
     ) -> StepResult:
-        """Make step number `step` (from 1) from this rank's micro-batches. `target_tokens` is the count over all ranks.
+        """Run step number `step` (from 1) on this rank's micro-batches. `target_tokens` is the count over all ranks.
 
-        `wishes` is asked behind the last backward: a stop that arrives during the step ends the run with it, not one step later.
+        `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this
+        step. The host blocks only once, at the end, while the device is already applying the update.
 
         Raises:
-            NonFinite: on every rank alike; nothing was updated. Nothing here but the end holds up the host, and that while the device still updates.
+            NonFinite: on every rank; no weight was changed.
         """
         # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
         # of backward would be rounded to bf16.
@@ -113,14 +112,14 @@ class TrainStep:
         sums = [self._backward(batch) for batch in batches]
         assert len(sums) == num_batches
         self._zero.finish_reduce()
-        mine = wishes().numbers()
+        mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
         loss = numbers[:, width:].reshape(-1).sum() / target_tokens
         norm = self._zero.gradient_norm() / target_tokens
         scale = clip_factor(norm, self._clipping) / target_tokens
-        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # which updates nothing
+        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
         answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
-        # The update goes to the device before the host waits for the answer: the host is back in time to queue the next step behind it.
+        # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step, learning_rate, scale.float())
         return self._result(step, answer.read(), width)
 
@@ -130,7 +129,7 @@ class TrainStep:
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, Wishes.merge(answer[2:].view(-1, width).tolist()))
+        return StepResult(loss, norm, StepSignals.merge(answer[2:].view(-1, width).tolist()))
 
     def _backward(self, batch: MicroBatch) -> Tensor:
         loss_sum = self._forward.loss_sum(batch)
@@ -138,14 +137,20 @@ class TrainStep:
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
-    def _exchange(self, sums: Tensor, wishes: list[float]) -> Tensor:
-        """One small gather per step carries wishes and losses of all ranks; a sum over them follows the global index of the micro-batches."""
-        mine = upload(wishes, sums.device, torch.float64)
+    def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
+        """Gather signals and losses of all ranks in one small exchange.
+
+        Losses are in the order of the global micro-batch index.
+        """
+        mine = upload(signals, sums.device, torch.float64)
         return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean loss over the weighted targets of all ranks, and how many they are. Every rank brings as many micro-batches."""
+    """Mean loss over the weighted targets of all ranks, and their number.
+
+    Every rank has the same number of micro-batches.
+    """
     zero.wait_parameters()
     loss_sum, targets = 0.0, 0
     with torch.no_grad():

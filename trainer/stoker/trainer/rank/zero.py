@@ -1,10 +1,10 @@
-"""ZeRO stages 0 to 2 over flat buckets: who holds which fp32 state, and when bytes move.
+"""ZeRO stages 0 to 2 over flat buckets: which rank holds which fp32 state, and when data moves.
 
-Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are all-gathered.
-Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than its shard of the sum.
-Stage 0: the reduced gradient is gathered and every rank updates everything.
-Reduction of a bucket starts inside backward, when its last gradient of the last micro-batch is there; the gather of updated parameters
-is waited for by the next forward, bucket by bucket. On GPUs no method but the constructor and `set_shards` holds up the host.
+Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are
+all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than
+its shard of the sum. Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
+starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
+gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
@@ -26,12 +27,12 @@ from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.ordered_sum import sum_in_order
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
-"""What is kept per parameter element: fp32 master weight and the two moments."""
+"""State per parameter element: fp32 master weight and the two moments."""
 WIRE_DEPTH = 2
-"""Buffers of each layout for gradients on their way, where streams do the waiting: one is filled while the other is sent."""
+"""Send buffers per layout on GPUs: one is filled while the other is sent."""
 
 Fill = Callable[[Sequence[nn.Parameter]], None]
-"""Writes the starting values of some parameters."""
+"""Writes the initial values of some parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +45,15 @@ class ZeroSettings:
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
     def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
-        """Whether each micro-batch's gradient goes to the other ranks by itself, in the compute dtype; else they are added up here first, in fp32."""
+        """Whether each micro-batch's gradient is sent alone, in the compute dtype; else this rank first sums them."""
         return ranks > 1 and (num_micro_batches == 1 or (self.stage == 2 and not self.any_data_parallel))
 
 
 class Zero:
-    """Parameters, gradients and optimizer state of one rank. Hooks on the parameters feed it; drive a step with
-    `begin_step`, `ready` before each bucket is used, `end_micro_batch` after each backward, `finish_reduce`, `gradient_norm`, `update`.
+    """Parameters, gradients and optimizer state of one rank.
+
+    Hooks on the parameters deliver gradients. A step calls `begin_step`; `ready` before each bucket is used;
+    `end_micro_batch` after each backward; then `finish_reduce`, `gradient_norm`, `update`.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class Zero:
     ) -> None:
         """`fill` is needed when the parameters are empty (on the meta device).
 
-        `placed`: buckets each of whose parameters is used once in a forward pass, so that its gradient may be written where it belongs by whoever computes it.
+        `placed`: buckets whose parameters are each used once in a forward pass, so that a kernel may write a gradient
+        to its final place.
         """
         self.communicator = communicator
         self.settings = settings
@@ -94,26 +98,29 @@ class Zero:
         for index, parameter in enumerate(state.bucket.parameters):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
             if placed:
-                parameter.gradient_place = partial(state.place, index)  # type: ignore[attr-defined]  # read by the kernels' backward
+                set_grad_destination(parameter, partial(state.place, index))
 
     def close(self) -> None:
-        """Take the hooks off the parameters: they hold this object, and with it its memory, where no garbage collector looks."""
+        """Remove the hooks from the parameters.
+
+        They refer to this object, and the garbage collector does not find that cycle.
+        """
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
 
     def begin_step(self, num_micro_batches: int) -> None:
-        """Forget the last step's gradients."""
+        """Discard the last step's gradients."""
         self._micro_batches_left = num_micro_batches
         for state in self.states:
             state.begin_step(num_micro_batches)
 
     def ready(self, bucket: str) -> None:
-        """Call before the forward pass uses the parameters of a bucket: until they have their new values."""
+        """Wait until the parameters of a bucket have their new values. Call it before forward uses them."""
         self._by_name[bucket].wait_parameters()
 
     def end_micro_batch(self) -> None:
-        """After backward: close the buckets in which some parameter got no gradient."""
+        """Close the buckets in which some parameter got no gradient. Call it after each backward."""
         for state in self.states:
             if not state.closed:
                 self._close(state)
@@ -124,7 +131,7 @@ class Zero:
         state.end_micro_batch(self._micro_batches_left == 1)
 
     def finish_reduce(self) -> None:
-        """Until every bucket's gradient is the sum over all ranks and micro-batches."""
+        """Wait until every bucket's gradient is the sum over all ranks and micro-batches."""
         for state in self.states:
             state.finish_reduce()
 
@@ -134,21 +141,21 @@ class Zero:
         return self._norm.norm(squares, [state.bucket.plan for state in self.states], self.communicator)
 
     def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
-        """Update this rank's state with the gradient times `scale` (fp32 scalar on the device), and start to gather the parameters. `step` counts from 1.
+        """Update this rank's state with the gradient times `scale`, and start to gather the parameters.
 
-        A scale that is not finite changes nothing.
+        `scale`: fp32 scalar on the device; one that is not finite changes nothing. `step` counts from 1.
         """
         for state in self.states:
             state.update(self._optimizer, step, learning_rate, scale)
             state.start_gather()
 
     def wait_parameters(self) -> None:
-        """Until every parameter has its new value (before anything but the next forward reads them)."""
+        """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
         for state in self.states:
             state.wait_parameters()
 
     def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
-        """Let `fill` write this rank's shards of every state kind, then bring all ranks' parameters up to date (collective)."""
+        """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
         for state in self.states:
             fill(state, state.shards())
             state.spread_shards()
@@ -156,7 +163,7 @@ class Zero:
 
 
 class BucketState:
-    """One bucket's master weights, moments and gradient on this rank: its shard at stages 1 and 2, everything at stage 0."""
+    """One bucket's master weights, moments and gradient on this rank: a shard of them, at stage 0 all of them."""
 
     def __init__(
         self,
@@ -182,7 +189,7 @@ class BucketState:
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
         self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
-        """Of this rank's shard of the reduced gradient, as `GradientNorm` wants them."""
+        """Squares of this rank's shard of the reduced gradient, in the form of `GradientNorm`."""
         self._total = partial(norm.total, self.squares)
         self.gradients: GradientSum | GradientWire = GradientSum(bucket, settings.any_data_parallel)
         self._sum = self.gradients
@@ -192,7 +199,10 @@ class BucketState:
         """The reduced gradient, as long as `master`, between `finish_reduce` and `begin_step`."""
 
     def _build_master(self, fill: Fill | None) -> Tensor:
-        """fp32 masters of what the parameters hold now, or of what `fill` gives them. In fp32 they are the parameters' own memory."""
+        """fp32 masters of the parameters' values, or of those that `fill` writes.
+
+        With fp32 parameters they are the same memory.
+        """
         dtype = self._settings.compute_dtype
         if self.bucket.is_empty:
             assert fill is not None, "parameters on the meta device need starting values"
@@ -206,7 +216,7 @@ class BucketState:
 
     @property
     def decay_end(self) -> int:
-        """End of the decayed region inside of `master`."""
+        """End of the region with weight decay inside of `master`."""
         if self._whole:
             return self.bucket.plan.decay_end
         start, end = self.bucket.plan.shard(self._communicator.rank)
@@ -231,11 +241,11 @@ class BucketState:
         self.gradients.begin_step(num_micro_batches)
 
     def place(self, index: int) -> Tensor | None:
-        """Where the gradient of parameter `index` may be written right now, or None."""
+        """The memory where the gradient of parameter `index` may be written now, or None."""
         return self.gradients.place(index)
 
     def end_micro_batch(self, last: bool) -> None:
-        """Every gradient of this micro-batch is there: send it, or wait for more."""
+        """Close this micro-batch: send its gradient, or wait for the next one."""
         self.closed = True
         flat = self.gradients.end_micro_batch()
         if self.gradients is self._wire:
@@ -269,7 +279,7 @@ class BucketState:
             self._communicator.all_gather(self.gradient).wait()
 
     def hold(self, copying: Pending) -> None:
-        """The next update must wait until the state has been copied away."""
+        """Make the next update wait until a copy of the state is complete."""
         self._copying = copying
 
     def update(self, optimizer: Adam, step: int, learning_rate: float, scale: Tensor) -> None:
@@ -294,7 +304,7 @@ class BucketState:
         return self.bucket.flat if self._whole else self._communicator.shard(self.bucket.flat)
 
     def start_gather(self) -> None:
-        """Bring the updated parameters to every rank."""
+        """Start to send the updated parameters to every rank."""
         if not self._whole:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 

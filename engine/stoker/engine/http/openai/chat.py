@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.engine.core.messages import TokenLogprobs
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.generation import Generation, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.engine.core.messages import TokenLogprobs
+from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.text import TextCodec
 
 LOWEST = -9999.0

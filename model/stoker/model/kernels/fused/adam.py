@@ -1,4 +1,7 @@
-"""Adam and AdamW over flat buffers in one pass: clip factor, moments, masters and their cast. 30 bytes per element with bfloat16 parameters."""
+"""Adam and AdamW over flat buffers in one pass: clip factor, moments, masters and their cast.
+
+30 bytes per element with bfloat16 parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Output layer and cross entropy: large products by cuBLAS (or the deterministic product), the softmax and its gradient by one kernel in place.
+"""Output layer and cross entropy: large products by cuBLAS (or the deterministic product), the softmax and its gradient
+by one kernel in place.
 
-Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's gradient where that is not one.
-T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
+Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's
+gradient where that is not one. T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels.fused.linear import Place, Product, gradient_place
+from stoker.model.kernels.fused.linear import Product
 from stoker.model.kernels.fused.log_softmax import row_statistics
+from stoker.model.kernels.grad_destination import GradDestination, grad_destination
 
 CHUNK_BYTES = 2200 * 2**20
-"""Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's gradient in memory."""
+"""Logits of one chunk: 8,192 rows of 128,256 in bfloat16. Large, because each further chunk adds to the weight's
+gradient in memory.
+"""
 ROW_MULTIPLE = 128
 BLOCK = 4096
 
@@ -37,7 +41,8 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T.
 
-    Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
+    Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so
+    has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
     """
     device = hidden_TD.device
     wants_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
@@ -75,7 +80,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
-        ctx.place = gradient_place(weight_VD)
+        ctx.destination = grad_destination(weight_VD)
         chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
         for chunk in chunks:
             logits = product(hidden_TD[chunk], weight_VD)
@@ -101,7 +106,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         return (
             scale_(grad_hidden, grad_loss) if needs_hidden else None,
-            scaled_weight_gradient(grad_weight, grad_loss, ctx.place) if needs_weight else None,
+            scaled_weight_gradient(grad_weight, grad_loss, ctx.destination) if needs_weight else None,
             *(None,) * 7,
         )
 
@@ -118,7 +123,7 @@ def add_product(total: Tensor | None, grad_nV: Tensor, hidden_nD: Tensor, is_onl
 
 
 def slices(total: int, rows: int) -> list[slice]:
-    """Runs of about equal length, a multiple of ROW_MULTIPLE, of at most `rows` where that is more than one multiple."""
+    """Return runs of about equal length, a multiple of ROW_MULTIPLE, of at most `rows` (or of one multiple)."""
     rows = max(ROW_MULTIPLE, rows // ROW_MULTIPLE * ROW_MULTIPLE)
     count = triton.cdiv(total, rows)
     each = triton.cdiv(triton.cdiv(total, max(count, 1)), ROW_MULTIPLE) * ROW_MULTIPLE
@@ -166,8 +171,8 @@ def softmax_in_place(
         )
 
 
-def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, place: Place | None) -> Tensor:
-    buffer = None if place is None else place()
+def scaled_weight_gradient(grad_VD: Tensor, factor: Tensor, destination: GradDestination | None) -> Tensor:
+    buffer = None if destination is None else destination()
     return scale_(grad_VD, factor) if buffer is None else torch.mul(grad_VD, factor, out=buffer)
 
 

@@ -1,6 +1,8 @@
-"""The fused kernels with products whose rows do not depend on their batch: what `Ops("fused", deterministic=True)` calls.
+"""The fused kernels with products whose rows do not depend on their batch: what `Ops("fused", deterministic=True)`
+calls.
 
-The other kernels are the same: each row is the work of one program with a fixed order, so its bits depend on the row alone.
+The other kernels are the same: each row is the work of one program with a fixed order, so its bits depend on the row
+alone.
 """
 
 from __future__ import annotations

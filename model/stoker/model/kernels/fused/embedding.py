@@ -1,4 +1,7 @@
-"""Rows of a table. One gather, which torch does at the memory's speed; its gradient is added in token order, so it repeats bitwise."""
+"""Rows of a table.
+
+One gather, which torch does at the memory's speed; its gradient is added in token order, so it repeats bitwise.
+"""
 
 from __future__ import annotations
 

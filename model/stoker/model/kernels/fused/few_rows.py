@@ -1,7 +1,9 @@
-"""Products of few rows with weights, alone or with what stands before and behind them in a decode step: sum and RMS norm of the rows, SwiGLU of the outputs.
+"""Products of few rows with weights, alone or with what stands before and behind them in a decode step: sum and RMS
+norm of the rows, SwiGLU of the outputs.
 
-Such a product is as fast as its weights come. A program therefore asks for all weights of its outputs at once, and does so before it waits for the kernel before; the rows are read, summed and
-normalised by every program anew. T rows, D input size, E output size, F columns of one half.
+Such a product is as fast as its weights come. A program therefore asks for all weights of its outputs at once, and does
+so before it waits for the kernel before; the rows are read, summed and normalised by every program anew. T rows, D
+input size, E output size, F columns of one half.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from stoker.model.kernels.fused.launch import overlap
 
 MAX_WEIGHT_BYTES = {1: 2**31, 2: 64 * 2**20, 3: 7 * 2**20, 4: 7 * 2**20}
-"""By the number of rows, the largest weights with which a decode step on an H200 was shorter than with cuBLAS's products."""
+"""Largest weights, by the number of rows, with which a decode step on an H200 was faster than with cuBLAS."""
 MAX_DEPTH = 16384
 DEPTH_ALIGNMENT = 16
 """Elements: a thread loads that many of a row at once."""
 MAX_NORM_DEPTH = 2048
-"""Deepest rows that the product normalises itself. Their normalisation takes the registers in which the first weights would wait: a decode step of 1,024 columns won 10 %, of 2,048 6 %, one of 3,072 lost 12 %."""
+"""Deepest rows that the product normalises itself.
+
+Their normalisation takes the registers in which the first weights would wait: a decode step of 1,024 columns won 10 %,
+of 2,048 6 %, one of 3,072 lost 12 %.
+"""
 
 
 class Tile(NamedTuple):
@@ -31,7 +37,7 @@ class Tile(NamedTuple):
 
 
 class RowNorm(NamedTuple):
-    """What happens to the rows before the product: rms_norm(x + update, weight, eps)."""
+    """The operation on the rows before the product: rms_norm(x + update, weight, eps)."""
 
     update: Tensor | None
     weight: Tensor
@@ -39,7 +45,10 @@ class RowNorm(NamedTuple):
 
 
 def tile_for(depth: int, has_norm: bool, is_gated: bool) -> Tile:
-    """The best within whole decode steps on an H200, where a kernel's own time says little: 32 to 64 weights per thread. `depth`: rounded up to a power of two."""
+    """Return the best tiling within whole decode steps on an H200: 32 to 64 weights per thread.
+
+    A kernel's own time is no guide there. `depth` is rounded up to a power of two.
+    """
     if depth > 1024:
         return Tile(2, max(4, depth // 1024))
     return Tile(2, 2) if has_norm and not is_gated else Tile(4, 4)
@@ -65,7 +74,10 @@ def few_rows(
 
 
 def few_normed_rows(x_TD: Tensor, norm: RowNorm, weight_ED: Tensor, *, is_gated: bool = False) -> tuple[Tensor, Tensor]:
-    """The same of rms_norm(x + update), and x + update. Sum and norm are rounded to x's dtype, as if they were stored in between."""
+    """The same of rms_norm(x + update), and x + update.
+
+    Sum and norm are rounded to x's dtype, as if they were stored in between.
+    """
     return launch(x_TD, weight_ED, norm, is_gated)
 
 
@@ -105,9 +117,12 @@ def launch(
 @triton.jit
 def few_rows_kernel(
     x, update, norm, weight, y, total, num_outputs, depth, eps,
-    ROWS: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Weights are read before the last kernel is waited for: none writes them, and between a change of weights and this lies the embedding, an ordinary launch."""
+    """Weights are read before the last kernel is waited for: none writes them, and between a change of weights and this
+    lies the embedding, an ordinary launch.
+    """
     if OVERLAPS:
         gdc_launch_dependents()
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

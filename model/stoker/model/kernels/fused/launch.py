@@ -1,7 +1,10 @@
-"""How the small kernels of a pass are launched: each may be set up while the one before it still runs, which hides one or two microseconds per kernel.
+"""Launches of the small kernels of a pass: each may be set up while the one before it still runs.
 
-Such a kernel calls `wait_for_last` before it touches anything that another kernel writes or reads. The one after it may be set up from then on, and waits in turn; so whoever has waited knows that
-all kernels before it are complete. Triton 3.6 and later; on devices before Hopper and in the interpreter the launches are ordinary.
+That hides one or two microseconds per kernel.
+
+Such a kernel calls `wait_for_last` before it touches anything that another kernel writes or reads. The one after it may
+be set up from then on, and waits in turn; so whoever has waited knows that all kernels before it are complete. Triton
+3.6 and later; on devices before Hopper and in the interpreter the launches are ordinary.
 """
 
 from __future__ import annotations

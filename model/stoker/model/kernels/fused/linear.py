@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
+from stoker.model.kernels.grad_destination import GradDestination, grad_destination
 
 Product = Callable[[Tensor, Tensor], Tensor]
-Place = Callable[[], Tensor | None]
 
 
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -34,31 +34,28 @@ def plain_product(a_nd: Tensor, b_ed: Tensor) -> Tensor:
 
 
 class Linear(torch.autograd.Function):
-    """x @ W^T by the given product; backward by plain ones. The weight's gradient is written where its owner wants it."""
+    """x @ W^T by the given product; backward by plain ones. The weight's gradient goes to its destination."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor, product: Product) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ED)
-        ctx.place = gradient_place(weight_ED)
+        ctx.destination = grad_destination(weight_ED)
         return product(x_TD, weight_ED)
 
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_TD, weight_ED = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        grad_weight = weight_gradient(grad_TE, x_TD, ctx.place) if needs_weight else None
+        grad_weight = weight_gradient(grad_TE, x_TD, ctx.destination) if needs_weight else None
         return grad_TE @ weight_ED if needs_x else None, grad_weight, None
 
 
-def gradient_place(weight: Tensor) -> Place | None:
-    """What a parameter's owner set to say where its next gradient goes: a call that gives a buffer of the weight's shape and dtype, or None."""
-    place: Place | None = getattr(weight, "gradient_place", None)
-    return place
+def weight_gradient(grad_TE: Tensor, x_TD: Tensor, destination: GradDestination | None) -> Tensor:
+    """Return grad^T @ x, in the destination's buffer where it has one.
 
-
-def weight_gradient(grad_TE: Tensor, x_TD: Tensor, place: Place | None) -> Tensor:
-    """grad^T @ x, in the buffer that `place` gives. That very tensor is returned, so that autograd keeps it without a copy."""
-    buffer = None if place is None else place()
+    Autograd keeps that very tensor without a copy.
+    """
+    buffer = None if destination is None else destination()
     return grad_TE.t() @ x_TD if buffer is None else torch.mm(grad_TE.t(), x_TD, out=buffer)
 
 

@@ -1,4 +1,6 @@
-"""The output layer's product, in float32 where the tensor cores keep it anyway: two candidates that differ by less than bfloat16 can say keep their order.
+"""The output layer's product, in float32 where the tensor cores keep it anyway.
+
+So two candidates that differ by less than bfloat16 can express keep their order.
 
 T rows, D input size, V vocabulary.
 """
@@ -13,7 +15,10 @@ from stoker.model.kernels.fused.linear import linear
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Products are summed in float32 and rounded at the end; here they are not rounded. With gradient: as every other product."""
+    """Products are summed in float32 and rounded at the end; here they are not rounded.
+
+    With gradient: as every other product.
+    """
     differentiable = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
     if differentiable or hidden_TD.dtype is torch.float32 or not hidden_TD.is_cuda:
         return linear(hidden_TD, weight_VD, None)

@@ -1,6 +1,9 @@
-"""RMS norm of rows, alone or of a sum. One program per row forward; backward keeps the weight's gradient in registers over a run of rows.
+"""RMS norm of rows, alone or of a sum.
 
-T rows, D columns. Statistics and products in float32; a sum is rounded to its dtype before it is normalised, as it is stored.
+One program per row forward; backward keeps the weight's gradient in registers over a run of rows.
+
+T rows, D columns. Statistics and products in float32; a sum is rounded to its dtype before it is normalised, as it is
+stored.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from torch import Tensor
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 BACKWARD_ELEMENTS = 264 * 4096
-"""Columns of all programs of the backward pass together. Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on the shape alone."""
+"""Columns of all programs of the backward pass together.
+
+Each gives one row of partial sums of the weight's gradient; a constant, so that the order of addition depends on the
+shape alone.
+"""
 
 
 BACKWARD_STAGES = 2

@@ -1,4 +1,7 @@
-"""Norm, product and SwiGLU of few rows in fewer kernels: in a decode step of one stream each kernel costs two or three microseconds beside its bytes. Without gradient only.
+"""Norm, product and SwiGLU of few rows in fewer kernels: in a decode step of one stream each kernel costs two or three
+microseconds beside its bytes.
+
+Without gradient only.
 
 T rows, D input size, E output size, F columns of one half.
 """

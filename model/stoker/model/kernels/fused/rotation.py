@@ -1,11 +1,13 @@
-"""Norm of q and k per head and their rotation, for training alone, for the engine together with writing k and v to the cache.
+"""Norm of q and k per head and their rotation, for training alone, for the engine together with writing k and v to the
+cache.
 
-One program takes some heads of one token. All arithmetic is float32; only results are rounded. T tokens, N heads, K kv heads, H head_dim.
+One program takes some heads of one token. All arithmetic is float32; only results are rounded. T tokens, N heads, K kv
+heads, H head_dim.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 import triton
@@ -13,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
+from stoker.model.kernels.rotation import CacheLayer, Rotation
+from stoker.model.kernels.sequences import DeviceSequences
 
 HEADS = 8
 """Heads of one program."""
@@ -21,29 +25,12 @@ BACKWARD_TOKENS = 8
 """Tokens of one program of the backward pass: it adds the norms' gradients over them."""
 
 
-class Slots(Protocol):
-    """Where the tokens of a pass go in the cache."""
-
-    @property
-    def slots(self) -> Tensor:
-        """int32 [T or more]: block * block_size + offset, -1 for padding."""
-        ...
-
-
-def rotate(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    tensors = [tensor for tensor in (q_TNH, k_TKH, q_norm_H, k_norm_H) if tensor is not None]
+def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    tensors = [tensor for tensor in (q_TNH, k_TKH, rotation.q_norm, rotation.k_norm) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        q, k = Rotate.apply(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
+        q, k = Rotate.apply(q_TNH, k_TKH, *rotation)
         return q, k
-    return forward(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
+    return forward(q_TNH, k_TKH, rotation)
 
 
 class Rotate(torch.autograd.Function):
@@ -61,7 +48,7 @@ class Rotate(torch.autograd.Function):
         has_norm = q_norm_H is not None
         ctx.eps, ctx.heads = eps, (q_TNH.shape[1], k_TKH.shape[1])
         ctx.save_for_backward(cos_T1H, sin_T1H, *((q_TNH, k_TKH, q_norm_H, k_norm_H) if has_norm else ()))
-        return forward(q_TNH, k_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps)
+        return forward(q_TNH, k_TKH, Rotation(cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps))
 
     @staticmethod
     def backward(ctx: Any, grad_q_TNH: Tensor, grad_k_TKH: Tensor) -> tuple[Tensor | None, ...]:
@@ -74,41 +61,21 @@ class Rotate(torch.autograd.Function):
         return grad_q, grad_k, None, None, grad_q_norm, grad_k_norm, None
 
 
-def forward(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_TNH, k_TKH))
-    launch(q_TNH, k_TKH, None, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps, q_out, k_out, None, None)
+    launch(q_TNH, k_TKH, None, rotation, q_out, k_out, None, None)
     return q_out, k_out
 
 
 def turn_back(grad_q_TNH: Tensor, grad_k_TKH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Without a norm the gradient is rotated the other way: the same kernel, the sine's halves exchanged."""
-    return forward(grad_q_TNH, grad_k_TKH, cos, sin.roll(sin.shape[-1] // 2, -1), None, None, 0.0)
+    """Rotate the gradient the other way, without a norm: the same kernel, the sine's halves exchanged."""
+    return forward(grad_q_TNH, grad_k_TKH, Rotation(cos, sin.roll(sin.shape[-1] // 2, -1)))
 
 
-def rotate_and_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_T1H: Tensor,
-    sin_T1H: Tensor,
-    q_norm_H: Tensor | None,
-    k_norm_H: Tensor | None,
-    eps: float,
-    cache: Tensor,
-    layer: int,
-    sequences: Slots,
-) -> Tensor:
+def rotate_and_write(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer) -> Tensor:
     q_out = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-    slots = sequences.slots
-    launch(q_TNH, k_TKH, v_TKH, cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps, q_out, None, cache[:, layer], slots)
+    sequences = cast("DeviceSequences", into.sequences)  # never the host's
+    launch(q_TNH, k_TKH, v_TKH, rotation, q_out, None, into.cache[:, into.layer], sequences.slots)
     return q_out
 
 
@@ -116,17 +83,14 @@ def launch(
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    rotation: Rotation,
     q_out: Tensor,
     k_out: Tensor | None,
     cache: Tensor | None,
     slots: Tensor | None,
 ) -> None:
     """`cache`: one layer's view [blocks, 2, block_size, K, H]; then k and v go there instead of to `k_out`."""
+    cos, sin, q_norm, k_norm, eps = rotation
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if not num_tokens:
@@ -211,7 +175,8 @@ def backward_of_one(
 @triton.jit
 def rotation_kernel(
     q, k, v, cos, sin, q_norm, k_norm, q_out, k_out, slots,
-    q_stride, k_stride, v_stride, cos_stride, sin_stride, block_stride, kind_stride, block_size, num_heads, num_kv_heads, head_dim, eps,
+    q_stride, k_stride, v_stride, cos_stride, sin_stride, block_stride, kind_stride, block_size, num_heads,
+    num_kv_heads, head_dim, eps,
     HAS_NORM: tl.constexpr, WRITES: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Heads of q, then of k, then (WRITES) of v, which is neither normalised nor rotated."""
@@ -278,7 +243,8 @@ def rotation_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def backward_kernel(
-    grad_out, x, weight, cos, sin, grad_x, partial, stride, cos_stride, sin_stride, num_tokens, num_heads, head_dim, eps,
+    grad_out, x, weight, cos, sin, grad_x, partial, stride, cos_stride, sin_stride, num_tokens, num_heads, head_dim,
+    eps,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     half = head_dim // 2

@@ -1,7 +1,8 @@
-"""The product whose rows do not depend on how many there are or where they stand: every output element is one chain of tensor-core steps over the columns in order.
+"""The product whose rows do not depend on how many there are or where they stand: every output element is one chain of
+tensor-core steps over the columns in order.
 
-Never split over the columns, never padded into another instruction: a row's bits are the same in a batch of 1 and of 8,192. Gradients are plain products.
-T rows, D input size, E output size.
+Never split over the columns, never padded into another instruction: a row's bits are the same in a batch of 1 and of
+8,192. Gradients are plain products. T rows, D input size, E output size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Tile(NamedTuple):
 
 FEW = Tile(32, 16, 256, 2, 4)
 FEW_WIDE = Tile(32, 64, 128, 4, 5)
-"""For weights of more outputs than WIDE_OUTPUTS."""
+"""Tiling for weights of more outputs than WIDE_OUTPUTS."""
 MANY = (Tile(128, 128, 64, 4, 4), Tile(64, 128, 64, 4, 6), Tile(64, 64, 128, 4, 4))
 """The first that is not mostly padding and gives ENOUGH programs, or the last."""
 ENOUGH = 90
@@ -93,7 +94,10 @@ def product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 def tile_for(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
-    """The fastest of those measured on an H200. All give the same bits, as a test holds: the chain over the columns does not depend on the tile."""
+    """The fastest of those measured on an H200.
+
+    All give the same bits, as a test holds: the chain over the columns does not depend on the tile.
+    """
     if dtype is torch.float32:
         return PLAIN
     if num_rows <= FEW.rows:

@@ -1,6 +1,7 @@
-"""Requests to one API server: authentication, rate limit, deadlines, JSON in and out. It knows no kinds.
+"""Requests to one API server: authentication, rate limit, deadlines, JSON in and out. Independent of kinds.
 
-Objects are plain dicts; nothing is ever decoded into models. A 401 is tried once more with credentials that are loaded anew.
+Objects are plain dicts; nothing is ever decoded into models. After a 401 the credentials are loaded again
+and the request is repeated once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ Listener = Callable[[str, str, int, float], None]
 """(method, resource, status code or 0, seconds): for metrics."""
 
 
-class Connection:
-    """Open it inside the event loop that uses it, close it there."""
+class ApiConnection:
+    """A client of one API server. Open and close it inside the event loop that uses it."""
 
     def __init__(
         self, access: Access, limit: RateLimit, *, timeout_s: float = 15.0, listener: Listener | None = None
@@ -51,7 +52,7 @@ class Connection:
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Load the credentials. Sessions go on unless the server or a certificate is another. Raises NoCredentials."""
+        """Load the credentials; sessions are kept unless the server or a certificate changed. Raises NoCredentials."""
         configuration = await load_configuration(self.access)
         old, before = self._client, self._configuration
         if old is None or _transport(configuration) != _transport(before):
@@ -67,7 +68,7 @@ class Connection:
 
     @property
     def configuration(self) -> Any:
-        """The client library's, for others that talk to the same server."""
+        """The client library's configuration, for others that use the same server."""
         return self._configuration
 
     async def request(
@@ -82,10 +83,10 @@ class Connection:
         accept: str = JSON,
         timeout_s: float | None = None,
     ) -> Object:
-        """The JSON answer. `resource` names what it is about in metrics and messages.
+        """Send a request and return the JSON answer. `resource` names its object in metrics and messages.
 
         Raises:
-            ClusterError: of the seam's tree.
+            ClusterError: one of the interface's tree.
         """
         await self.limit.take()
         asked = _Asked(method, path, resource, query, body, content_type, accept, timeout_s or self.timeout_s)
@@ -99,7 +100,7 @@ class Connection:
     async def stream(
         self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float, accept: str = JSON
     ) -> AsyncIterator[Object]:
-        """JSON documents of a watch, one per line, until the server ends it.
+        """Yield the JSON documents of a watch, one per line, until the server ends it.
 
         Raises:
             ClusterError: refused, broken off, or silent for `silence_s`.
@@ -158,7 +159,7 @@ class Connection:
         return response
 
     async def _renew(self) -> bool:
-        """Load the credentials anew; False when that does not work either."""
+        """Load the credentials again; False when that fails."""
         async with self._opening:
             try:
                 await self.open()
@@ -187,13 +188,13 @@ class _Asked:
 
 
 def _transport(configuration: Any) -> tuple[Any, ...]:
-    """What a session depends on."""
+    """The configuration that a session depends on."""
     names = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
     return tuple(getattr(configuration, name) for name in names)
 
 
 async def _lines(content: aiohttp.StreamReader, where: str) -> AsyncIterator[bytes]:
-    """Whole lines; the reader's own limit on a line is far below an object's."""
+    """Yield whole lines: the stream reader's own limit on a line is far below the size of an object."""
     rest = bytearray()
     async for chunk in content.iter_any():
         rest += chunk

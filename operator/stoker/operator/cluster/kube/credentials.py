@@ -1,6 +1,7 @@
-"""Where the API server is and who we are there: a kubeconfig or the pod's service account, through `kubernetes.aio`.
+"""Address and credentials of the API server: a kubeconfig or the pod's service account, through `kubernetes.aio`.
 
-Tokens are read again when the client library finds them expired; a refused request makes the connection load everything anew.
+Tokens are read again when the client library finds them expired; after a refused request the connection loads
+everything again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Access:
     """Which credentials to load."""
 
     kubeconfig: str | None = None
-    """A file; None: the service account of this pod."""
+    """A kubeconfig file; None uses the service account of this pod."""
     context: str | None = None
 
 
 async def load_configuration(access: Access) -> Any:
-    """A `kubernetes.aio` Configuration.
+    """Load a `kubernetes.aio` Configuration.
 
     Raises:
         NoCredentials.

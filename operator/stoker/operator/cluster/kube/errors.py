@@ -1,4 +1,4 @@
-"""From the API server's refusals to the seam's error tree. Pure."""
+"""Translate the API server's refusals into the interface's errors. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDENTITY = frozenset({"metadata.uid", "metadata.resourceVersion"})
 
 
 def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], where: str) -> ClusterError:
-    """The error for an answer with `code` >= 400; `body` is its `Status` object (or what could be read of it).
+    """Choose the error for an answer with `code` >= 400; `body` is its `Status` object (or what could be read of it).
 
     `where` names the request, for people: `POST pods/a`.
     """
@@ -47,7 +47,7 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
 
 
 def status_of(content: bytes) -> Mapping[str, Any]:
-    """The `Status` in an answer's body; whatever else is there (a proxy's page) becomes its message."""
+    """Parse the `Status` in an answer's body; any other text (a proxy's page) becomes its message."""
     text = content.decode(errors="replace")
     try:
         body = json.loads(text)
@@ -57,7 +57,7 @@ def status_of(content: bytes) -> Mapping[str, Any]:
 
 
 def retry_after_s(body: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait: the header, else the details. None when it names none."""
+    """Seconds to wait that the server names, in the header or else in the details; None when it names none."""
     given = headers.get("Retry-After") or (body.get("details") or {}).get("retryAfterSeconds")
     try:
         return max(0.0, float(given)) if given else None

@@ -1,6 +1,6 @@
-"""A real API server as a `Cluster`: pages, watches with bookmarks, server-side apply, preconditions by uid; pods by their addresses.
+"""A Kubernetes API server as a `Cluster`: pages, watches with bookmarks, server-side apply, uid preconditions.
 
-Every write names the uid that it means. Objects are plain dicts from end to end.
+Every write names the uid of its object. Objects are plain dicts from end to end. Pods are called at their addresses.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ from stoker.operator.cluster.interface import (
     WatchEvent,
 )
 from stoker.operator.cluster.kinds import KINDS, Kind
-from stoker.operator.cluster.kube.connection import JSON, Connection
+from stoker.operator.cluster.kube.connection import JSON, ApiConnection
 from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.cluster.kube.ownership import owned_by_apply
 from stoker.operator.cluster.kube.paths import collection, selector, single
 from stoker.operator.cluster.pod_http import PodHttp, http_port
-from stoker.operator.domain.plan import Call, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 MANAGER = "stoker-operator"
 REPLICAS = ("spec", "replicas")
-"""Written through /scale, never applied."""
+"""The field that is written through /scale and never applied."""
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_LIST = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 WATCH_S = 90
-"""After so long the server ends a watch, and it is begun anew: a kind without changes may get no bookmarks, and its end is the sign of life."""
+"""Time after which the server ends a watch. A kind without changes may get no bookmarks; the end of its watch shows
+that the server is alive."""
 SILENCE_S = 120.0
-"""A connection that is silent for longer is dead."""
+"""Longest silence of a connection that is alive."""
 MAX_ADDRESSES = 10_000
 TRIES = 5
 
 
 @dataclass(frozen=True)
 class View:
-    """How much of the cluster lists and watches show. Reads of one object show all of it."""
+    """The part of the cluster that lists and watches show. Reads of one object are not limited."""
 
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Kind -> labels that an object must carry."""
     metadata_only: frozenset[str] = frozenset()
-    """Kinds whose content is not even sent to us."""
+    """Kinds of which the server sends only the metadata."""
 
 
 class KubeCluster:
-    """Every call is one request, with few exceptions that say so."""
+    """A cluster in which every call is one request; the exceptions are documented."""
 
     def __init__(
-        self, connection: Connection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
+        self, connection: ApiConnection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
     ) -> None:
         self.connection = connection
         self.pods = pods
@@ -80,7 +81,7 @@ class KubeCluster:
         labels: Mapping[str, str] | None = None,
         keep: Keep | None = None,
     ) -> Listing:
-        """In pages of one consistent view; where it is compacted away meanwhile, Gone.
+        """List in pages of one consistent view. Raises Gone when the view is compacted meanwhile.
 
         The version to watch from is the first page's: no page shows anything newer.
         """
@@ -89,9 +90,8 @@ class KubeCluster:
         items: list[Object] = []
         version = ""
         while True:
-            page = await self.connection.request(
-                "GET", collection(found, namespace), resource=found.plural, query=query, accept=self._accept(kind, METADATA_LIST)
-            )  # fmt: skip
+            path, accept = collection(found, namespace), self._accept(kind, METADATA_LIST)
+            page = await self.connection.request("GET", path, resource=found.plural, query=query, accept=accept)
             items.extend(_taken(page.get("items") or [], found, keep))
             version = version or str(page["metadata"]["resourceVersion"])
             following = page["metadata"].get("continue")
@@ -102,7 +102,7 @@ class KubeCluster:
     async def watch(
         self, kind: str, resource_version: str, *, namespace: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Ends after some minutes; whoever wants more begins again at the last version."""
+        """Watch for some minutes; the caller continues at the last version."""
         found = _kind(kind)
         query = {
             "watch": "true",
@@ -127,7 +127,7 @@ class KubeCluster:
     # Writing
 
     async def create(self, body: Object) -> Object:
-        """Fields that the server does not know are refused."""
+        """Create; fields that the server does not know are refused."""
         kind = _kind(body["kind"])
         return await self.connection.request(
             "POST",
@@ -151,7 +151,10 @@ class KubeCluster:
         )
 
     async def _take_over(self, body: Object, manager: str) -> None:
-        """An object with /scale is made by POST, which gives it its replicas; before the first apply its other fields become the applier's."""
+        """Apply. An object with /scale is created by POST, which sets its replicas.
+
+        Before the first apply the ownership of its other fields moves to the applier.
+        """
         for _ in range(TRIES):
             try:
                 live = await self.get(body["kind"], _namespace(body), body["metadata"]["name"])
@@ -184,7 +187,7 @@ class KubeCluster:
         )
 
     async def update_status(self, ref: Ref, status: Object, *, resource_version: str | None = None) -> Object:
-        """Replaced as a whole. Without a version the newest is read first, and read again when it changes meanwhile."""
+        """Replace the status. Without a version the newest is read first, and again when it changes meanwhile."""
         if resource_version is not None:
             return await self._put_status(ref, status, resource_version)
         for _ in range(TRIES):
@@ -196,7 +199,7 @@ class KubeCluster:
         raise Conflict(f"the status of {ref.kind} {ref.namespace}/{ref.name} changes all the time")
 
     async def scale(self, ref: Ref, replicas: int) -> None:
-        """Read and written back: a write of `/scale` alone does not look at the uid."""
+        """Read `/scale` and write it back: a write alone does not check the uid."""
         kind = _kind(ref.kind)
         if not kind.scale:
             raise Invalid(f"{ref.kind} has no /scale")
@@ -231,7 +234,7 @@ class KubeCluster:
 
     # Pods
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
         url = await self._url(call.pod)
         try:
             return await self.pods.call(url, call)
@@ -248,7 +251,7 @@ class KubeCluster:
             raise
 
     async def _url(self, ref: Ref) -> str:
-        """Where the pod listens; asked once in its life, and again when it does not answer there."""
+        """The pod's URL; read once in its life, and again when it does not answer there."""
         known = self._addresses.get(ref.uid)
         if known is not None:
             self._addresses.move_to_end(ref.uid)
@@ -265,7 +268,7 @@ class KubeCluster:
     # Inside
 
     async def _own(self, ref: Ref) -> Object:
-        """The object that `ref` means. Raises NotFound, Conflict."""
+        """Read the object with the uid of `ref`. Raises NotFound, Conflict."""
         found = await self.get(ref.kind, ref.namespace, ref.name)
         _check_uid(found, ref)
         return found
@@ -291,7 +294,7 @@ class KubeCluster:
 
 
 def pod_url(pod: Object) -> str:
-    """`http://IP:PORT` of the port that serves `/status`.
+    """Build the URL `http://IP:PORT` of the port that serves `/status`.
 
     Raises:
         PodUnreachable: it has no address yet, or names no port.
@@ -323,7 +326,7 @@ def _namespace(body: Object) -> str:
 
 
 def _named(item: Object, kind: Kind) -> Object:
-    """Items of lists and metadata-only objects do not say what they are."""
+    """Add apiVersion and kind, which items of lists and metadata-only objects lack."""
     item["apiVersion"] = kind.api_version
     item["kind"] = kind.name
     return item
@@ -343,7 +346,7 @@ def _watch_error(status: Mapping[str, Any], where: str) -> ClusterError:
 
 
 def _ending(left: Object) -> bool:
-    """Whether what a delete returns is an object that is still there: some servers return what they have just removed."""
+    """Whether the object that a delete returned still exists: some servers return what they have just removed."""
     if left.get("kind") == "Status":
         return False
     metadata = left["metadata"]

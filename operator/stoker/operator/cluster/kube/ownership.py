@@ -1,7 +1,8 @@
-"""Who owns which field of an object that was made by POST and is written by server-side apply from then on. Pure.
+"""Field ownership of an object that was created by POST and is written by server-side apply afterwards. Pure.
 
-The POST owns its fields as an Update. Without a change, a list item that leaves the applied set would keep what the POST still owns of it, and
-half an item is refused. So ownership moves to Apply first, as kubectl does when it goes over to server-side apply.
+The POST owns its fields as an Update. Without a change, a list item that leaves the applied set would keep what the
+POST still owns of it, and half an item is refused. So ownership moves to Apply first, as kubectl does when it goes over
+to server-side apply.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Entry = Mapping[str, Any]
 
 
 def owned_by_apply(entries: Sequence[Entry], manager: str, kept: Sequence[str]) -> list[Entry] | None:
-    """The `managedFields` with what `manager` owns as Update moved to its Apply entry; None when there is nothing to move.
+    """Move what `manager` owns as Update to its Apply entry of the `managedFields`; None when there is nothing to move.
 
     Args:
         kept: path of the field that stays with the Update, because no apply ever names it (`("spec", "replicas")`).
@@ -39,7 +40,7 @@ def _is(entry: Entry, manager: str, operation: str) -> bool:
 
 
 def _split(fields: Mapping[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trie without the path, and the path alone."""
+    """Split a trie of fields into the part without the path and the path alone."""
     first, *rest = path
     if first not in fields:
         return dict(fields), {}
@@ -51,7 +52,7 @@ def _split(fields: Mapping[str, Any], path: Sequence[str]) -> tuple[dict[str, An
 
 
 def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tries of fields as one."""
+    """Merge two tries of fields."""
     both = dict(one)
     for name, inner in other.items():
         both[name] = _union(both[name], inner) if name in both else inner

@@ -9,14 +9,14 @@ from stoker.operator.cluster.kinds import Kind
 
 
 def collection(kind: Kind, namespace: str | None) -> str:
-    """All objects of a kind, of one namespace or of all."""
+    """Path of all objects of a kind, in one namespace or in all."""
     root = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
     inside = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
     return f"{root}{inside}/{kind.plural}"
 
 
 def single(kind: Kind, namespace: str, name: str, subresource: str = "") -> str:
-    """One object, or a subresource of it."""
+    """Path of one object, or of a subresource of it."""
     path = f"{collection(kind, namespace)}/{quote(name, safe='')}"
     return f"{path}/{subresource}" if subresource else path
 

@@ -1,4 +1,4 @@
-"""A token bucket: so many requests in the long run, a burst after a rest, in the order in which they asked."""
+"""A token bucket: a rate in the long run, a burst after a rest, first come first served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker.operator.domain.clock import Clock
 
 
 class RateLimit:
-    """Used from one event loop."""
+    """A limit that one event loop uses."""
 
     def __init__(self, clock: Clock, *, per_second: float, burst: int) -> None:
         self.clock = clock
@@ -16,7 +16,10 @@ class RateLimit:
         self._at = clock.monotonic()
 
     async def take(self) -> float:
-        """Wait for a turn; the seconds that it took. Tokens may go below zero: who comes later waits behind who is waiting."""
+        """Wait for a turn and return the seconds that it took.
+
+        Tokens may go below zero: a later caller waits behind the earlier ones.
+        """
         now = self.clock.monotonic()
         self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_second)
         self._at = now

@@ -1,22 +1,27 @@
-"""Where each pod and Service of the embedded cluster is found: fixed by name before anything starts, kept in a file.
+"""Addresses of the pods and Services of the embedded cluster: fixed by name before anything starts, kept in a file.
 
-`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each name a free
-port of 127.0.0.1.
+`loopback` gives each its own address in 127.0.0.0/8 and leaves ports alone (Linux). `ports` gives each port of each
+name a free port of 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from stoker.operator.cluster.local.whole_file import DamagedFile, set_aside, write_whole
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["loopback", "ports"]
 
 PORT_RANGE = range(20000, 32000)
-"""Below the range from which systems take ports for outgoing connections."""
+"""Ports below the range that systems use for outgoing connections."""
 BLOCKS = range(16, 255)
 FIRST_FREE_PORT = 1024
 MOVED_BY = 8000
@@ -35,8 +40,11 @@ class Host(NamedTuple):
 
 
 class Addresses:
-    """Addresses of one state folder. The block of addresses (or each port) is reserved against other supervisors of this machine:
-    `reserve` takes a name, and says False when another process has it."""
+    """Addresses of one state folder.
+
+    Args:
+        reserve: reserves a block of addresses, or a port, by name on this machine; False when another process has it.
+    """
 
     def __init__(self, mode: Mode, reserve: Callable[[str], bool], file: Path | None = None) -> None:
         if mode == "loopback" and sys.platform != "linux":
@@ -47,10 +55,12 @@ class Addresses:
         self._hosts: dict[str, str] = {}
         self._ports: dict[str, int] = {}
         self._block = 0
+        self.problem = ""
+        """What was wrong with the file; empty when nothing was."""
         self._load()
 
     def ip(self, host: Host) -> str:
-        """The host's address; the same for ever once given."""
+        """The host's address; once given it never changes."""
         if self.mode == "ports":
             return "127.0.0.1"
         name = "/".join(host)
@@ -63,7 +73,7 @@ class Addresses:
         return self._hosts[name]
 
     def port(self, host: Host, port: int) -> int:
-        """The port on which the host's `port` is found. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
+        """The local port of the host's `port`. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
         if self.mode == "loopback":
             return port if port >= FIRST_FREE_PORT else port + MOVED_BY
         name = f"{'/'.join(host)}:{port}"
@@ -88,23 +98,39 @@ class Addresses:
         raise AddressError(f"no port is free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
 
     def _load(self) -> None:
-        if self.file is None or not self.file.exists():
+        kept = self._read()
+        if kept is None:
             return
-        kept = json.loads(self.file.read_text())
         if kept["mode"] != self.mode:
             raise AddressError(f"{self.file}: this state folder uses addresses: {kept['mode']}, not {self.mode}")
         if kept["block"] and self.reserve(f"block-{kept['block']}"):
             self._block, self._hosts = kept["block"], kept["hosts"]
         self._ports = {name: port for name, port in kept["ports"].items() if self.reserve(f"port-{port}")}
 
+    def _read(self) -> dict[str, Any] | None:
+        """Read the file; a damaged one is set aside, and new addresses are given."""
+        if self.file is None or not self.file.exists():
+            return None
+        try:
+            kept: dict[str, Any] = json.loads(self.file.read_bytes())
+            if not (isinstance(kept["mode"], str) and isinstance(kept["block"], int)):
+                raise DamagedFile("not the addresses of an embedded cluster")
+            dict(kept["hosts"]), dict(kept["ports"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.problem = f"{set_aside(self.file)}: damaged ({error}); pods and Services have new addresses"
+            log.error("%s", self.problem)
+            return None
+        return kept
+
     def _save(self) -> None:
+        """Write the addresses for the next supervisor. If that fails, they are still valid for this one."""
         if self.file is None:
             return
-        new = self.file.with_suffix(".new")
-        new.write_text(
-            json.dumps({"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports})
-        )
-        new.replace(self.file)
+        kept = {"mode": self.mode, "block": self._block, "hosts": self._hosts, "ports": self._ports}
+        try:
+            write_whole(self.file, json.dumps(kept).encode())
+        except OSError as error:
+            log.warning("%s: not written: %s", self.file, error.strerror)
 
 
 def _is_free(port: int) -> bool:

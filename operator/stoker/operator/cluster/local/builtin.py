@@ -1,4 +1,4 @@
-"""What the embedded cluster asks of Kubernetes' own kinds, and of the metadata of every object. What it cannot run it refuses by name."""
+"""Admission of Kubernetes' own kinds and of every object's metadata. What cannot run here is refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MUTABLE_WHILE_GATED = ("affinity", "nodeSelector", "tolerations")
 
 
 def check_identity(body: Object) -> None:
-    """Raises Invalid unless kind, apiVersion, name and namespace make sense here."""
+    """Check kind, apiVersion, name and namespace. Raises Invalid."""
     kind = KINDS.get(str(body.get("kind")))
     if kind is None:
         raise Invalid(f"kind: {body.get('kind')!r} is not known here, known are {', '.join(KINDS)}")
@@ -38,7 +38,7 @@ def check_identity(body: Object) -> None:
 
 
 def admit_builtin(new: Object, old: Object | None) -> Object:
-    """The object with this cluster's defaults. Raises Invalid, naming the field and what is allowed."""
+    """Check an object of one of Kubernetes' kinds. Raises Invalid, naming the field and what is allowed."""
     if new["kind"] == "Pod":
         for problem in _pod_problems(new.get("spec") or {}):
             raise Invalid(f"Pod {new['metadata']['name']}: {problem}")
@@ -64,7 +64,8 @@ def _pod_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     for index, volume in enumerate(spec.get("volumes") or []):
         kinds = [kind for kind in volume if kind != "name"]
         if len(kinds) != 1 or kinds[0] not in VOLUME_KINDS:
-            yield f"not supported yet: spec.volumes[{index}] ({volume.get('name')}) of kind {', '.join(kinds) or 'none'}, allowed are {', '.join(VOLUME_KINDS)}"
+            found = f"spec.volumes[{index}] ({volume.get('name')}) of kind {', '.join(kinds) or 'none'}"
+            yield f"not supported yet: {found}, allowed are {', '.join(VOLUME_KINDS)}"
     yield from _container_problems(containers[0], {volume.get("name") for volume in spec.get("volumes") or []})
 
 

@@ -1,4 +1,4 @@
-"""What lies where in a state folder. Names are short: Unix sockets below a pod's folder have 107 bytes for their path."""
+"""The layout of a state folder. Names are short: the path of a Unix socket below a pod's folder has 107 bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StateFolders:
 
     root: Path
     pods: Path | None = None
-    """A short way to `root/pods`, where the folder's own path is long."""
+    """A short link to `root/pods`, if the folder's own path is long."""
 
     @property
     def objects(self) -> Path:
@@ -27,7 +27,7 @@ class StateFolders:
 
     @property
     def claims(self) -> Path:
-        """Data of claims that stand for no folder of the user."""
+        """Data of claims without a folder of their own."""
         return self.root / "claims"
 
     @property
@@ -51,11 +51,11 @@ class StateFolders:
         return self.root / "control-key.pem"
 
     def pod(self, pod: Object) -> Path:
-        """Volumes, scratch and termination log of one pod; goes with it."""
+        """Volumes, scratch and termination log of one pod; deleted with it."""
         return (self.pods or self.root / "pods") / str(pod["metadata"]["uid"])[:13]
 
     def log(self, namespace: str, pod: str) -> Path:
-        """Kept after the pod, until a namesake starts."""
+        """The pod's log; kept until another pod of the same name starts."""
         return self.root / "logs" / namespace / f"{pod}.log"
 
     def make(self) -> None:
@@ -68,13 +68,13 @@ LONGEST_ROOT_BYTES = 45
 
 @contextlib.contextmanager
 def short_folders(root: Path) -> Iterator[StateFolders]:
-    """The folders of `root`; a long path gets a short link in the system's folder for temporary files, for as long as the `with`."""
+    """The folders of `root`. A long path gets a short link in the folder for temporary files, until the `with` ends."""
     if len(os.fsencode(root)) <= LONGEST_ROOT_BYTES:
         yield StateFolders(root)
         return
     name = hashlib.sha256(f"{os.getuid()}:{root}".encode()).hexdigest()[:10]
     link = Path(tempfile.gettempdir()) / f"stoker-{name}"
-    link.unlink(missing_ok=True)  # left by a killed supervisor; somebody else's file is an error here
+    link.unlink(missing_ok=True)  # left by a killed supervisor; a file of another user is an error here
     link.symlink_to(root / "pods")
     try:
         yield StateFolders(root, link)

@@ -12,7 +12,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 class Gpus:
-    """Devices are handed out whole, to one pod at a time."""
+    """The devices of this machine. Each belongs to one pod at a time."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -24,7 +24,7 @@ class Gpus:
         return tuple(device for device in self.devices if device not in held)
 
     def take(self, uid: str, count: int) -> tuple[str, ...] | None:
-        """`count` devices for a pod, or None when too few are free. A pod that has its devices keeps them."""
+        """Give a pod `count` devices; None when too few are free. A pod that has devices keeps them."""
         if uid not in self._held:
             if count > len(self.free):
                 return None
@@ -36,14 +36,14 @@ class Gpus:
 
 
 def wanted_gpus(pod: Object) -> int:
-    """What the pod's limits (or requests) ask for."""
+    """Number of GPUs in the pod's limits, or else in its requests."""
     resources = pod["spec"]["containers"][0].get("resources") or {}
     asked = (resources.get("limits") or {}).get(RESOURCE) or (resources.get("requests") or {}).get(RESOURCE) or 0
     return int(asked)
 
 
 def find_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """`CUDA_VISIBLE_DEVICES` where it is set, else the driver's device files."""
+    """Find the devices: `CUDA_VISIBLE_DEVICES` if it is set, else the driver's device files."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(device.strip() for device in chosen.split(",") if device.strip())

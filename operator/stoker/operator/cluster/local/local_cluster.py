@@ -1,4 +1,4 @@
-"""The embedded cluster as a `Cluster`: the object store behind the seam, and pods reached at their local addresses."""
+"""The embedded cluster as a `Cluster`: the object store, and pods reached at their local addresses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from stoker.operator.cluster.interface import Keep, Listing, PodUnreachable, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
-from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.domain.clock import Clock
-from stoker.operator.domain.plan import Call, Key, Object, Ref
+from stoker.operator.domain.plan import ControlCall, Key, Object, Ref
 
 BOOKMARK_S = 15.0
 
 
 class LocalCluster:
-    """Every call is carried out before it returns; what comes out is a copy."""
+    """A cluster whose calls take effect before they return. Returned objects are copies."""
 
     def __init__(self, objects: ObjectStore, addresses: Addresses, pods: PodHttp, clock: Clock) -> None:
         self.objects = objects
@@ -44,7 +44,7 @@ class LocalCluster:
     async def watch(
         self, kind: str, resource_version: str, *, namespace: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Never ends by itself; a bookmark comes after each silence of 15 s."""
+        """Yield changes for ever, and a bookmark after each silence of 15 s."""
         changed = asyncio.Event()
         waiting: deque[Record] = deque(self.objects.since(int(resource_version)))
         version = int(resource_version)
@@ -95,14 +95,14 @@ class LocalCluster:
         left = self.objects.delete(ref, grace_s=grace_s)
         return None if left is None else _copied(left)
 
-    async def call(self, call: Call) -> Mapping[str, Any]:
-        """The body is rewritten as a mounted configuration would be: it may name pods."""
+    async def call(self, call: ControlCall) -> Mapping[str, Any]:
+        """Send a control call. Its body is rewritten like a mounted configuration: it may name pods."""
         return await self.pods.call(self._url(call.pod), replace(call, body=self._as_seen_here(call)))
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
         return await self.pods.poll(self._url(pod), pod.uid)
 
-    def _as_seen_here(self, call: Call) -> Mapping[str, Any]:
+    def _as_seen_here(self, call: ControlCall) -> Mapping[str, Any]:
         host = Host("pod", call.pod.namespace, call.pod.name)
         rewritten: Mapping[str, Any] = Rewriter(call.pod.namespace, host, {}, self.addresses).json(call.body)
         return rewritten
@@ -116,7 +116,7 @@ class LocalCluster:
         return f"http://{self.addresses.ip(host)}:{port}"
 
     async def _within(self, event: asyncio.Event, seconds: float) -> bool:
-        """Whether the event comes in time."""
+        """Wait for an event; whether it came in time."""
         if event.is_set():
             return True
         coming = asyncio.ensure_future(event.wait())

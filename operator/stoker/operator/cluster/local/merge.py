@@ -1,4 +1,4 @@
-"""How a write changes an object: JSON merge patch, and server-side apply as far as our children need it. Pure."""
+"""The effect of a write on an object: JSON merge patch, and as much of server-side apply as our children use. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from stoker.operator.domain.plan import Object
 
 Intent = Mapping[str, Any]
-"""What one manager applied last, without status."""
+"""The object that one manager applied last, without status."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7396: maps merge, null removes, everything else is replaced."""
+    """Merge a patch (RFC 7396): maps merge, null removes, everything else is replaced."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(target) if isinstance(target, Mapping) else {}
@@ -25,10 +25,10 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def apply_merge(live: Object, before: Intent | None, intent: Intent, others: tuple[Intent, ...] = ()) -> Object:
-    """`live` after a manager applied `intent` in place of `before`, taking over every field that it names.
+    """Apply `intent` to `live` in place of the same manager's intent `before`; every named field becomes the manager's.
 
-    Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key, owner
-    references by uid, finalizers as a set; other lists are replaced whole.
+    Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key,
+    owner references by uid, finalizers as a set; other lists are replaced whole.
     """
     kept = _without_dropped(live, before or {}, intent, others)
     merged = _overlay(kept, intent)

@@ -1,28 +1,31 @@
 """The object store of the embedded cluster: the API server's rules without the network.
 
-Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the history
-that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
+Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the
+history that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from stoker.operator.cluster.interface import AlreadyExists, Conflict, Gone, Invalid, NotFound
+from stoker.operator.cluster.interface import AlreadyExists, Conflict, Gone, Invalid, NotFound, ServerError
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.local.builtin import admit_builtin, check_identity
 from stoker.operator.cluster.local.merge import Intent, apply_merge, merge_patch
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Key, Object, Ref
 
+log = logging.getLogger(__name__)
+
 HISTORY = 5000
-"""Changes that a watch can look back."""
+"""Number of changes that a new watch can begin before."""
 MAX_EVENTS = 1000
-"""Event objects kept; the oldest go."""
+"""Largest number of Event objects; the oldest are deleted."""
 DEFAULT_GRACE_S = 30
 
 Admit = Callable[[Object, Object | None], Object]
@@ -38,27 +41,69 @@ class Record:
     object: Object
 
 
-class Keeper(Protocol):
-    """Where objects survive the process."""
+@dataclass(frozen=True)
+class StoredObject:
+    """One object as the storage has it."""
 
-    def load(self) -> Iterator[tuple[Object, dict[str, Intent]]]: ...
+    resource: Object
+    intents: Mapping[str, Intent]
+    """Manager -> what it applied last."""
+
+
+@dataclass(frozen=True)
+class LostObject:
+    """An object that existed, and whose file is damaged or missing."""
+
+    key: Key
+    uid: str
+    """Empty where it is not known any more."""
+    problem: str
+    """The file, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class LoadedObjects:
+    """Everything that a storage holds."""
+
+    objects: Sequence[StoredObject] = ()
+    lost: Sequence[LostObject] = ()
+    problems: Sequence[str] = ()
+    """Damage that belongs to no object."""
+
+
+class ObjectStorage(Protocol):
+    """The storage in which objects survive the process.
+
+    A write is durable when it returns; an OSError means that nothing changed.
+    """
+
+    def load(self) -> LoadedObjects: ...
 
     def save(self, resource: Object, intents: Mapping[str, Intent]) -> None: ...
 
     def drop(self, key: Key) -> None: ...
 
+    def probe(self) -> None: ...
 
-class Forgetful:
-    """Keeps nothing."""
 
-    def load(self) -> Iterator[tuple[Object, dict[str, Intent]]]:
-        return iter(())
+class MemoryOnly:
+    """A storage that stores nothing."""
+
+    def load(self) -> LoadedObjects:
+        return LoadedObjects()
 
     def save(self, resource: Object, intents: Mapping[str, Intent]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def drop(self, key: Key) -> None:
-        """Nothing."""
+        """Do nothing."""
+
+    def probe(self) -> None:
+        """Do nothing."""
+
+
+class StateFolderError(ServerError):
+    """The state folder cannot be written (full disk, lost mount): the write did not happen, and may succeed later."""
 
 
 class ObjectStore:
@@ -70,13 +115,17 @@ class ObjectStore:
         now: Callable[[], datetime],
         new_uid: Callable[[], str],
         admit: Admit | None = None,
-        keeper: Keeper | None = None,
+        storage: ObjectStorage | None = None,
         history: int = HISTORY,
     ) -> None:
         self.now = now
         self.new_uid = new_uid
         self.admit = admit or (lambda new, _: new)
-        self.keeper = keeper or Forgetful()
+        self.storage = storage or MemoryOnly()
+        self.storage_problem = ""
+        """Why the last write failed; empty when it did not."""
+        self.lost: dict[Key, LostObject] = {}
+        self.load_problems: Sequence[str] = ()
         self.listeners: list[Callable[[Record], None]] = []
         self.version = 0
         self._objects: dict[Key, Object] = {}
@@ -84,6 +133,8 @@ class ObjectStore:
         self._uids: set[str] = set()
         self._dependents: dict[str, set[Key]] = {}
         self._events: deque[Key] = deque()
+        self._orphans: set[Key] = set()
+        """Objects without a living owner that could not be deleted yet."""
         self._history: deque[Record] = deque(maxlen=history)
         self._load()
 
@@ -93,21 +144,21 @@ class ObjectStore:
         return self._objects.get(key)
 
     def get(self, key: Key) -> Object:
-        """Raises NotFound."""
+        """The object. Raises NotFound."""
         found = self._objects.get(key)
         if found is None:
             raise NotFound(f"{key.kind} {key.namespace}/{key.name} does not exist")
         return found
 
     def of_kind(self, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> list[Object]:
-        """In the order of their names."""
+        """List the objects of a kind in the order of their names."""
         if kind not in KINDS:
             raise NotFound(f"no kind {kind!r}")
         keys = sorted(key for key in self._objects if key.kind == kind and namespace in (None, key.namespace))
         return [self._objects[key] for key in keys if matches(self._objects[key], labels)]
 
     def since(self, version: int) -> list[Record]:
-        """Changes after `version`, oldest first.
+        """List the changes after `version`, oldest first.
 
         Raises:
             Gone: the history does not reach so far back.
@@ -117,14 +168,14 @@ class ObjectStore:
         return [record for record in self._history if record.version > version]
 
     def forget_history(self) -> None:
-        """A new watch from any earlier version fails from now on, as after a compaction."""
+        """Drop the history: a new watch from any earlier version fails, as after a compaction."""
         self._history.clear()
         self.version += 1
 
     # Writing
 
     def create(self, body: Object, *, manager: str | None = None) -> Object:
-        """Raises AlreadyExists, Invalid."""
+        """Create an object. Raises AlreadyExists, Invalid, StateFolderError (as every write)."""
         body = _with_namespace(body)
         check_identity(body)
         key = _key(body)
@@ -138,19 +189,18 @@ class ObjectStore:
         created = self._admitted(created, None)
         if key.kind == "Pod":
             created["status"] = {"phase": "Pending"}
-        self._intents[key] = {manager: _intent(body)} if manager else {}
-        written = self._write("ADDED", created)
+        written = self._write("ADDED", created, {manager: _intent(body)} if manager else {})
         self._note_event(key)
         self._collect_orphan(written)
         return written
 
     def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
-        """JSON merge patch on everything but status. Raises NotFound, Conflict, Invalid."""
+        """Patch everything but status by JSON merge. Raises NotFound, Conflict, Invalid."""
         old = self._current(ref, str((body.get("metadata") or {}).get("resourceVersion") or "") or None)
         return self._update(old, merge_patch(old, {**body, "metadata": {**(body.get("metadata") or {})}}))
 
     def apply(self, body: Object, manager: str) -> Object:
-        """Server-side apply. Raises Conflict on another uid, Invalid."""
+        """Apply as the API server does. Raises Conflict on another uid, Invalid."""
         body = _with_namespace(body)
         check_identity(body)
         key = _key(body)
@@ -163,13 +213,10 @@ class ObjectStore:
         intent = _intent(body)
         others = tuple(other for name, other in self._intents[key].items() if name != manager)
         merged = apply_merge(old, self._intents[key].get(manager), intent, others)
-        new = self._update(old, merged)
-        self._intents[key][manager] = intent
-        self.keeper.save(new, self._intents[key])
-        return new
+        return self._update(old, merged, {**self._intents[key], manager: intent})
 
     def update_status(self, ref: Ref, status: Object, resource_version: str | None = None) -> Object:
-        """Raises NotFound, Conflict, Invalid."""
+        """Replace the status. Raises NotFound, Conflict, Invalid."""
         old = self._current(ref, resource_version)
         if not KINDS[ref.kind].status:
             raise Invalid(f"{ref.kind} has no status")
@@ -185,7 +232,7 @@ class ObjectStore:
         return self._update(old, {**old, "spec": {**old.get("spec", {}), "replicas": replicas}})
 
     def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
-        """Begin to delete; the object while it ends (finalizers, a pod's grace period), None when it is gone.
+        """Begin to delete; returns the object while it ends (finalizers, a pod's grace period), None when it is gone.
 
         Raises:
             NotFound, Conflict.
@@ -201,18 +248,84 @@ class ObjectStore:
         marks["deletionTimestamp"] = old["metadata"].get("deletionTimestamp") or marks["deletionTimestamp"]
         return self._store(old, {**old, "metadata": {**old["metadata"], **marks}})
 
+    # The state folder
+
+    def problems(self) -> list[str]:
+        """Describe the problems of the storage: a failure that lasts, and objects that are lost."""
+        failing = f"{self.storage_problem}; objects cannot be changed until it can" if self.storage_problem else ""
+        lost = [self.lost_message(key) for key in sorted(self.lost)]
+        return [*([failing] if failing else []), *self.load_problems, *lost]
+
+    def lost_message(self, key: Key) -> str:
+        """Explain why an object is lost, and the two ways out."""
+        about = f"{key.kind} {key.namespace}/{key.name} is lost: {self.lost[key].problem}"
+        return (
+            f"{about}. Put the file back and restart the supervisor, or create the object again: "
+            "stoker local apply --recreate-lost -f FILE"
+        )
+
+    def give_up(self, key: Key) -> None:
+        """Forget a lost object; what it owned is deleted.
+
+        Raises:
+            NotFound: no such object is lost.
+            StateFolderError.
+        """
+        if key not in self.lost:
+            raise NotFound(f"{key.kind} {key.namespace}/{key.name} does not exist")
+        self._persist(lambda: self.storage.drop(key))
+        self._forget_lost(key)
+
+    def repair(self) -> None:
+        """Probe a storage that failed, and delete the objects that could not be deleted meanwhile."""
+        if self.storage_problem:
+            try:
+                self._persist(self.storage.probe)
+            except StateFolderError:
+                return
+        for key in sorted(self._orphans):
+            self._orphans.discard(key)
+            found = self._objects.get(key)
+            if found is not None:
+                self._collect_orphan(found)
+
+    def _persist(self, write: Callable[[], None]) -> None:
+        """Carry out a write of the storage.
+
+        Raises:
+            StateFolderError: it failed; nothing was changed.
+        """
+        try:
+            write()
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            problem = f"the state folder cannot be written: {place}{error.strerror or error}"
+            if not self.storage_problem:
+                log.error("%s", problem)
+            self.storage_problem = problem
+            raise StateFolderError(problem) from error
+        if self.storage_problem:
+            log.warning("the state folder can be written again")
+            self.storage_problem = ""
+
     # Inside
 
     def _load(self) -> None:
-        for resource, intents in self.keeper.load():
-            key = _key(resource)
+        loaded = self.storage.load()
+        self.load_problems = loaded.problems
+        self.lost = {found.key: found for found in loaded.lost}
+        self._uids |= {found.uid for found in loaded.lost}
+        for stored in loaded.objects:
+            resource, key = stored.resource, _key(stored.resource)
             self._objects[key] = resource
-            self._intents[key] = intents
+            self._intents[key] = dict(stored.intents)
             self._uids.add(resource["metadata"]["uid"])
             self._link(resource)
             self._note_event(key)
             self.version = max(self.version, int(resource["metadata"]["resourceVersion"]))
         self.version += 1000  # deletions since the newest object was written took versions too
+        for problem in self.problems():
+            log.error("%s", problem)
 
     def _oldest(self) -> int:
         return self._history[0].version - 1 if self._history else self.version
@@ -225,13 +338,12 @@ class ObjectStore:
                 f"{ref.kind} {ref.namespace}/{ref.name} is another object: uid {metadata['uid']}, not {ref.uid}"
             )
         if resource_version not in (None, metadata["resourceVersion"]):
-            raise Conflict(
-                f"{ref.kind} {ref.namespace}/{ref.name} changed: version {metadata['resourceVersion']}, not {resource_version}"
-            )
+            versions = f"version {metadata['resourceVersion']}, not {resource_version}"
+            raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} changed: {versions}")
         return found
 
-    def _update(self, old: Object, new: Object) -> Object:
-        """A write of everything but status and the fields that the server owns."""
+    def _update(self, old: Object, new: Object, intents: Mapping[str, Intent] | None = None) -> Object:
+        """Write everything but status and the fields that the server owns."""
         metadata = dict(new["metadata"])
         for name in _SERVER_METADATA:
             metadata.pop(name, None)
@@ -249,55 +361,78 @@ class ObjectStore:
         new = self._admitted(new, old)
         if _content(new) != _content(old):
             new = {**new, "metadata": {**new["metadata"], "generation": old["metadata"].get("generation", 1) + 1}}
-        return self._store(old, new)
+        return self._store(old, new, intents)
 
     def _admitted(self, new: Object, old: Object | None) -> Object:
         new = copy_plain(new)
         return self.admit(new, old) if KINDS[new["kind"]].ours else admit_builtin(new, old)
 
-    def _store(self, old: Object, new: Object) -> Object:
-        """Keep a changed object; one whose deletion has nothing to wait for any more goes."""
+    def _store(self, old: Object, new: Object, intents: Mapping[str, Intent] | None = None) -> Object:
+        """Store a changed object; remove one whose deletion has nothing to wait for any more."""
+        key = _key(old)
         if new == old:
+            if intents is not None and intents != self._intents[key]:
+                self._persist(lambda: self.storage.save(old, intents))
+                self._intents[key] = dict(intents)
             return old
         metadata = new["metadata"]
         ending = metadata.get("deletionTimestamp") and not metadata.get("finalizers")
         if ending and not metadata.get("deletionGracePeriodSeconds"):
             self._remove(new)
             return new
-        self._unlink(old)
-        return self._write("MODIFIED", new)
+        return self._write("MODIFIED", new, self._intents[key] if intents is None else intents)
 
-    def _write(self, change: Literal["ADDED", "MODIFIED"], resource: Object) -> Object:
-        self.version += 1
-        resource = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(self.version)}}
+    def _write(self, change: Literal["ADDED", "MODIFIED"], resource: Object, intents: Mapping[str, Intent]) -> Object:
+        """Save an object, then change memory: what is acknowledged was written."""
+        version = self.version + 1
+        resource = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(version)}}
         key = _key(resource)
+        self._persist(lambda: self.storage.save(resource, intents))
+        self.version = version
+        if key in self._objects:
+            self._unlink(self._objects[key])
         self._objects[key] = resource
+        self._intents[key] = dict(intents)
         self._uids.add(resource["metadata"]["uid"])
         self._link(resource)
-        self.keeper.save(resource, self._intents[key])
-        self._tell(Record(self.version, change, resource))
+        if key in self.lost:
+            log.warning("%s %s/%s was lost and is created again", *key)
+            self._forget_lost(key)
+        self._notify(Record(version, change, resource))
         return resource
 
     def _remove(self, resource: Object) -> None:
         key = _key(resource)
+        self._persist(lambda: self.storage.drop(key))
         known = self._objects.pop(key)
         self._intents.pop(key, None)
         self._uids.discard(known["metadata"]["uid"])
         self._unlink(known)
-        self.keeper.drop(key)
         self.version += 1
         gone = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(self.version)}}
-        self._tell(Record(self.version, "DELETED", gone))
-        for dependent in sorted(self._dependents.get(resource["metadata"]["uid"], set())):
+        self._notify(Record(self.version, "DELETED", gone))
+        self._collect_dependents(resource["metadata"]["uid"])
+
+    def _forget_lost(self, key: Key) -> None:
+        uid = self.lost.pop(key).uid
+        if uid:
+            self._uids.discard(uid)
+            self._collect_dependents(uid)
+
+    def _collect_dependents(self, uid: str) -> None:
+        for dependent in sorted(self._dependents.get(uid, set())):
             found = self._objects.get(dependent)
             if found is not None:
                 self._collect_orphan(found)
 
     def _collect_orphan(self, resource: Object) -> None:
-        """Delete an object none of whose owners lives."""
+        """Delete an object of which no owner exists; `repair` tries again if that fails."""
         owners = {owner["uid"] for owner in resource["metadata"].get("ownerReferences") or ()}
         if owners and not owners & self._uids:
-            self.delete(Ref(*_key(resource), resource["metadata"]["uid"]))
+            try:
+                self.delete(Ref(*_key(resource), resource["metadata"]["uid"]))
+            except StateFolderError:
+                self._orphans.add(_key(resource))
 
     def _link(self, resource: Object) -> None:
         for owner in resource["metadata"].get("ownerReferences") or ():
@@ -315,11 +450,15 @@ class ObjectStore:
             return
         self._events.append(key)
         while len(self._events) > MAX_EVENTS:
-            oldest = self._objects.get(self._events.popleft())
-            if oldest is not None:
-                self._remove(oldest)
+            oldest = self._objects.get(self._events[0])
+            try:
+                if oldest is not None:
+                    self._remove(oldest)
+            except StateFolderError:
+                return  # the next Event tries again
+            self._events.popleft()
 
-    def _tell(self, record: Record) -> None:
+    def _notify(self, record: Record) -> None:
         self._history.append(record)
         for listener in tuple(self.listeners):
             listener(record)
@@ -339,7 +478,7 @@ _SERVER_METADATA = (
 
 
 def matches(resource: Object, labels: Mapping[str, str] | None) -> bool:
-    """Whether the object carries all of `labels`."""
+    """Whether the object has all of `labels`."""
     held = resource["metadata"].get("labels") or {}
     return all(held.get(name) == value for name, value in (labels or {}).items())
 
@@ -370,7 +509,7 @@ def _content(resource: Object) -> Object:
 
 
 def _grace_s(resource: Object, asked_s: int | None) -> int:
-    """Seconds that a pod with processes gets; 0 for everything else."""
+    """Grace period in seconds of a pod with processes; 0 for everything else."""
     started = bool((resource.get("spec") or {}).get("nodeName"))
     ended = (resource.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     if resource["kind"] != "Pod" or not started or ended:

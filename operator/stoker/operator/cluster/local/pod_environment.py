@@ -16,16 +16,16 @@ FROM_NODE = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|VIRTUAL_ENV|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|CUDA_(HOME|PATH)|XDG_\w+|SSL_CERT_\w+"
     r"|\w+_proxy|\w+_PROXY|HF_\w+|TRITON_\w+|TORCH\w*|STOKER_CACHE|OMP_NUM_THREADS|MKL_NUM_THREADS"
 )
-"""Variables of the supervisor that pods get too: what an image would bring. Everything else stays out."""
+"""Variables of the supervisor that every pod inherits: those that an image would bring."""
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What this machine gives to every pod."""
+    """Select the variables that every pod inherits from this machine."""
     return {name: value for name, value in environment.items() if FROM_NODE.fullmatch(name)}
 
 
 def container_environment(pod: Object, ip: str, find: Find) -> dict[str, str]:
-    """Variables of the pod's own: `envFrom`, then `env`, with `$(NAME)` expanded.
+    """Collect the pod's own variables: `envFrom`, then `env`, with `$(NAME)` expanded.
 
     Raises:
         MountError: a ConfigMap, Secret or key is missing.
@@ -45,18 +45,21 @@ def container_environment(pod: Object, ip: str, find: Find) -> dict[str, str]:
 
 
 def container_command(pod: Object, variables: Mapping[str, str]) -> list[str]:
-    """Command and arguments with `$(NAME)` expanded."""
+    """Build the command with its arguments, `$(NAME)` expanded."""
     container = pod["spec"]["containers"][0]
     return [expand(str(word), variables) for word in (*container["command"], *(container.get("args") or ()))]
 
 
 def with_interpreter(words: Sequence[str], python: str) -> list[str]:
-    """`python` as this machine's interpreter. Comes after rewriting: the interpreter may lie below a path that a pod mounts over."""
+    """Replace `python` by this machine's interpreter.
+
+    Called after rewriting: the path of the interpreter may begin with a path that the pod mounts.
+    """
     return [python if words[0] in ("python", "python3") else words[0], *words[1:]]
 
 
 def environment_sources(pod: Object) -> set[Key]:
-    """ConfigMaps and Secrets that the variables come from."""
+    """List the ConfigMaps and Secrets that the variables come from."""
     namespace = pod["metadata"]["namespace"]
     container = pod["spec"]["containers"][0]
     references = [*(container.get("envFrom") or ()), *((v.get("valueFrom") or {}) for v in container.get("env") or ())]
@@ -64,7 +67,7 @@ def environment_sources(pod: Object) -> set[Key]:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` of known variables; `$$` stands for one dollar sign; unknown names stay."""
+    """Replace `$(NAME)` of known variables and `$$` by one dollar sign; unknown names stay."""
 
     def replace(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else variables.get(found[1], found[0])
@@ -73,7 +76,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def cpu_count(quantity: str) -> float:
-    """`2`, `0.5` or `500m` in cores."""
+    """Parse `2`, `0.5` or `500m` as a number of cores."""
     return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 

@@ -1,86 +1,44 @@
-"""The life of one pod on this machine: gates, room, volumes, start, probes, end. One task each, told of changes by the kubelet.
+"""The life of one pod on this machine: scheduled, started, watched, ended. One task each, woken by the kubelet.
 
-Only this task writes the pod's status.
+The pod's status is written by this task only. A full disk delays a step of the life; it never ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from stoker.operator.cluster.interface import Conflict, NotFound
-from stoker.operator.cluster.local.addresses import Addresses, Host
-from stoker.operator.cluster.local.folders import StateFolders
-from stoker.operator.cluster.local.gpus import Gpus, wanted_gpus
-from stoker.operator.cluster.local.objects import DEFAULT_GRACE_S, ObjectStore
-from stoker.operator.cluster.local.pod_environment import (
-    container_command,
-    container_environment,
-    environment_sources,
-    with_interpreter,
-)
-from stoker.operator.cluster.local.pod_status import NODE, PodView, render_status
-from stoker.operator.cluster.local.probes import Ask, ContainerProbes
-from stoker.operator.cluster.local.process import Command, Exit, Process, Runner, StartError
-from stoker.operator.cluster.local.rewrite import Rewriter
+from stoker.operator.cluster.local.node import Node
+from stoker.operator.cluster.local.objects import DEFAULT_GRACE_S
+from stoker.operator.cluster.local.pod_address import container_port, host_of
+from stoker.operator.cluster.local.pod_command import pod_rewriter, prepare_command
+from stoker.operator.cluster.local.pod_end import terminated_state, termination_message
+from stoker.operator.cluster.local.pod_environment import environment_sources
+from stoker.operator.cluster.local.pod_schedule import schedule
+from stoker.operator.cluster.local.pod_status import NODE, PodView
+from stoker.operator.cluster.local.pod_status_writer import PodStatusWriter
+from stoker.operator.cluster.local.probes import ContainerProbes
+from stoker.operator.cluster.local.process import Process, ProcessExit, StartError
+from stoker.operator.cluster.local.stored_write import until_stored
 from stoker.operator.cluster.local.volumes import MountError, PodVolumes
-from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.plan import Key, Object, Ref
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 4096
-MAX_LOG_TAIL_BYTES = 2048
-
-
-@dataclass(frozen=True)
-class Node:
-    """This machine, as all pods share it."""
-
-    objects: ObjectStore
-    runner: Runner
-    ask: Ask
-    addresses: Addresses
-    folders: StateFolders
-    clock: Clock
-    gpus: Gpus
-    environment: Mapping[str, str]
-    """What every pod inherits."""
-    python: str
-    """The interpreter that `python` in a command means."""
-
-    def now(self) -> str:
-        return timestamp(self.clock.now())
+RETRY_PREPARE_S = 2.0
+"""Time between two attempts to prepare a pod after an error of the file system."""
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """Why a running pod is to be stopped from outside."""
+    """A reason from outside to stop a running pod."""
 
     grace_s: float
     reason: str = ""
     message: str = ""
     disrupted: str = ""
-
-
-def host_of(pod: Object) -> Host:
-    """The pod's name in DNS."""
-    metadata = pod["metadata"]
-    return Host("pod", metadata["namespace"], pod["spec"].get("hostname") or metadata["name"])
-
-
-def container_port(pod: Object, port: int | str) -> int:
-    """A port by number or by name."""
-    if isinstance(port, int) or port.isdigit():
-        return int(port)
-    for known in pod["spec"]["containers"][0].get("ports") or ():
-        if known.get("name") == port:
-            return int(known["containerPort"])
-    raise ValueError(f"pod {pod['metadata']['name']} has no port named {port!r}")
 
 
 class PodLife:
@@ -94,29 +52,30 @@ class PodLife:
         self.volumes = PodVolumes(pod, node.folders.pod(pod), node.folders.claims, node.objects.find)
         self.sources = self.volumes.sources() | environment_sources(pod)
         """ConfigMaps, Secrets and claims whose change matters."""
+        container = pod["spec"]["containers"][0]
+        view = PodView(name=container["name"], image=container.get("image", ""))
+        self.status = PodStatusWriter(self.ref, node, view)
         self._seen = asyncio.Event()
         self._shutdown: _Stop | None = None
         self._running = False
-        container = pod["spec"]["containers"][0]
-        self._view = PodView(name=container["name"], image=container.get("image", ""))
 
     def poke(self) -> None:
-        """Something that this pod may wait for has changed."""
+        """Look again: something that this pod may wait for has changed."""
         self._seen.set()
 
     def source_changed(self, key: Key) -> None:
-        """A ConfigMap or Secret is new: mounted files follow it."""
-        pod = self._pod()
+        """Bring mounted files up to date with a ConfigMap or Secret."""
+        pod = self.status.pod()
         if self._running and pod is not None:
             try:
-                self.volumes.refresh(key, self._rewriter(pod).file)
+                self.volumes.refresh(key, pod_rewriter(pod, self.node, self.volumes).file)
             except (MountError, OSError) as error:
                 log.warning("pod %s/%s: %s was not refreshed: %s", *self.ref[1:3], key.name, error)
         self.poke()
 
     def shut_down(self, grace_s: float | None) -> None:
         """End the pod because the machine goes down."""
-        pod = self._pod()
+        pod = self.status.pod()
         own = float((pod or {}).get("spec", {}).get("terminationGracePeriodSeconds", DEFAULT_GRACE_S))
         self._shutdown = _Stop(
             grace_s=own if grace_s is None else min(own, grace_s),
@@ -127,143 +86,103 @@ class PodLife:
         self.poke()
 
     async def run(self) -> None:
+        """Live the whole life."""
         try:
             if await self._schedule():
                 await self._main()
         finally:
             self.node.gpus.give_back(self.ref.uid)
             self.release()
-        pod = self._pod()
-        if pod is not None and pod["metadata"].get("deletionTimestamp"):
-            self.node.objects.delete(self.ref, grace_s=0)
+        await self.conclude()
 
     def mark_lost(self) -> None:
-        """The pod ran when the supervisor ended: its processes are gone."""
-        self._view = replace(
-            self._bound(),
-            terminated=self._terminated(137, "ContainerStatusUnknown", "the supervisor ended while the pod ran", ""),
-        )
-        self._view = replace(self._view, disrupted="TerminationByKubelet")
-        self._write()
+        """Report that the pod ran when the supervisor ended: its processes are gone."""
+        self._fail("ContainerStatusUnknown", "the supervisor ended while the pod ran", disrupted="TerminationByKubelet")
+
+    def mark_broken(self, error: Exception) -> None:
+        """Report a pod that the embedded cluster cannot run because of an error of its own."""
+        self._fail("InternalError", f"the embedded cluster failed: {error!r} (supervisor.log has the traceback)")
+
+    async def conclude(self) -> None:
+        """Wait until the last status is stored, then remove the pod if it is being deleted."""
+        while self.status.behind:
+            if self._shutdown is not None:
+                self.status.give_up()
+                return
+            written = asyncio.ensure_future(self.status.wait_until_written())
+            await self._first_of(written)
+        pod = self.status.pod()
+        if pod is not None and pod["metadata"].get("deletionTimestamp"):
+            await self._until_stored(lambda: self.node.objects.delete(self.ref, grace_s=0))
 
     # Before the start
 
     async def _schedule(self) -> bool:
         """Wait for gates, claims and GPUs; False when the pod is deleted (or the machine goes down) before."""
         while True:
-            pod = self._pod()
-            if pod is None or pod["metadata"].get("deletionTimestamp") or self._shutdown:
+            pod = self._wanted_pod()
+            if pod is None:
                 return False
-            reason, message = self._obstacle(pod)
-            if not reason:
+            obstacle = schedule(pod, self.sources, self.node.objects.find, self.node.gpus)
+            if obstacle is None:
                 break
-            self._view = replace(self._view, schedule_reason=reason, schedule_message=message)
-            self._write()
+            reason, message = obstacle
+            self.status.write(replace(self.status.view, schedule_reason=reason, schedule_message=message))
             await self._change()
         if not pod["spec"].get("nodeName"):
-            self.node.objects.patch(self.ref, {"spec": {"nodeName": NODE}})
-        self._view = self._bound()
-        self._write()
+            bind = {"spec": {"nodeName": NODE}}
+            if not await self._until_stored(lambda: self.node.objects.patch(self.ref, bind)):
+                return False
+        self.status.write(self._bound())
         return True
 
-    def _obstacle(self, pod: Object) -> tuple[str, str]:
-        if pod["spec"].get("schedulingGates"):
-            return "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
-        for key in sorted(self.volumes.sources()):
-            if key.kind == "PersistentVolumeClaim" and self.node.objects.find(key) is None:
-                return "Unschedulable", f'persistentvolumeclaim "{key.name}" not found'
-        wanted = wanted_gpus(pod)
-        if self.node.gpus.take(self.ref.uid, wanted) is None:
-            have = f"{len(self.node.gpus.free)} of {len(self.node.gpus.devices)} are free, {wanted} are needed"
-            return "Unschedulable", f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu ({have})"
-        return "", ""
-
     def _bound(self) -> PodView:
-        return replace(self._view, scheduled=True, schedule_reason="", schedule_message="", accepted_at=self.node.now())
+        view = replace(self.status.view, scheduled=True, schedule_reason="", schedule_message="")
+        return replace(view, accepted_at=self.node.now())
 
-    async def _prepared(self) -> Command | None:
-        """Volumes and command, once everything they need is there; None when the pod is deleted before."""
+    async def _started(self) -> Process | None:
+        """Start the pod's process once everything that it needs exists; None when the pod ends before."""
         while True:
-            pod = self._pod()
-            if pod is None or pod["metadata"].get("deletionTimestamp") or self._shutdown:
+            pod = self._wanted_pod()
+            if pod is None:
                 return None
             try:
-                return self._prepare(pod)
-            except (MountError, OSError) as error:
-                self._view = replace(self._view, waiting_message=str(error))
-                self._write()
-            await self._change()
-
-    def _prepare(self, pod: Object) -> Command:
-        rewriter = self._rewriter(pod)
-        self.volumes.prepare(rewriter.file)
-        folder = self.node.folders.pod(pod) / "cwd"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        log_file = self.node.folders.log(self.ref.namespace, self.ref.name)
-        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log_file.unlink(missing_ok=True)
-        own = container_environment(pod, self.node.addresses.ip(host_of(pod)), self.node.objects.find)
-        working = pod["spec"]["containers"][0].get("workingDir")
-        return Command(
-            argv=with_interpreter([rewriter.text(word) for word in container_command(pod, own)], self.node.python),
-            environment={**self.node.environment, **self._machine(pod), **rewriter.environment(own)},
-            folder=Path(rewriter.text(working)) if working else folder,
-            log=log_file,
-        )
-
-    def _machine(self, pod: Object) -> dict[str, str]:
-        """What the node itself decides: devices, and the interface between pods."""
-        devices = self.node.gpus.take(self.ref.uid, wanted_gpus(pod)) or ()
-        return {
-            "CUDA_VISIBLE_DEVICES": ",".join(devices),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
-            "HOSTNAME": self.ref.name,
-            "PYTHONUNBUFFERED": "1",
-        }
-
-    def _rewriter(self, pod: Object) -> Rewriter:
-        services = self.node.objects.of_kind("Service", self.ref.namespace)
-        return Rewriter(
-            namespace=self.ref.namespace,
-            own=host_of(pod),
-            paths=self.volumes.paths(),
-            addresses=self.node.addresses,
-            subdomain=pod["spec"].get("subdomain", ""),
-            services=frozenset(service["metadata"]["name"] for service in services),
-        )
+                command = prepare_command(pod, self.node, self.volumes)
+                self.status.view = replace(self.status.view, ip=self.node.addresses.ip(host_of(pod)))
+                return await self.node.runner.start(command)
+            except StartError as error:
+                self._fail("StartError", str(error), code=128)
+                return None
+            except MountError as error:
+                self.status.write(replace(self.status.view, waiting_message=str(error)))
+                await self._change()
+            except OSError as error:
+                self.status.write(replace(self.status.view, waiting_message=str(error)))
+                await self._first_of(asyncio.ensure_future(self.node.clock.sleep(RETRY_PREPARE_S)))
 
     # From start to end
 
     async def _main(self) -> None:
-        command = await self._prepared()
-        pod = self._pod()
-        if command is None or pod is None:
+        process = await self._started()
+        pod = self.status.pod()
+        if process is None:
             return
-        self._view = replace(self._view, ip=self.node.addresses.ip(host_of(pod)))
-        try:
-            process = await self.node.runner.start(command)
-        except StartError as error:
-            self._view = replace(self._view, terminated=self._terminated(128, "StartError", str(error), ""))
-            self._write()
+        if pod is None:  # deleted by force while the process started
+            process.kill()
+            await process.wait()
             return
         self._running = True
-        started_at = self.node.now()
         has_probes = any(pod["spec"]["containers"][0].get(name) for name in ("startupProbe", "readinessProbe"))
-        self._view = replace(
-            self._view,
-            started_at=started_at,
-            container_id=f"process://{process.pid}",
-            started=not has_probes,
-            ready=not has_probes,
-        )
-        self._write()
-        ended, stop = await self._watch(process, pod)
-        self._running = False
-        self._finish(pod, ended, stop, started_at)
+        started = replace(self.status.view, started_at=self.node.now(), container_id=f"process://{process.pid}")
+        self.status.write(replace(started, started=not has_probes, ready=not has_probes))
+        try:
+            ended, stop = await self._watch(process, pod)
+        finally:
+            self._running = False
+        self._finish(pod, ended, stop)
 
-    async def _watch(self, process: Process, pod: Object) -> tuple[Exit, _Stop | None]:
-        """Until every process of the pod has ended, by itself or because it was stopped."""
+    async def _watch(self, process: Process, pod: Object) -> tuple[ProcessExit, _Stop | None]:
+        """Wait until every process of the pod has ended, by itself or because it was stopped."""
         end = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stopped(pod))
         try:
@@ -272,13 +191,13 @@ class PodLife:
                 return end.result(), None
             stop = stopped.result()
             return await self._stop(process, end, stop), stop
-        except asyncio.CancelledError:
-            process.kill()
+        except BaseException:
+            process.kill()  # no process outlives the task that watches it
             raise
         finally:
             stopped.cancel()
 
-    async def _stop(self, process: Process, end: asyncio.Future[Exit], stop: _Stop) -> Exit:
+    async def _stop(self, process: Process, end: asyncio.Future[ProcessExit], stop: _Stop) -> ProcessExit:
         if stop.grace_s > 0:
             process.terminate()
             patience = asyncio.ensure_future(self._forced_or_after(stop.grace_s))
@@ -289,10 +208,10 @@ class PodLife:
         return await end
 
     async def _forced_or_after(self, grace_s: float) -> None:
-        """The end of the grace period, or a forced deletion (the object is gone)."""
+        """Wait for the end of the grace period, or for a forced deletion (the object is gone)."""
         timer = asyncio.ensure_future(self.node.clock.sleep(grace_s))
         try:
-            while self._pod() is not None and not timer.done():
+            while self.status.pod() is not None and not timer.done():
                 change = asyncio.ensure_future(self._change())
                 await asyncio.wait((timer, change), return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
@@ -300,7 +219,7 @@ class PodLife:
             timer.cancel()
 
     async def _stopped(self, pod: Object) -> _Stop:
-        """Waits for a reason from outside to stop the pod."""
+        """Wait for a reason from outside to stop the pod."""
         grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S))
         probes = asyncio.ensure_future(self._probes(pod).run())
         deadline = asyncio.ensure_future(self._deadline(pod))
@@ -322,7 +241,7 @@ class PodLife:
             deadline.cancel()
 
     def _asked_to_stop(self) -> _Stop | None:
-        pod = self._pod()
+        pod = self.status.pod()
         if pod is None:
             return _Stop(grace_s=0)
         if pod["metadata"].get("deletionTimestamp"):
@@ -342,73 +261,58 @@ class PodLife:
         def find_port(port: int | str) -> tuple[str, int]:
             return self.node.addresses.ip(host), self.node.addresses.port(host, container_port(pod, port))
 
-        def tell(started: bool, ready: bool) -> None:
-            self._view = replace(self._view, started=started, ready=ready)
-            self._write()
+        def report(started: bool, ready: bool) -> None:
+            self.status.write(replace(self.status.view, started=started, ready=ready))
 
-        return ContainerProbes(pod["spec"]["containers"][0], find_port, self.node.ask, self.node.clock, tell)
+        return ContainerProbes(pod["spec"]["containers"][0], find_port, self.node.ask, self.node.clock, report)
 
-    def _finish(self, pod: Object, ended: Exit, stop: _Stop | None, started_at: str) -> None:
-        message = self._last_message(pod["spec"]["containers"][0], ended)
-        reason = "Completed" if ended.code == 0 else "Error"
-        terminated = self._terminated(ended.code, reason, message, started_at)
+    def _finish(self, pod: Object, ended: ProcessExit, stop: _Stop | None) -> None:
+        view = self.status.view
+        pod_log = self.node.folders.log(self.ref.namespace, self.ref.name)
+        terminated = terminated_state(
+            ended.code,
+            "Completed" if ended.code == 0 else "Error",
+            message=termination_message(pod["spec"]["containers"][0], ended, self.volumes.termination_log, pod_log),
+            now=self.node.now(),
+            started_at=view.started_at,
+            container_id=view.container_id,
+        )
         if ended.signal is not None:
             terminated["signal"] = ended.signal
-        self._view = replace(self._view, terminated=terminated, ready=False)
+        view = replace(view, terminated=terminated, ready=False)
         if stop is not None and (stop.reason != "Terminated" or ended.code != 0):
-            self._view = replace(self._view, reason=stop.reason, message=stop.message, disrupted=stop.disrupted)
-        self._write()
+            view = replace(view, reason=stop.reason, message=stop.message, disrupted=stop.disrupted)
+        self.status.write(view)
 
-    def _terminated(self, code: int, reason: str, message: str, started_at: str) -> dict[str, Any]:
-        now = self.node.now()
-        found = {
-            "exitCode": code,
-            "reason": reason,
-            "startedAt": started_at or now,
-            "finishedAt": now,
-            "containerID": self._view.container_id,
-        }
-        return found | ({"message": message} if message else {})
+    def _fail(self, reason: str, message: str, *, code: int = 137, disrupted: str = "") -> None:
+        """Report an end without an exit code of the container's own."""
+        view = self.status.view if self.status.view.scheduled else self._bound()
+        terminated = terminated_state(
+            code, reason, message=message, now=self.node.now(), container_id=view.container_id
+        )
+        self.status.write(replace(view, terminated=terminated, ready=False, disrupted=disrupted))
 
-    def _last_message(self, container: Mapping[str, Any], ended: Exit) -> str:
-        try:
-            message = self.volumes.termination_log.read_bytes()[:MAX_MESSAGE_BYTES].decode(errors="replace")
-        except OSError:
-            message = ""
-        from_log = container.get("terminationMessagePolicy") == "FallbackToLogsOnError" and ended.code != 0
-        if message or not from_log:
-            return message
-        return tail(self.node.folders.log(self.ref.namespace, self.ref.name), MAX_LOG_TAIL_BYTES)
+    # Waiting
 
-    # Small things
-
-    def _pod(self) -> Object | None:
-        """The object now, or None when it is gone or a namesake took its place."""
-        found = self.node.objects.find(Key(*self.ref[:3]))
-        return found if found is not None and found["metadata"]["uid"] == self.ref.uid else None
-
-    def _write(self) -> None:
-        pod = self._pod()
-        if pod is None:
-            return
-        try:
-            self.node.objects.update_status(
-                self.ref, render_status(self._view, pod.get("status") or {}, self.node.now())
-            )
-        except (NotFound, Conflict):
-            log.debug("pod %s/%s went while its status was written", self.ref.namespace, self.ref.name)
+    def _wanted_pod(self) -> Object | None:
+        """The pod while it is still to be started."""
+        pod = self.status.pod()
+        if pod is None or pod["metadata"].get("deletionTimestamp") or self._shutdown:
+            return None
+        return pod
 
     async def _change(self) -> None:
         await self._seen.wait()
         self._seen.clear()
 
+    async def _first_of(self, other: asyncio.Future[None]) -> None:
+        """Wait for a change or for `other`, which is cancelled then."""
+        change = asyncio.ensure_future(self._change())
+        try:
+            await asyncio.wait((change, other), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            change.cancel()
+            other.cancel()
 
-def tail(file: Path, max_bytes: int) -> str:
-    """The end of a text file, empty when there is none."""
-    try:
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - max_bytes))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
+    async def _until_stored(self, write: Callable[[], object]) -> bool:
+        return await until_stored(write, self.node.clock, give_up=lambda: self._shutdown is not None)

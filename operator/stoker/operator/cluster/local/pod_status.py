@@ -15,10 +15,10 @@ Condition = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PodView:
-    """What the kubelet knows of a pod; `render` makes the status of it."""
+    """The state of a pod in the kubelet; `render_status` turns it into the object's status."""
 
     name: str
-    """Of the container."""
+    """Name of the container."""
     image: str
     ip: str = ""
     scheduled: bool = False
@@ -31,11 +31,11 @@ class PodView:
     started_at: str = ""
     """Empty until the container runs."""
     started: bool = False
-    """The startup probe has passed."""
+    """Whether the startup probe has passed."""
     ready: bool = False
     terminated: dict[str, Any] | None = None
     reason: str = ""
-    """Why the pod failed as a whole: `DeadlineExceeded`, `Terminated`."""
+    """Reason of a failure of the whole pod: `DeadlineExceeded`, `Terminated`, `Unhealthy`."""
     message: str = ""
     disrupted: str = ""
     """Reason of the condition DisruptionTarget."""
@@ -49,7 +49,7 @@ class PodView:
 
 
 def render_status(view: PodView, old: Object, now: str) -> Object:
-    """The whole status; conditions keep their transition time while their status stays."""
+    """Render the whole status; a condition keeps its transition time while its status stays."""
     status: Object = {"phase": view.phase, "conditions": _conditions(view, old, now)}
     if not view.scheduled:
         return status

@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness of one container, by HTTP. Until the first success a probe looks often; then at its own period."""
+"""Startup, readiness and liveness probes of one container, by HTTP. Until its first success a probe runs more often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from stoker.operator.domain.clock import Clock
 
 EAGER_S = 0.2
-"""Between two looks at something that has not answered yet: nobody wants to wait a whole period here."""
+"""Shortest period of a probe that has not succeeded yet."""
 
 Ask = Callable[[str, int, str, float], Awaitable[bool]]
 """(address, port, path, timeout in seconds) -> whether the answer was 2xx or 3xx."""
@@ -44,7 +44,7 @@ def parse_probe(spec: Mapping[str, Any] | None) -> Probe | None:
 
 
 class ContainerProbes:
-    """Runs all probes of one container until it is to be killed."""
+    """All probes of one container."""
 
     def __init__(
         self,
@@ -54,7 +54,10 @@ class ContainerProbes:
         clock: Clock,
         tell: Callable[[bool, bool], None],
     ) -> None:
-        """`find_port` gives address and port of a probe's port; `tell(started, ready)` hears of changes."""
+        """Args:
+        find_port: address and port of a probe's port.
+        tell: called with (started, ready) at each change.
+        """
         self.startup = parse_probe(container.get("startupProbe"))
         self.liveness = parse_probe(container.get("livenessProbe"))
         self.readiness = parse_probe(container.get("readinessProbe"))
@@ -64,7 +67,7 @@ class ContainerProbes:
         self.tell = tell
 
     async def run(self) -> str:
-        """Returns why the container must be killed; never returns while it is well."""
+        """Run the probes until the container must be killed, and return the reason."""
         if self.startup is not None and not await self._starts(self.startup):
             return "the startup probe failed"
         self.tell(True, self.readiness is None)
@@ -88,7 +91,7 @@ class ContainerProbes:
         return True
 
     async def _fails(self, probe: Probe) -> None:
-        """Returns after `failures` bad answers in a row."""
+        """Probe until `failures` answers in a row were bad."""
         await self.clock.sleep(probe.initial_delay_s)
         bad = 0
         while bad < probe.failures:
@@ -96,7 +99,7 @@ class ContainerProbes:
             await self.clock.sleep(probe.period_s)
 
     async def _follow_readiness(self) -> None:
-        """Tells each change of readiness, for ever."""
+        """Report each change of readiness, for ever."""
         probe = self.readiness
         if probe is None:
             await asyncio.get_running_loop().create_future()
@@ -117,7 +120,7 @@ class ContainerProbes:
 
 
 async def ask_http(address: str, port: int, path: str, timeout_s: float) -> bool:
-    """One GET; anything but a 2xx or 3xx in time is a no."""
+    """Send one GET; whether a 2xx or 3xx came in time."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(address, port)

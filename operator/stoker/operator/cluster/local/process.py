@@ -1,4 +1,4 @@
-"""Starting a pod's command as local processes. `Runner` is the seam: tests give another one."""
+"""A pod's command as local processes. Tests pass another `ProcessRunner`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How the main process ended."""
+class ProcessExit:
+    """Exit code and signal of the main process."""
 
     code: int
     """128 + signal for a signal, as a container runtime reports it."""
@@ -29,14 +29,14 @@ class Exit:
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, already rewritten for this machine."""
+    """A command that is already rewritten for this machine."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
     """Working folder."""
     log: Path
-    """Takes standard output and standard error; appended to."""
+    """File to which standard output and standard error are appended."""
 
 
 class Process(Protocol):
@@ -46,18 +46,18 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def terminate(self) -> None:
-        """SIGTERM to the main process."""
+        """Send SIGTERM to the main process."""
 
     def kill(self) -> None:
-        """SIGKILL to everything."""
+        """Send SIGKILL to every process."""
 
-    async def wait(self) -> Exit:
-        """When the main process has ended and nothing of the pod is left."""
+    async def wait(self) -> ProcessExit:
+        """Wait until the main process has ended and no process of the pod is left."""
 
 
-class Runner(Protocol):
+class ProcessRunner(Protocol):
     async def start(self, command: Command) -> Process:
-        """Raises StartError."""
+        """Start the command. Raises StartError, or OSError when its log cannot be written."""
 
 
 class ShimRunner:
@@ -102,15 +102,15 @@ class _ShimProcess:
     def kill(self) -> None:
         self._order(b"K")
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         last = await self._line()
         await self.shim.wait()
         if self.shim.stdin is not None:
             self.shim.stdin.close()
         if "code" not in last:  # the shim itself was killed, and the main process with it
-            return Exit(code=137, signal=9)
+            return ProcessExit(code=137, signal=9)
         signal = last.get("signal")
-        return Exit(code=int(str(last["code"])), signal=int(str(signal)) if signal is not None else None)
+        return ProcessExit(code=int(str(last["code"])), signal=int(str(signal)) if signal is not None else None)
 
     async def _line(self) -> Mapping[str, object]:
         assert self.shim.stdout is not None

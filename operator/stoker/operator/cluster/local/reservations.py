@@ -1,4 +1,4 @@
-"""Names that only one process of this machine can hold at a time, and that are free again when it ends, however it ends."""
+"""Names that one process of this machine holds at a time; they are free again when it ends in any way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Reservations:
-    """Abstract Unix sockets; elsewhere than on Linux there are none, and every name can be taken."""
+    """Names held as abstract Unix sockets. Systems other than Linux have none; there every name is free."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -24,7 +24,7 @@ class Reservations:
             self._held.pop().close()
 
     def take(self, name: str) -> bool:
-        """False when another process has the name."""
+        """Take a name; False when another process has it."""
         if sys.platform != "linux":
             return True
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,4 +1,5 @@
-"""Text that was written for a pod, as it must read on this machine: mount paths, DNS names of pods and Services, `listen`. Pure.
+"""Text that was written for a pod, as it must read on this machine: mount paths, DNS names of pods and Services,
+`listen`. Pure.
 
 Mounted JSON is rewritten value by value, every other text by patterns at the borders of words.
 """
@@ -15,7 +16,7 @@ from stoker.operator.cluster.local.addresses import Addresses, Host
 
 ANY_HOST = ("0.0.0.0", "::", "")
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".env")
-"""Only such files are rewritten: everything else is the user's data."""
+"""Suffixes of files that are rewritten; others are data of the user."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS = re.compile(
     rf"(?<![\w.-])(?P<first>{_LABEL})\.(?P<rest>{_LABEL}(?:\.{_LABEL})*?)\.svc(?:\.cluster\.local)?(?::(?P<port>\d+))?(?![\w-]|\.\w)"
@@ -24,7 +25,7 @@ _DNS = re.compile(
 
 @dataclass(frozen=True)
 class Rewriter:
-    """The rewriting for one pod."""
+    """Rewrites texts for one pod."""
 
     namespace: str
     own: Host
@@ -37,11 +38,11 @@ class Rewriter:
     """Services of the namespace that exist, for their short names."""
 
     def text(self, text: str) -> str:
-        """Mount paths and names in a command, a variable or a text file."""
+        """Rewrite mount paths and names in a command, a variable or a text file."""
         return self._names(self._mounts(text))
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Every value; MASTER_PORT follows where MASTER_ADDR leads."""
+        """Rewrite every variable; MASTER_PORT follows the address of MASTER_ADDR."""
         rewritten = {name: self.text(value) for name, value in variables.items()}
         master, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT", "")
         if master and port.isdigit():
@@ -52,7 +53,7 @@ class Rewriter:
         return rewritten
 
     def file(self, name: str, content: str) -> str:
-        """A mounted configuration file; data passes unchanged."""
+        """Rewrite a mounted configuration file; data passes unchanged."""
         if not name.endswith(CONFIG_SUFFIXES):
             return content
         if name.endswith(".json"):
@@ -63,7 +64,7 @@ class Rewriter:
         return self.text(content)
 
     def json(self, value: Any) -> Any:
-        """Every string inside; a section `listen` gets this pod's own address and port."""
+        """Rewrite every string in a JSON value; a section `listen` gets this pod's own address and port."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -110,7 +111,7 @@ class Rewriter:
         return replace
 
     def _dns_host(self, first: str, rest: str) -> Host | None:
-        """`service.namespace.svc` or `pod.service.namespace.svc`."""
+        """Parse `service.namespace.svc` or `pod.service.namespace.svc`."""
         parts = rest.split(".")
         if len(parts) == 1:
             return Host("service", parts[0], first)

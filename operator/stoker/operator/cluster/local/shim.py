@@ -1,9 +1,10 @@
-"""Stands between the supervisor and one pod, as its init process: nothing of a pod outlives the pod, and no pod outlives the supervisor.
+"""Stands between the supervisor and one pod, as its init process: nothing of a pod outlives the pod, and no pod
+outlives the supervisor.
 
-Run as a file by `python -I -S`, with nothing but the standard library, so that it starts in milliseconds. Standard input is a pipe
-from the supervisor: `T` sends SIGTERM to the pod's main process, `K` kills everything, its end means that the supervisor is gone.
-Standard output takes one JSON line at the start (`{"pid"}` or `{"start_error"}`) and one at the end (`{"code", "signal"}`).
-Standard error is the pod's log.
+Run as a file by `python -I -S`, with nothing but the standard library, so that it starts in milliseconds. Standard
+input is a pipe from the supervisor: `T` sends SIGTERM to the pod's main process, `K` kills everything, its end means
+that the supervisor is gone. Standard output takes one JSON line at the start (`{"pid"}` or `{"start_error"}`) and one
+at the end (`{"code", "signal"}`). Standard error is the pod's log.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(command: list[str]) -> int:
 
 
 def _start(command: list[str]) -> tuple[int, str]:
-    """The main process in its own session, or why it could not be started."""
+    """Start the main process in its own session; its pid, or why it could not be started."""
     told, tell = os.pipe()
     shim = os.getpid()
     pid = os.fork()
@@ -72,7 +73,7 @@ def _become(command: list[str], shim: int) -> None:
 
 
 def _wait(main_pid: int, wake: int) -> int:
-    """Wait status of the main process; obeys the supervisor meanwhile."""
+    """Wait for the main process and return its wait status; carry out the supervisor's orders meanwhile."""
     listen = [0, wake]
     while True:
         ready, _, _ = select.select(listen, [], [])
@@ -92,7 +93,7 @@ def _wait(main_pid: int, wake: int) -> int:
 
 
 def _reap(main_pid: int) -> int | None:
-    """Collect what has ended; the main process's status if it is among it."""
+    """Collect processes that have ended; the main process's status if it is among them."""
     found = None
     while True:
         try:
@@ -106,7 +107,7 @@ def _reap(main_pid: int) -> int | None:
 
 
 def _kill_all(main_pid: int, *, reap: bool = True) -> None:
-    """SIGKILL to every descendant, until there is none (with `reap`) or once."""
+    """Send SIGKILL to every descendant, until there is none (with `reap`) or once."""
     end = time.monotonic() + LONGEST_KILL_S
     while True:
         for pid in _descendants(main_pid):
@@ -124,7 +125,7 @@ def _kill_all(main_pid: int, *, reap: bool = True) -> None:
 
 
 def _descendants(main_pid: int) -> list[int]:
-    """Every process below this one; without /proc only the main process's group."""
+    """List every descendant; without /proc only the main process's group."""
     proc = Path("/proc")
     if not (proc / "self/stat").exists():
         try:
@@ -177,7 +178,7 @@ def _report(message: dict[str, object]) -> None:
     try:
         os.write(1, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
-        return  # the supervisor is gone, nobody reads
+        return  # the supervisor is gone
 
 
 if __name__ == "__main__":

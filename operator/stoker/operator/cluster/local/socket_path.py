@@ -1,4 +1,4 @@
-"""Unix sockets in deep folders: the address of a socket holds 107 bytes, a path may be longer."""
+"""Paths of Unix sockets in deep folders: an address holds 107 bytes, a path may be longer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_BYTES = 100
 
 @contextlib.contextmanager
 def short_path(socket: Path) -> Iterator[str]:
-    """A path of the same socket that is short enough, valid inside the `with`.
+    """A short path of the same socket, valid inside the `with`.
 
     Raises:
         ValueError: the path is too long and this system has no /proc/self/fd.

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders. ConfigMaps and Secrets are written out (configuration rewritten for this machine) and follow later changes."""
+"""A pod's volumes as folders. ConfigMaps and Secrets are written out for this machine and follow later changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RewriteFile = Callable[[str, str], str]
 
 
 class MountError(Exception):
-    """A volume cannot be made yet; the message says what is missing, as a pod's waiting message."""
+    """A volume cannot be made yet; the message names what is missing, as a pod's waiting message does."""
 
 
 class PodVolumes:
@@ -37,7 +37,7 @@ class PodVolumes:
         return self.folder / "termination-log"
 
     def sources(self) -> set[Key]:
-        """ConfigMaps, Secrets and claims that the volumes are made from."""
+        """List the ConfigMaps, Secrets and claims that the volumes are made from."""
         namespace = self.pod["metadata"]["namespace"]
         kinds = {
             "configMap": ("ConfigMap", "name"),
@@ -52,7 +52,7 @@ class PodVolumes:
         return found
 
     def paths(self) -> dict[str, str]:
-        """Path in the container -> path here."""
+        """Map each path in the container to the path on this machine."""
         container = self.pod["spec"]["containers"][0]
         found = {container.get("terminationMessagePath", "/dev/termination-log"): str(self.termination_log)}
         places = {volume["name"]: self._place(volume) for volume in self.pod["spec"].get("volumes") or ()}
@@ -125,13 +125,13 @@ class PodVolumes:
 
 
 def claim_folder(claim: Object | None, default: Path) -> Path:
-    """Where a claim's data lies."""
+    """Folder of a claim's data."""
     annotations = (claim or {}).get("metadata", {}).get("annotations") or {}
     return Path(annotations[LOCAL_FOLDER]) if LOCAL_FOLDER in annotations else default
 
 
 def data_of(source: Object) -> dict[str, bytes]:
-    """The files of a ConfigMap or Secret."""
+    """Decode the files of a ConfigMap or Secret."""
     if source["kind"] == "ConfigMap":
         plain = {key: value.encode() for key, value in (source.get("data") or {}).items()}
         return plain | {key: _decoded(source, key, value) for key, value in (source.get("binaryData") or {}).items()}
@@ -154,7 +154,7 @@ def _rewritten(path: str, content: bytes, rewrite: RewriteFile) -> bytes:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Readers see the old or the new content, never half of it."""
+    """Replace a file so that readers see the old or the new content, never half of it."""
     if file.is_file() and file.read_bytes() == content:
         return
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

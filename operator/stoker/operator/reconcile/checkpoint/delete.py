@@ -1,19 +1,25 @@
-"""Deleting a Checkpoint: only `deletionPolicy: Delete`, or the job's retention, touches data, and never while somebody uses it."""
+"""Deletion of a Checkpoint.
+
+Only `deletionPolicy: Delete`, or the job's retention, touches data, and never while a resource uses it.
+"""
 
 from __future__ import annotations
 
-from stoker.operator.domain.conditions import Condition, Health, summary
+from dataclasses import replace
+
+from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.labels import EXPIRED
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
-from stoker.operator.reconcile.checkpoint.task import ask
-from stoker.operator.reconcile.checkpoint.view import CheckpointView, settle
-from stoker.operator.reconcile.trainingjob.saves import EXPIRED
+from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, CheckpointOutcome
+from stoker.operator.reconcile.checkpoint.task import ask_task
+from stoker.operator.reconcile.checkpoint.view import CheckpointView
 
 FINALIZER = "stoker.dev/checkpoint-data"
 
 
 def owns_data(view: CheckpointView) -> bool:
-    """The object's end is the data's end."""
+    """Whether the data goes with the object."""
     found = view.checkpoint
     if found.spec.source.import_ is not None:
         return False
@@ -21,60 +27,71 @@ def owns_data(view: CheckpointView) -> bool:
 
 
 def wanted_finalizers(view: CheckpointView) -> tuple[str, ...] | None:
-    """The finalizer list that the policy asks for; None when it is right."""
+    """The list of finalizers that the policy asks for; None when it is right."""
     now = view.checkpoint.metadata.finalizers
     others = tuple(name for name in now if name != FINALIZER)
     wanted = (*others, FINALIZER) if owns_data(view) else others
     return None if set(wanted) == set(now) else wanted
 
 
-def expire(view: CheckpointView) -> Plan | None:
-    """The job's retention gave this save up: guard the data, then delete the object."""
+def expire(view: CheckpointView) -> CheckpointOutcome | None:
+    """Guard the data, then delete the object, where the job's retention gave this save up."""
     if EXPIRED not in view.checkpoint.metadata.labels or view.users or view.checkpoint.spec.pinned:
         return None
     event = Event("Normal", "Expired", "beyond checkpoint.maxToKeep of its job")
-    return Plan(finalizers=wanted_finalizers(view), delete=(ref_of(view.seen.resource),), events=(event,))
+    plan = Plan(finalizers=wanted_finalizers(view), delete=(ref_of(view.seen.resource),), events=(event,))
+    return CheckpointOutcome(plan=plan)
 
 
-def delete(view: CheckpointView) -> Plan:
-    """The object has a deletion timestamp."""
+def delete(view: CheckpointView) -> CheckpointOutcome:
+    """Release an object that has a deletion timestamp, after its data where the policy deletes that."""
     found = view.checkpoint
     if FINALIZER not in found.metadata.finalizers:
-        return Plan()
-    others = tuple(name for name in found.metadata.finalizers if name != FINALIZER)
+        return CheckpointOutcome()
     folder = found.status.folder or (found.spec.source.save.folder if found.spec.source.save else None)
     if view.seen.namespace_terminating:
         text = "the data stays: its namespace is being deleted, and no task can run there any more"
-        return Plan(finalizers=others, events=(Event("Warning", "Retained", text),))
+        return _release(view, Event("Warning", "Retained", text))
     if not owns_data(view) or folder is None:
-        return Plan(finalizers=others, events=(Event("Normal", "Retained", "the data stays"),))
+        return _release(view, Event("Normal", "Retained", "the data stays"))
     if view.users:
-        text = "waits until it is not used any more: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
-        return _waiting(view, "InUse", text)
+        text = "in use, deleted afterwards: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
+        return _waiting("InUse", text)
     if view.twins:
-        text = f"the data stays: Checkpoint {view.twins[0]} has the same"
-        return Plan(finalizers=others, events=(Event("Normal", "Retained", text),))
-    return _delete_data(view, folder, others)
+        return _release(view, Event("Normal", "Retained", f"the data stays: Checkpoint {view.twins[0]} has the same"))
+    return _delete_data(view, folder)
 
 
-def _delete_data(view: CheckpointView, folder: str, finalizers: tuple[str, ...]) -> Plan:
-    """A task deletes it; `finalizers` are those that stay."""
+def _release(view: CheckpointView, event: Event) -> CheckpointOutcome:
+    """Remove our finalizer, and only ours."""
+    others = tuple(name for name in view.checkpoint.metadata.finalizers if name != FINALIZER)
+    return CheckpointOutcome(plan=Plan(finalizers=others, events=(event,)))
+
+
+def _delete_data(view: CheckpointView, folder: str) -> CheckpointOutcome:
+    """Let a task delete the data, then remove the finalizer."""
     found = view.checkpoint
     digest = found.status.digest or (found.spec.source.save.digest if found.spec.source.save else None)
-    answer = ask(view, "delete", folder, digest)
+    answer = ask_task(view, "delete", folder, digest)
     if answer.pod is not None:
-        return _waiting(view, "DeletingData", "deleting the data", Plan(create=(answer.pod,)))
+        return _waiting("DeletingData", "deleting the data", Plan(create=(answer.pod,)))
     if answer.succeeded:
-        event = Event("Normal", "Deleted", "the data is deleted")
-        deleted = {"phase": "Deleted", "deleted_at": view.time}
-        return settle(view, deleted, (), Plan(finalizers=finalizers, events=(event,)))
+        released = _release(view, Event("Normal", "Deleted", "the data is deleted"))
+        return replace(released, phase="Deleted", changes=CheckpointChanges(deleted_at=view.time))
     if answer.problem:
-        changes = {"phase": "Deleting", "message": answer.problem[:1024]}
-        return settle(view, changes, summary(Health.STALLED, "DeletionBlocked", answer.problem))
+        return CheckpointOutcome(
+            phase="Deleting", health=Health.STALLED, reason="DeletionBlocked", message=answer.problem
+        )
     text = f"deleting the data: {answer.waiting.line}" if answer.waiting else "deleting the data"
-    return _waiting(view, "DeletingData", text, Plan(requeue_after_s=answer.retry_in_s))
+    return _waiting("DeletingData", text, Plan(requeue_after_s=answer.retry_in_s))
 
 
-def _waiting(view: CheckpointView, reason: str, message: str, plan: Plan | None = None) -> Plan:
-    conditions = (*summary(Health.PROGRESSING, reason, message), Condition("Deleting", True, reason, message))
-    return settle(view, {"phase": "Deleting", "message": message[:1024]}, conditions, plan)
+def _waiting(reason: str, message: str, plan: Plan | None = None) -> CheckpointOutcome:
+    return CheckpointOutcome(
+        phase="Deleting",
+        health=Health.PROGRESSING,
+        reason=reason,
+        message=message,
+        conditions=(Condition("Deleting", True, reason, message),),
+        plan=plan or Plan(),
+    )

@@ -1,10 +1,11 @@
-"""Task pods of a Checkpoint: one at a time, a few tries with growing delays, their answer read from the last word."""
+"""Task pods of a Checkpoint: one at a time, a few tries with growing delays, answers by termination message."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.operator.domain.labels import TASK, TASK_TRY
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.domain.recovery import MAX_TASK_TRIES, left_s, task_delay_s
@@ -19,33 +20,38 @@ ANSWERS = (Cause.COMPLETED, Cause.TASK_FAILED)
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """What is known of one task: still to be made (`pod`), under way (nothing set), answered (`result`), or given up (`problem`)."""
+    """State of one task.
+
+    It is still to be made (`pod`), under way (nothing set), answered (`result`), or given up (`problem`).
+    """
 
     pod: Object | None = None
     result: dict[str, Any] | None = None
     succeeded: bool = False
     problem: str = ""
     waiting: Waiting | None = None
-    """What its pod waits for, while it does not run."""
+    """The thing that its pod waits for, while it does not run."""
     retry_in_s: float | None = None
     """Seconds until the next try."""
 
 
-def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
+def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -> TaskAnswer:
     """The state of the task `verb` on `folder`.
 
-    A task that answers has the last word, good or bad; one that dies, or could not read the disk, knows nothing and is tried again. What was
-    evicted or lost with its node does not count.
+    An answer is final, good or bad. A task that dies, or could not read the disk, is tried again. A pod that was
+    evicted or lost with its node does not count as a try.
     """
     mine = sorted(
-        (pod for pod in view.tasks if label(pod, "task") == verb), key=lambda pod: int(label(pod, "try") or 0)
+        (pod for pod in view.tasks if label(pod, TASK) == verb), key=lambda pod: int(label(pod, TASK_TRY) or 0)
     )
     for pod in mine:
-        word = exit_of(pod).word if ended(pod) else None
-        if word is not None and word.result and word.cause in ANSWERS:
+        message = exit_of(pod).message if ended(pod) else None
+        if message is not None and message.result and message.cause in ANSWERS:
             if pod_state(pod) is PodState.SUCCEEDED:
-                return TaskAnswer(result=dict(word.result), succeeded=True)
-            return TaskAnswer(result=dict(word.result), problem=word.detail or f"the {verb} task says no")
+                return TaskAnswer(result=dict(message.result), succeeded=True)
+            return TaskAnswer(
+                result=dict(message.result), problem=message.detail or f"the {verb} task refused without a reason"
+            )
     running = next((pod for pod in mine if not ended(pod)), None)
     if running is not None:
         return TaskAnswer(waiting=waiting(running))
@@ -55,7 +61,7 @@ def ask(view: CheckpointView, verb: str, folder: str, digest: str | None) -> Tas
     rest_s = left_s(ended_at(mine[-1]), task_delay_s(len(mine)), view.now) if mine else 0.0
     if rest_s:
         return TaskAnswer(retry_in_s=rest_s)
-    number = int(label(mine[-1], "try") or 0) + 1 if mine else 0
+    number = int(label(mine[-1], TASK_TRY) or 0) + 1 if mine else 0
     return TaskAnswer(pod=_pod(view, verb, folder, digest, number))
 
 

@@ -1,4 +1,4 @@
-"""What a Checkpoint's reconcile sees, sorted once: its job, the pods that may speak of it, its tasks, its users."""
+"""The observation of a Checkpoint, sorted once: its job, the pods that report it, its tasks, its users."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint, User
 from stoker.operator.api.metadata import read
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
-from stoker.operator.domain.plan import Object, Observed, Plan
+from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
+from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
-
-MAX_USERS = 64
-"""As many as the status names."""
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 
 @dataclass(frozen=True)
-class Word:
-    """What one pod of the job says about one save: from its report while it runs, from its last word after."""
+class ReportedSave:
+    """One save as one pod of the job reports it: in `/status` while it runs, in its termination message afterwards."""
 
     id: str
     folder: str
     step: int
     digest: str
     verified: bool | None
-    facts: Mapping[str, Any]
-    """tokens, loss, bytes, layout, ... where the report has them."""
+    metrics: Mapping[str, Any]
+    """Numbers of the report: tokens, loss, bytes, layout, ..."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +37,30 @@ class CheckpointView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     checkpoint: Checkpoint
+    """With the spec in force, which is not the present one while an edit is refused."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
     job: TrainingJob | None
     leader: Object | None
     """Pod 0 of the job's current attempt."""
-    words: tuple[Word, ...]
+    saves: tuple[ReportedSave, ...]
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
     leader_reports: bool
-    """The leader's agent has answered at least once, so that it can be asked."""
+    """Whether the leader's agent has answered at least once, so that it can take a request."""
     tasks: tuple[Object, ...]
     users: tuple[User, ...]
     twins: tuple[str, ...]
-    """Other Checkpoints with the same data, by name; only looked for when this one is being deleted."""
+    """Names of other Checkpoints with the same data; only filled while this one is being deleted."""
 
     @property
     def time(self) -> str:
         return timestamp(self.now)
 
     @property
-    def storage(self) -> Storage | None:
+    def storage(self) -> StorageSpec | None:
         source = self.checkpoint.spec.source
         if source.save is not None:
             return source.save.storage
@@ -78,80 +77,68 @@ class CheckpointView:
     def leader_running(self) -> bool:
         return self.leader is not None and pod_state(self.leader) is PodState.RUNNING
 
-    def word_about(self, folder: str, digest: str | None) -> Word | None:
-        """What is said about a save; one that says whether it is verified is worth more."""
-        about = [word for word in self.words if word.folder == folder and digest in (None, word.digest)]
-        return max(about, key=lambda word: word.verified is not None, default=None)
+    def save_report(self, folder: str, digest: str | None) -> ReportedSave | None:
+        """The report of a save; one with the result of a read-back comes first."""
+        about = [save for save in self.saves if save.folder == folder and digest in (None, save.digest)]
+        return max(about, key=lambda save: save.verified is not None, default=None)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
-    """Sort what is observed."""
-    checkpoint = read(Checkpoint, seen.resource)
+def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> CheckpointView:
+    """The observation, sorted."""
+    checkpoint, intent = read_in_force(Checkpoint, seen.resource)
     job = _job(seen, checkpoint)
-    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, "job-uid") == job.metadata.uid]
-    trainers = [pod for pod in pods if label(pod, "role") == "trainer"]
+    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, JOB_UID) == job.metadata.uid]
+    trainers = [pod for pod in pods if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job is not None and job.status.attempt else ""
-    leader = next((p for p in trainers if label(p, "attempt") == number and label(p, "node-rank") == "0"), None)
+    leader = next((p for p in trainers if label(p, ATTEMPT) == number and label(p, NODE_RANK) == "0"), None)
     report = seen.reports.get(leader["metadata"]["uid"]) if leader is not None else None
     return CheckpointView(
         checkpoint=checkpoint,
+        intent=intent,
         seen=seen,
         settings=settings,
         now=now,
         job=job,
         leader=leader,
-        words=tuple(_words(trainers, seen)),
+        saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
-        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, "checkpoint-uid") == checkpoint.metadata.uid),
+        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, CHECKPOINT_UID) == checkpoint.metadata.uid),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
         twins=tuple(_twins(seen, checkpoint)),
     )
 
 
-def settle(
-    view: CheckpointView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    found = view.checkpoint
-    in_use = Condition("InUse", True if view.users else None, "InUse", _user_list(view))
-    changed = {**changes, "in_use_by": view.users[:MAX_USERS]}
-    generation = found.metadata.generation
-    return settled(plan, found.status, changed, (*conditions, in_use), now=view.now, generation=generation)
-
-
-def _user_list(view: CheckpointView) -> str:
-    return ", ".join(f"{user.kind} {user.name}" for user in view.users)[:1024]
-
-
 def _job(seen: Observed, checkpoint: Checkpoint) -> TrainingJob | None:
-    """The job that wrote it, or is asked to; by uid where it is known."""
+    """The job that wrote the save or is asked for it, by uid where that is known."""
     source = checkpoint.spec.source
     wanted = source.save.job_ref if source.save else source.job_ref
     if wanted is None:
         return None
-    uid = wanted.uid or checkpoint.metadata.labels.get("stoker.dev/job-uid")
+    uid = wanted.uid or checkpoint.metadata.labels.get(JOB_UID)
     for found in seen.of_kind("TrainingJob"):
         if found["metadata"]["name"] == wanted.name and uid in (None, found["metadata"]["uid"]):
-            return read(TrainingJob, found)
+            return read_in_force(TrainingJob, found)[0]
     return None
 
 
-def _words(trainers: list[Object], seen: Observed) -> Iterator[Word]:
+def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
     for pod in trainers:
         report = seen.reports.get(pod["metadata"]["uid"])
         for raw in (report or {}).get("saves") or ():
             if raw.get("state") == "Committed" and raw.get("digest"):
                 verified = raw.get("verified")
                 known = verified if isinstance(verified, bool) else None
-                yield Word(str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw)
-        word = exit_of(pod).word if ended(pod) else None
-        for save in word.saves if word else ():
-            yield Word(save.id, save.folder, save.step, save.digest, save.verified, save.figures)
+                yield ReportedSave(
+                    str(raw.get("id")), str(raw["folder"]), int(raw["step"]), str(raw["digest"]), known, raw
+                )
+        message = exit_of(pod).message if ended(pod) else None
+        for save in message.saves if message else ():
+            yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
 
 
 def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
-    """An import of a folder that a job wrote, or a second request that the same save answered."""
+    """Yield other Checkpoints with the same data: an import, or a second request that the same save answered."""
     mine = _place(checkpoint)
     for found in (read(Checkpoint, item) for item in seen.of_kind("Checkpoint")):
         if mine is not None and _place(found) == mine and not found.deleting:
@@ -159,7 +146,7 @@ def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
-    """Claim, path and folder of the data, as far as it is known."""
+    """Claim, path and folder of the data; None while they are not known."""
     source, status = checkpoint.spec.source, checkpoint.status
     known = source.save or source.import_
     storage, folder = (known.storage, known.folder) if known else (status.storage, status.folder)
@@ -190,7 +177,8 @@ def _job_uses(found: Object, name: str) -> bool:
 
 def _deployment_uses(found: Object, name: str) -> bool:
     status = found.get("status") or {}
-    named = {((found["spec"].get("model") or {}).get("checkpointRef") or {}).get("name")}
+    specs = (found["spec"], status.get("acceptedSpec") or {})
+    named = {((spec.get("model") or {}).get("checkpointRef") or {}).get("name") for spec in specs}
     named.add((status.get("currentCheckpoint") or {}).get("name"))
     serving = {status.get("currentRevision"), (status.get("rollout") or {}).get("toRevision")}
     for revision in status.get("revisions") or ():

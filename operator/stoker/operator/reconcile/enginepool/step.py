@@ -1,7 +1,7 @@
-"""How many replicas to make and to take away next: a pure step on numbers, for scaling and for moving between revisions.
+"""How many replicas to make and to take away next: a pure step on numbers, for scaling and for moving revisions.
 
-Invariants: never more than `replicas + surge` pods that nobody drains; never fewer ready ones than `replicas - unavailable`
-by our own doing; repeated steps end at `replicas` pods of the wanted revision.
+Invariants: at most `replicas + surge` pods are not draining. A step drains no pod if fewer than
+`replicas - unavailable` would stay ready. Repeated steps end at `replicas` pods of the wanted revision.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What to do now."""
+class ReplicaStep:
+    """How many replicas to make, drop and drain now."""
 
     create_new: int = 0
     drop_old_unready: int = 0
@@ -35,10 +35,10 @@ class Step:
     drain_new: int = 0
 
 
-def next_step(replicas: int, surge: int, unavailable: int, counts: Counts) -> Step:
-    """The next step; an empty one when there is nothing to do or something must become ready first."""
+def next_step(replicas: int, surge: int, unavailable: int, counts: Counts) -> ReplicaStep:
+    """The next step; empty when the pool has converged or a replica must become ready first."""
     if surge == 0 and unavailable == 0:
-        surge = 1  # otherwise nothing could ever move
+        surge = 1  # otherwise no replica could ever be replaced
     new = counts.new_ready + counts.new_unready
     surplus = max(new - replicas, 0)
     drop_new = min(surplus, counts.new_unready)
@@ -48,7 +48,7 @@ def next_step(replicas: int, surge: int, unavailable: int, counts: Counts) -> St
     create = min(missing, max(room, 0))
     ready = counts.new_ready - drain_new + counts.old_ready
     spare = max(ready - max(replicas - unavailable, 0), 0)
-    return Step(
+    return ReplicaStep(
         create_new=create,
         drop_old_unready=counts.old_unready,
         drain_old=min(counts.old_ready, spare),
@@ -58,7 +58,7 @@ def next_step(replicas: int, surge: int, unavailable: int, counts: Counts) -> St
 
 
 def resolve(value: int | str, replicas: int, *, up: bool) -> int:
-    """A number, or a percentage of the replicas (surge rounds up, unavailable down)."""
+    """The number, or that percentage of the replicas; `up` rounds up (surge), else down (unavailable)."""
     if isinstance(value, int):
         return value
     part = replicas * int(value.removesuffix("%")) / 100

@@ -1,27 +1,24 @@
-"""What an EnginePool's reconcile sees, sorted once: its pods with their revisions and reports, the routers that know them."""
+"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
-from stoker.operator.api.metadata import read
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
-from stoker.operator.domain.labels import PREFIX
-from stoker.operator.domain.plan import Object, Observed, Plan, Report
+from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
+from stoker.operator.domain.plan import Object, Observed, Report
 from stoker.operator.domain.pods import ended, is_ready, label
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
-from stoker.operator.render.engine import engine_url
+from stoker.operator.reconcile.intent import Intent, read_in_force
 
 DRAINING = f"{PREFIX}/draining"
-"""Label on an engine pod that gets no new request and goes when its last one is done."""
+"""Label on an engine pod that gets no new request. The pod is deleted when its last request has finished."""
 FAILURES_TO_STALL = 3
-"""Engines that ended one after another, none of them ready: a person must look."""
+"""Failures in a row, without a ready engine between them, after which a person must act."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,8 @@ class PoolView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     pool: EnginePool
+    """With the spec in force."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
@@ -42,78 +41,87 @@ class PoolView:
 
     @property
     def target(self) -> Revision:
-        """The revision with the largest share: what new pods are made of."""
+        """The revision with the largest share: new pods are made of it."""
         return max(self.pool.spec.revisions, key=lambda revision: revision.share)
 
     @property
     def serving(self) -> tuple[Object, ...]:
-        """Pods that count: neither ended, nor draining, nor on their way out."""
-        return tuple(p for p in self.pods if not ended(p) and not draining(p) and not leaving(p))
+        """Pods that count as replicas: neither ended, nor draining, nor being deleted."""
+        return tuple(pod for pod in self.pods if not ended(pod) and not draining(pod) and not leaving(pod))
+
+    @property
+    def spec_changed(self) -> bool:
+        """Whether other engines are wanted than at the last pass: failures of the old ones no longer count."""
+        known = self.pool.status.accepted_spec
+        if known is None:
+            return self.pool.status.observed_generation != self.pool.metadata.generation
+        return _without_replicas(known) != _without_replicas(self.intent.spec)
 
     def report(self, pod: Object) -> Report | None:
         return self.seen.reports.get(pod["metadata"]["uid"])
 
     def known(self, pod: Object) -> EngineStatus | None:
-        """What the status says of this very pod."""
+        """The status of this very pod, as written by an earlier pass."""
         uid = pod["metadata"]["uid"]
         return next((engine for engine in self.pool.status.engines if engine.uid == uid), None)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> PoolView:
+def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     """Sort what is observed."""
-    pool = read(EnginePool, seen.resource)
+    pool, intent = read_in_force(EnginePool, seen.resource, controls=("replicas",))
     uid = pool.metadata.uid
-    pods = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "engine" and _owned(pod, uid)]
-    routers = [pod for pod in seen.of_kind("Pod") if label(pod, "role") == "router" and is_ready(pod)]
-    return PoolView(pool, seen, settings, now, tuple(pods), tuple(routers))
+    pods = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "engine" and is_owned(pod, uid)]
+    routers = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "router" and is_ready(pod)]
+    return PoolView(
+        pool=pool,
+        intent=intent,
+        seen=seen,
+        settings=settings,
+        now=now,
+        pods=tuple(pods),
+        routers=tuple(routers),
+    )
 
 
-def settle(
-    view: PoolView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    pool = view.pool
-    return settled(plan, pool.status, changes, conditions, now=view.now, generation=pool.metadata.generation)
+def is_owned(pod: Object, uid: str) -> bool:
+    """Whether the pod belongs to the object with this uid."""
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def role_of(pod: Object) -> str:
+    """`engine` or `router`."""
+    return label(pod, ROLE)
+
+
+def revision_of(pod: Object) -> str:
+    """Name of the revision that the pod was made of; empty when it has no such label."""
+    return label(pod, REVISION)
 
 
 def draining(pod: Object) -> bool:
+    """Whether the pod gets no new request and is deleted when its last one has finished."""
     return DRAINING in pod["metadata"].get("labels", {})
 
 
 def leaving(pod: Object) -> bool:
+    """Whether the pod is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
-def engine_status(view: PoolView, pod: Object) -> EngineStatus:
-    """One line of the status."""
-    report = view.report(pod)
-    known = view.known(pod)
-    body = report if report is not None else _as_known(known)
-    asked = known.drain_requested_at if known else None
-    return EngineStatus(
-        name=pod["metadata"]["name"],
-        uid=pod["metadata"]["uid"],
-        revision=label(pod, "revision") or None,
-        url=engine_url(pod, view.settings.engine_port),
-        phase=_phase(pod, str(body.get("phase") or "Pending")),
-        ready=is_ready(pod) and not ended(pod),
-        draining=draining(pod),
-        message=str(body.get("message") or "")[:1024] or None,
-        drain_requested_at=(asked or view.time) if draining(pod) else None,
-    )
+def pods_with_free_index(
+    render: Callable[[int], Object], existing: Collection[Object], number: int
+) -> tuple[Object, ...]:
+    """`number` new pods with the lowest indexes whose names no existing pod has."""
+    taken = {pod["metadata"]["name"] for pod in existing}
+    made: list[Object] = []
+    index = 0
+    while len(made) < number:
+        pod = render(index)
+        if pod["metadata"]["name"] not in taken:
+            made.append(pod)
+        index += 1
+    return tuple(made)
 
 
-def _as_known(known: EngineStatus | None) -> Mapping[str, Any]:
-    """What an operator that has just started knows of a pod that it has not asked yet."""
-    return {"phase": known.phase, "message": known.message} if known else {}
-
-
-def _phase(pod: Object, reported: str) -> str:
-    """Failed is said of a pod that has ended, and then its failure is counted; one that is about to end says Failing."""
-    if ended(pod):
-        return "Failed"
-    return "Failing" if reported == "Failed" else reported
-
-
-def _owned(pod: Object, uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+def _without_replicas(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "replicas"}

@@ -1,4 +1,4 @@
-"""Which model an InferenceDeployment serves: the Checkpoint or folder that `spec.model` means now, or the line that says why there is none. Pure."""
+"""Which model an InferenceDeployment serves: the Checkpoint or folder that `spec.model` resolves to now. Pure."""
 
 from __future__ import annotations
 
@@ -6,72 +6,72 @@ from dataclasses import dataclass
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.inferencedeployment import CheckpointSelector, CurrentCheckpoint
-from stoker.operator.domain.labels import JOB, JOB_UID
+from stoker.operator.domain.labels import EXPIRED, JOB, JOB_UID
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
-from stoker.operator.reconcile.trainingjob.saves import EXPIRED
 from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_source
 
 
 @dataclass(frozen=True)
 class NoModel:
-    """Nothing to serve (yet)."""
+    """Why `spec.model` resolves to nothing."""
 
     reason: str
     message: str
     stalled: bool = False
+    """Waiting does not help: the user must change the spec or the Checkpoint."""
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What a new revision would serve."""
+    """The weights that a new revision would serve."""
 
     source: ModelSource
     checkpoint: CurrentCheckpoint | None
 
 
 def choose_model(view: DeploymentView) -> ModelChoice | NoModel:
-    """Resolve `spec.model`. Only verified checkpoints are served."""
+    """Resolve `spec.model`. Of Checkpoints only verified ones are served."""
     model = view.deployment.spec.model
     if model.uri is not None:
         source = uri_source(model.uri)
-        if source.claim is not None and source.claim not in _claims(view):
+        if source.claim is not None and source.claim not in _claim_names(view):
             return NoModel("ClaimMissing", f"PersistentVolumeClaim {source.claim} does not exist (spec.model.uri)")
         return ModelChoice(source, None)
     if model.checkpoint_ref is not None:
-        return _by_name(view, model.checkpoint_ref.name)
+        return _choose_by_name(view, model.checkpoint_ref.name)
     assert model.checkpoint_selector is not None, "admission asks for exactly one"
-    return _by_selector(view, model.checkpoint_selector)
+    return _choose_by_selector(view, model.checkpoint_selector)
 
 
-def _by_name(view: DeploymentView, name: str) -> ModelChoice | NoModel:
+def _choose_by_name(view: DeploymentView, name: str) -> ModelChoice | NoModel:
     found = next((item for item in view.checkpoints if item.metadata.name == name), None)
     if found is None:
         return NoModel("CheckpointMissing", f"Checkpoint {name} does not exist (spec.model.checkpointRef)")
     if found.status.phase in {"Corrupt", "Failed", "Deleted", "Deleting"}:
         text = f"Checkpoint {name} is {found.status.phase} (spec.model.checkpointRef)"
         return NoModel(f"Checkpoint{found.status.phase}", text, stalled=True)
-    if not _usable(found):
+    if not _is_usable(found):
         return NoModel("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
-    return _choice(found)
+    return _choice_of(found)
 
 
-def _by_selector(view: DeploymentView, selector: CheckpointSelector) -> ModelChoice | NoModel:
-    usable = [found for found in view.checkpoints if _usable(found) and _of_job(found, selector)]
+def _choose_by_selector(view: DeploymentView, selector: CheckpointSelector) -> ModelChoice | NoModel:
+    usable = [found for found in view.checkpoints if _is_usable(found) and _belongs_to_job(found, selector)]
     if not usable:
         text = f"no verified checkpoint of TrainingJob {selector.job_ref.name} yet (spec.model.checkpointSelector)"
         return NoModel("WaitingForCheckpoint", text)
     if selector.policy == "newest":
-        return _choice(max(usable, key=_age))
-    scored = [found for found in usable if _score(found, selector) is not None]
+        return _choice_of(max(usable, key=_save_order))
+    scored = [found for found in usable if _loss_of(found, selector) is not None]
     if not scored:
         text = (
             f"no verified checkpoint of TrainingJob {selector.job_ref.name} has a {selector.metric or 'validationLoss'}"
         )
         return NoModel("WaitingForCheckpoint", text)
-    return _choice(min(scored, key=lambda found: (_score(found, selector) or 0.0, -(found.status.step or 0))))
+    return _choice_of(min(scored, key=lambda found: (_loss_of(found, selector) or 0.0, -(found.status.step or 0))))
 
 
-def _choice(found: Checkpoint) -> ModelChoice:
+def _choice_of(found: Checkpoint) -> ModelChoice:
     status = found.status
     assert status.storage is not None
     assert status.folder is not None
@@ -87,26 +87,26 @@ def _choice(found: Checkpoint) -> ModelChoice:
     return ModelChoice(source, current)
 
 
-def _usable(found: Checkpoint) -> bool:
+def _is_usable(found: Checkpoint) -> bool:
     status = found.status
     gone = found.deleting or EXPIRED in found.metadata.labels or status.phase != "Complete"
     return status.verified and not gone and None not in (status.storage, status.folder, status.digest)
 
 
-def _of_job(found: Checkpoint, selector: CheckpointSelector) -> bool:
+def _belongs_to_job(found: Checkpoint, selector: CheckpointSelector) -> bool:
     labels = found.metadata.labels
     wanted = selector.job_ref
     return labels.get(JOB) == wanted.name and wanted.uid in (None, labels.get(JOB_UID))
 
 
-def _age(found: Checkpoint) -> tuple[int, str, str]:
+def _save_order(found: Checkpoint) -> tuple[int, str, str]:
     return found.status.step or 0, found.status.saved_at or "", found.metadata.name
 
 
-def _score(found: Checkpoint, selector: CheckpointSelector) -> float | None:
+def _loss_of(found: Checkpoint, selector: CheckpointSelector) -> float | None:
     text = found.status.loss if selector.metric == "loss" else found.status.validation_loss
     return float(text) if text is not None else None
 
 
-def _claims(view: DeploymentView) -> set[str]:
+def _claim_names(view: DeploymentView) -> set[str]:
     return {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}

@@ -1,6 +1,7 @@
-"""The move of an InferenceDeployment from one revision to the next: which revision is wanted, what its EnginePools hold, when it is done. Pure.
+"""The move of an InferenceDeployment from one revision to the next: wanted revision, EnginePools, progress. Pure.
 
-A revision's name is a hash of the user's intent and the checkpoint; its template is frozen in the EnginePools when it is first made.
+A revision's name is a hash of the user's intent and the checkpoint. Its template is frozen in the EnginePools when it
+is first made.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import RevisionStatus, RolloutStatus
+from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
+from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
+from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
 from stoker.operator.render.names import digest_of
 from stoker.operator.render.pod import metadata_of
@@ -22,16 +26,18 @@ from stoker.operator.render.router import deployment_labels
 
 MAX_REVISIONS = 24
 _POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
-"""Fields of a pool that do not make a new revision."""
+"""Fields of a pool whose change makes no new revision."""
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The revisions and how far the move between them is."""
+class RolloutStep:
+    """The revisions, how far the move between them is, and the EnginePools to change now."""
 
     revisions: tuple[RevisionStatus, ...]
     current: str | None
+    """Serves until every pool has moved to `target`."""
     target: str | None
+    """None: no model was found so far."""
     status: RolloutStatus | None
     create: tuple[Object, ...] = ()
     apply: tuple[Object, ...] = ()
@@ -40,40 +46,80 @@ class Rollout:
     events: tuple[Event, ...] = ()
 
 
-def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout:
+@dataclass(frozen=True)
+class PoolChanges:
+    """EnginePools to make, to give another set of revisions, and to scale."""
+
+    create: tuple[Object, ...]
+    apply: tuple[Object, ...]
+    scale: tuple[Scale, ...]
+
+
+def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> RolloutStep:
+    """The next step towards the revision of the user's intent and the chosen checkpoint."""
     status = view.deployment.status
-    revisions = status.revisions
-    old = status.rollout or RolloutStatus()
-    target = old.to_revision or status.current_revision
-    events: tuple[Event, ...] = ()
-    if isinstance(choice, ModelChoice):
-        wanted = _revision_of(view, choice)
-        if wanted.name != target and not (view.deployment.spec.rollout.paused and target is not None):
-            target = wanted.name
-            events = (Event("Normal", "RevisionChosen", _what(wanted)),)
-        if view.revision(wanted.name) is None:
-            revisions = (wanted, *revisions)[:MAX_REVISIONS]
+    wanted = _revision_of(view, choice) if isinstance(choice, ModelChoice) else None
+    revisions = _with_wanted(view, wanted)
+    last_target = _last_target(view)
+    target = _next_target(view, wanted, last_target)
     if target is None:
-        return Rollout(revisions, None, None, None)
+        return RolloutStep(revisions, None, None, None)
     updated, obsolete = _all_updated(view, target), _obsolete_pools(view)
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
-    create, apply, scale = _pools(view, choice, target, current)
-    return Rollout(
-        revisions=_kept(view, _shares(revisions, current), current, target),
+    pools = _pool_changes(view, choice, target, current)
+    return RolloutStep(
+        revisions=_kept_revisions(view, revisions, current, target),
         current=current,
         target=target,
-        status=_rollout_status(view, old, current, target, done=done),
-        create=create,
-        apply=apply,
-        scale=scale,
+        status=_rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done),
+        create=pools.create,
+        apply=pools.apply,
+        scale=pools.scale,
         delete=obsolete if updated else (),
-        events=events,
+        events=_chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else (),
     )
 
 
+def is_overdue(view: DeploymentView, status: RolloutStatus) -> bool:
+    """Whether the rollout has made no progress for longer than its deadline."""
+    left_s = _deadline_left_s(view, status)
+    return left_s is not None and left_s <= 0 and status.phase == "Progressing"
+
+
+def until_deadline_s(view: DeploymentView, rollout: RolloutStep) -> float | None:
+    """Seconds until the rollout is overdue; None where no deadline runs."""
+    if rollout.status is None or rollout.status.phase != "Progressing":
+        return None
+    left_s = _deadline_left_s(view, rollout.status)
+    return left_s if left_s is not None and left_s > 0 else None
+
+
+def _last_target(view: DeploymentView) -> str | None:
+    """The revision that the last pass moved to, or kept."""
+    rollout = view.deployment.status.rollout
+    return (rollout.to_revision if rollout else None) or view.deployment.status.current_revision
+
+
+def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
+    """The wanted revision. While the rollout is paused or no model is found, the last target stays."""
+    paused = view.deployment.spec.rollout.paused and last is not None
+    return last if wanted is None or paused else wanted.name
+
+
+def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:
+    """The known revisions, newest first, with the wanted one."""
+    known = view.deployment.status.revisions
+    if wanted is None or view.revision(wanted.name) is not None:
+        return known
+    return (wanted, *known)[:MAX_REVISIONS]
+
+
 def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
-    """The revision of the user's intent and the chosen checkpoint. Its name is a hash of both: the operator's version is not in it."""
+    """The revision of the user's intent and the chosen checkpoint.
+
+    Its name is a hash of both and of nothing else, so an operator upgrade makes no new revision.
+    """
     wire = view.deployment.spec.to_wire()
     model = {
         name: value for name, value in wire["model"].items() if name not in {"checkpointRef", "checkpointSelector"}
@@ -84,16 +130,13 @@ def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
     return RevisionStatus(
         name=f"r{intent}",
         intent=intent,
-        generation=view.deployment.metadata.generation,
+        generation=None if view.intent.refused else view.deployment.metadata.generation,
         created_at=view.time,
         checkpoint=choice.checkpoint,
     )
 
 
-def _pools(
-    view: DeploymentView, choice: ModelChoice | NoModel, target: str, current: str | None
-) -> tuple[tuple[Object, ...], tuple[Object, ...], tuple[Scale, ...]]:
-    """EnginePools to make, to give another set of revisions, to scale."""
+def _pool_changes(view: DeploymentView, choice: ModelChoice | NoModel, target: str, current: str | None) -> PoolChanges:
     create: list[Object] = []
     apply: list[Object] = []
     scale: list[Scale] = []
@@ -106,11 +149,11 @@ def _pools(
         if live is None:
             create.append({**wanted, "spec": {**wanted["spec"], "replicas": pool.replicas}})
             continue
-        if not _same(live, wanted):
+        if not _is_as_wanted(live, wanted):
             apply.append(wanted)
         if pool.autoscaling is None and live.spec.replicas != pool.replicas:
             scale.append(Scale(_pool_ref(live), pool.replicas))
-    return tuple(create), tuple(apply), tuple(scale)
+    return PoolChanges(tuple(create), tuple(apply), tuple(scale))
 
 
 def _pool_revisions(
@@ -121,9 +164,9 @@ def _pool_revisions(
     target: str,
     current: str | None,
 ) -> list[dict[str, Any]] | None:
-    """The target with all of the share; the one before it stays, without a share, until the last of its pods is gone.
+    """The target with share 100, and with share 0 the older revisions that still have pods.
 
-    A template that the pool holds already is frozen. None: the target's template cannot be rendered now.
+    A template that the pool already holds is frozen and reused. None: the target's template cannot be rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
     if target in frozen:
@@ -141,13 +184,13 @@ def _pool_revisions(
 
 
 def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any]]) -> Object:
-    """Without `replicas`: they belong to `/scale`."""
+    """The EnginePool to apply. `replicas` is left out, because it is written through `/scale` only."""
     name = pool_object_name(view.deployment, pool)
     labels = {**deployment_labels(view.deployment), "pool": pool.name}
     metadata = metadata_of(view.seen.resource, name, "engine", labels)
-    del metadata["labels"]["stoker.dev/role"]
+    del metadata["labels"][ROLE]
     return {
-        "apiVersion": "stoker.dev/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "EnginePool",
         "metadata": metadata,
         "spec": {
@@ -159,7 +202,8 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
     }
 
 
-def _same(live: EnginePool, wanted: Object) -> bool:
+def _is_as_wanted(live: EnginePool, wanted: Object) -> bool:
+    """Whether the spec is `wanted`, apart from its replicas."""
     spec = live.spec.to_wire()
     ours = type(live.spec).model_validate({**wanted["spec"], "replicas": live.spec.replicas}).to_wire()
     return spec == ours
@@ -170,9 +214,9 @@ def _has_pods(live: EnginePool | None, revision: Revision) -> bool:
 
 
 def _obsolete_pools(view: DeploymentView) -> tuple[Ref, ...]:
-    """EnginePools of pools that the user took out. They serve until the others are ready."""
+    """EnginePools of pools that are no longer in the spec. They serve until the others are ready."""
     wanted = {pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools}
-    return tuple(_pool_ref(p) for p in view.pools if p.metadata.name not in wanted and not p.deleting)
+    return tuple(_pool_ref(live) for live in view.pools if live.metadata.name not in wanted and not live.deleting)
 
 
 def _pool_ref(pool: EnginePool) -> Ref:
@@ -183,10 +227,10 @@ def _pool_ref(pool: EnginePool) -> Ref:
 
 
 def _all_updated(view: DeploymentView, target: str) -> bool:
-    """Every pool has seen its newest spec and runs nothing but ready replicas of the target."""
+    """Whether every pool carries out its newest spec and runs nothing but ready replicas of the target."""
     for pool in view.deployment.spec.pools:
         live = view.engine_pool(pool)
-        if live is None or live.status.observed_generation != live.metadata.generation:
+        if live is None or live.status.observed_generation != live.metadata.generation or _is_refused(live):
             return False
         if not any(found.name == target and found.share == 100 for found in live.spec.revisions):
             return False
@@ -196,18 +240,29 @@ def _all_updated(view: DeploymentView, target: str) -> bool:
     return True
 
 
-def _shares(revisions: tuple[RevisionStatus, ...], current: str | None) -> tuple[RevisionStatus, ...]:
-    return tuple(found.model_copy(update={"share": 100 if found.name == current else 0}) for found in revisions)
+def _is_refused(live: EnginePool) -> bool:
+    return any(item.type == EDIT_REFUSED and item.status == "True" for item in live.status.conditions)
 
 
-def _kept(
+def _kept_revisions(
     view: DeploymentView, revisions: tuple[RevisionStatus, ...], current: str | None, target: str
 ) -> tuple[RevisionStatus, ...]:
-    """Those in use and the newest few before them."""
+    """Those in use and the newest few before them, each with its share of the traffic."""
     limit = view.deployment.spec.rollout.revision_history_limit
     used = [found for found in revisions if found.name in {current, target}]
     history = [found for found in revisions if found.name not in {current, target}]
-    return (*used, *history[:limit])
+    return tuple(_with_share(found, 100 if found.name == current else 0) for found in (*used, *history[:limit]))
+
+
+def _with_share(found: RevisionStatus, share: int) -> RevisionStatus:
+    return RevisionStatus(
+        name=found.name,
+        intent=found.intent,
+        generation=found.generation,
+        created_at=found.created_at,
+        share=share,
+        checkpoint=found.checkpoint,
+    )
 
 
 def _rollout_status(
@@ -215,8 +270,13 @@ def _rollout_status(
 ) -> RolloutStatus:
     updated = sum(live.status.updated_replicas for live in view.pools)
     if done:
-        changes = {"phase": "Completed", "from_revision": None, "to_revision": target, "step": updated, "message": None}
-        return old.model_copy(update=changes)
+        return RolloutStatus(
+            phase="Completed",
+            to_revision=target,
+            step=updated,
+            started_at=old.started_at,
+            progressed_at=old.progressed_at,
+        )
     if old.to_revision != target:
         return RolloutStatus(
             phase="Progressing",
@@ -226,27 +286,24 @@ def _rollout_status(
             started_at=view.time,
             progressed_at=view.time,
         )
-    progressed = view.time if old.step != updated or old.phase == "Completed" else old.progressed_at
-    phase = "Paused" if view.deployment.spec.rollout.paused else "Progressing"
-    return old.model_copy(update={"phase": phase, "step": updated, "progressed_at": progressed})
+    return RolloutStatus(
+        phase="Paused" if view.deployment.spec.rollout.paused else "Progressing",
+        from_revision=old.from_revision,
+        to_revision=target,
+        step=updated,
+        started_at=old.started_at,
+        progressed_at=view.time if old.step != updated or old.phase == "Completed" else old.progressed_at,
+    )
 
 
-def _what(revision: RevisionStatus) -> str:
+def _chosen_event(revision: RevisionStatus) -> tuple[Event, ...]:
+    return (Event("Normal", "RevisionChosen", _describe(revision)),)
+
+
+def _describe(revision: RevisionStatus) -> str:
     if revision.checkpoint is None:
         return f"revision {revision.name}"
     return f"revision {revision.name} serves Checkpoint {revision.checkpoint.name} (step {revision.checkpoint.step})"
-
-
-def overdue(view: DeploymentView, status: RolloutStatus) -> bool:
-    left = _deadline_left_s(view, status)
-    return left is not None and left <= 0 and status.phase == "Progressing"
-
-
-def until_deadline_s(view: DeploymentView, rollout: Rollout) -> float | None:
-    if rollout.status is None or rollout.status.phase != "Progressing":
-        return None
-    left = _deadline_left_s(view, rollout.status)
-    return left if left is not None and left > 0 else None
 
 
 def _deadline_left_s(view: DeploymentView, status: RolloutStatus) -> float | None:

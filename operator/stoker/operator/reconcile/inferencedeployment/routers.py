@@ -1,18 +1,23 @@
-"""The router pods of an InferenceDeployment: replaced one revision by another, made anew when they end. Pure."""
+"""The router pods of an InferenceDeployment: moved from one revision to the next, and replaced when they end. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from stoker.operator.api.inferencedeployment import RouterStatus
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Ref
-from stoker.operator.domain.pods import ended, ended_at, exit_of, is_ready, label, ref_of
+from stoker.operator.domain.pods import ended, ended_at, exit_of, is_ready, ref_of
 from stoker.operator.domain.recovery import left_s, retry_delay_s
 from stoker.operator.reconcile.enginepool.step import Counts, next_step
-from stoker.operator.reconcile.inferencedeployment.backends import Snapshot
+from stoker.operator.reconcile.enginepool.view import pods_with_free_index, revision_of
+from stoker.operator.reconcile.inferencedeployment.backends import BackendSnapshot
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.render.keys import keys_config_map
+from stoker.operator.render.network_policy import router_policies
 from stoker.operator.render.router import (
     backends_config_map,
     front_service,
@@ -21,16 +26,27 @@ from stoker.operator.render.router import (
     router_intent,
     router_pod,
 )
-from stoker.operator.render.trainer import keys_config_map
 
-FORGIVEN_S = 600.0
-"""An end that is longer ago slows nothing down any more."""
+FORGOTTEN_AFTER_S = 600.0
+"""Seconds after which a failure no longer delays a replacement."""
 MAX_FAILED = 8
 
 
 @dataclass(frozen=True)
+class RouterRendering:
+    """The routers' pod and configuration as first rendered for the user's intent.
+
+    It is pinned in the status, so an operator upgrade restarts no router.
+    """
+
+    revision: str
+    base: Mapping[str, Any]
+    image: str | None
+
+
+@dataclass(frozen=True)
 class RouterStep:
-    """What the routers need now."""
+    """The status of the routers, and the children and pods to change now."""
 
     status: RouterStatus
     apply: tuple[Object, ...]
@@ -39,48 +55,58 @@ class RouterStep:
     requeue_after_s: float | None = None
 
 
-def step_routers(view: DeploymentView, wanted: Snapshot) -> RouterStep:
-    """Children first; pods once their configuration is there."""
-    status = _pinned(view)
-    children = _missing(view, status, wanted)
-    ready = sum(is_ready(pod) for pod in view.routers)
-    alive = sum(not ended(pod) for pod in view.routers)
-    status = status.model_copy(update={"replicas": alive, "ready": ready})
-    create, delete = _pods(view, status)
-    rest_s = _rest_s(view, str(status.revision)) if create else 0.0
-    return RouterStep(status, children, () if children or rest_s else create, delete, rest_s or None)
+def plan_routers(view: DeploymentView, wanted: BackendSnapshot) -> RouterStep:
+    """Missing children first; pods once their configuration exists."""
+    pinned = _pinned_rendering(view)
+    children = _missing_children(view, pinned, wanted)
+    create, delete = _pod_changes(view, pinned)
+    delay_s = _replacement_delay_s(view, pinned.revision) if create else 0.0
+    status = RouterStatus(
+        replicas=sum(not ended(pod) for pod in view.routers),
+        ready=sum(is_ready(pod) for pod in view.routers),
+        revision=pinned.revision,
+        snapshot_version=wanted.version,
+        snapshot_hash=wanted.hash,
+        image=pinned.image,
+        rendered=dict(pinned.base),
+    )
+    return RouterStep(status, children, () if children or delay_s else create, delete, delay_s or None)
 
 
-def _pinned(view: DeploymentView) -> RouterStatus:
-    """The rendering of the user's present wishes; an operator upgrade does not change it."""
+def _pinned_rendering(view: DeploymentView) -> RouterRendering:
+    """The rendering in the status while the user's intent is the same, else a new one."""
     status = view.router_status
     intent = router_intent(view.deployment)
     if status.revision == intent and status.rendered is not None:
-        return status
+        return RouterRendering(intent, status.rendered, status.image)
     base = router_base(view.deployment, view.settings)
-    image = base["pod"]["spec"]["containers"][0]["image"]
-    return status.model_copy(update={"revision": intent, "rendered": base, "image": image})
+    return RouterRendering(intent, base, base["pod"]["spec"]["containers"][0]["image"])
 
 
-def _missing(view: DeploymentView, status: RouterStatus, wanted: Snapshot) -> tuple[Object, ...]:
+def _missing_children(view: DeploymentView, pinned: RouterRendering, wanted: BackendSnapshot) -> tuple[Object, ...]:
+    """Public keys, configuration, snapshot, Service and policy that are not applied as wanted."""
     deployment, resource = view.deployment, view.seen.resource
-    assert status.rendered is not None
     bodies = (
         keys_config_map(resource, view.settings),
-        router_config_map(deployment, resource, status.rendered),
+        router_config_map(deployment, resource, pinned.base),
         backends_config_map(deployment, resource, wanted.body),
         front_service(deployment, resource, view.settings),
+        *router_policies(deployment, resource, view.settings),
     )
-    live = {(k, found["metadata"]["name"]): found for k in ("ConfigMap", "Service") for found in view.seen.of_kind(k)}
+    kinds = ("ConfigMap", "Service", "NetworkPolicy")
+    live = {(kind, found["metadata"]["name"]): found for kind in kinds for found in view.seen.of_kind(kind)}
     return tuple(body for body in bodies if not is_applied(body, live.get((body["kind"], body["metadata"]["name"]))))
 
 
-def _pods(view: DeploymentView, status: RouterStatus) -> tuple[tuple[Object, ...], tuple[Ref, ...]]:
-    """One more of the new revision at a time; an old one goes when a new one is ready. A router streams its last answers in its grace period."""
-    revision = str(status.revision)
+def _pod_changes(view: DeploymentView, pinned: RouterRendering) -> tuple[tuple[Object, ...], tuple[Ref, ...]]:
+    """Pods to make and to delete: one more of the new revision at a time, and an old one when a new one is ready.
+
+    A router that is deleted streams its last answers in its grace period.
+    """
+    revision = pinned.revision
     alive = [pod for pod in view.routers if not ended(pod) and not pod["metadata"].get("deletionTimestamp")]
-    new = [pod for pod in alive if label(pod, "revision") == revision]
-    old = [pod for pod in alive if label(pod, "revision") != revision]
+    new = [pod for pod in alive if revision_of(pod) == revision]
+    old = [pod for pod in alive if revision_of(pod) != revision]
     counts = Counts(
         sum(is_ready(pod) for pod in new),
         sum(not is_ready(pod) for pod in new),
@@ -88,42 +114,39 @@ def _pods(view: DeploymentView, status: RouterStatus) -> tuple[tuple[Object, ...
         sum(not is_ready(pod) for pod in old),
     )
     step = next_step(view.deployment.spec.router.replicas, 1, 0, counts)
-    kept = _failed(view, revision)
+    kept = _recent_failures(view, revision)
     gone = [pod for pod in view.routers if ended(pod) and pod not in kept]
     gone = [pod for pod in gone if not pod["metadata"].get("deletionTimestamp")]
     gone += [pod for pod in old if not is_ready(pod)][: step.drop_old_unready]
     gone += [pod for pod in old if is_ready(pod)][: step.drain_old]
     gone += [pod for pod in new if not is_ready(pod)][: step.drop_new_unready]
     gone += [pod for pod in new if is_ready(pod)][: step.drain_new]
-    return _made(view, status, step.create_new), tuple(ref_of(pod) for pod in gone)
+    return _new_pods(view, pinned, step.create_new), tuple(ref_of(pod) for pod in gone)
 
 
-def _failed(view: DeploymentView, revision: str) -> list[Object]:
-    """Routers of the revision that ended by themselves lately, the last first. They stay for their logs, and for the count."""
-    lately = view.now - timedelta(seconds=FORGIVEN_S)
+def _recent_failures(view: DeploymentView, revision: str) -> list[Object]:
+    """Routers of the revision that ended by themselves lately, the newest first.
+
+    Their pods are kept for the logs and for the count.
+    """
+    lately = view.now - timedelta(seconds=FORGOTTEN_AFTER_S)
     found = [
         (at, pod["metadata"]["name"], pod)
         for pod in view.routers
-        if ended(pod) and label(pod, "revision") == revision and not exit_of(pod).disrupted
+        if ended(pod) and revision_of(pod) == revision and not exit_of(pod).disrupted
         if (at := ended_at(pod)) is not None and at > lately
     ]
     return [pod for _, _, pod in sorted(found, key=lambda item: item[:2], reverse=True)[:MAX_FAILED]]
 
 
-def _rest_s(view: DeploymentView, revision: str) -> float:
-    """Seconds until the next router: those that end one after the other are replaced ever more slowly."""
-    failed = _failed(view, revision)
+def _replacement_delay_s(view: DeploymentView, revision: str) -> float:
+    """Seconds until the next router may be made; the delay grows with the recent failures."""
+    failed = _recent_failures(view, revision)
     return left_s(ended_at(failed[0]), retry_delay_s(len(failed)), view.now) if failed else 0.0
 
 
-def _made(view: DeploymentView, status: RouterStatus, number: int) -> tuple[Object, ...]:
-    assert status.rendered is not None
-    taken = {pod["metadata"]["name"] for pod in view.routers}
-    made: list[Object] = []
-    index = 0
-    while len(made) < number:
-        pod = router_pod(view.deployment, view.seen.resource, status.rendered, str(status.revision), index)
-        if pod["metadata"]["name"] not in taken:
-            made.append(pod)
-        index += 1
-    return tuple(made)
+def _new_pods(view: DeploymentView, pinned: RouterRendering, number: int) -> tuple[Object, ...]:
+    def render(index: int) -> Object:
+        return router_pod(view.deployment, view.seen.resource, pinned.base, pinned.revision, index)
+
+    return pods_with_free_index(render, view.routers, number)

@@ -1,11 +1,9 @@
-"""What an InferenceDeployment's reconcile sees, sorted once: pools, engines, routers with their reports, Checkpoints to choose from."""
+"""The observation of an InferenceDeployment, sorted once: pools, engines, routers, reports, Checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
@@ -17,12 +15,12 @@ from stoker.operator.api.inferencedeployment import (
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import DEPLOYMENT_UID
-from stoker.operator.domain.plan import Object, Observed, Plan
+from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
+from stoker.operator.reconcile.enginepool.view import role_of
+from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
 
 LONGEST_NAME = 30
@@ -34,6 +32,8 @@ class DeploymentView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     deployment: InferenceDeployment
+    """With the spec in force."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
@@ -59,34 +59,27 @@ class DeploymentView:
         return next((found for found in self.deployment.status.revisions if found.name == name), None)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
+def deployment_view(seen: Observed, settings: Settings, now: datetime) -> DeploymentView:
     """Sort what is observed."""
-    deployment = read(InferenceDeployment, seen.resource)
+    deployment, intent = read_in_force(InferenceDeployment, seen.resource)
     uid = deployment.metadata.uid
-    mine = [pod for pod in seen.of_kind("Pod") if label(pod, "deployment-uid") == uid]
+    mine = [pod for pod in seen.of_kind("Pod") if label(pod, DEPLOYMENT_UID) == uid]
     pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]
     return DeploymentView(
         deployment=deployment,
+        intent=intent,
         seen=seen,
         settings=settings,
         now=now,
         pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
-        engines=tuple(pod for pod in mine if label(pod, "role") == "engine"),
-        routers=tuple(pod for pod in mine if label(pod, "role") == "router"),
+        engines=tuple(pod for pod in mine if role_of(pod) == "engine"),
+        routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),
     )
 
 
 def pool_object_name(deployment: InferenceDeployment, pool: Pool) -> str:
-    """`<deployment>-<pool>`; a long name is cut and told apart by a hash, so that pods of it still have a host name."""
+    """`<deployment>-<pool>`. A long name is cut and gets a hash, so that the pool's pods still have a host name."""
     name = deployment.metadata.name
     short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6].rstrip('-.')}-{short_hash(name)}"
     return f"{short}-{pool.name}"
-
-
-def settle(
-    view: DeploymentView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    found = view.deployment
-    return settled(plan, found.status, changes, conditions, now=view.now, generation=found.metadata.generation)

@@ -1,51 +1,52 @@
-"""Saves that nobody announced: a task pod lists what the writer of a lost attempt left behind."""
+"""Saves that no report names: a task pod lists what the writer of a lost attempt left behind."""
 
 from __future__ import annotations
 
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.trainingjob_status import Resumption
-from stoker.operator.domain.conditions import Health, summary
+from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import NODE_RANK, WRITER
 from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.domain.recovery import MAX_TASK_TRIES, left_s, task_delay_s
 from stoker.operator.domain.waiting import waiting
+from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
-from stoker.operator.reconcile.trainingjob.status import checkpoint_figures
-from stoker.operator.reconcile.trainingjob.view import TrainingView, settle
+from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import stem
 from stoker.operator.render.task import list_arguments, task_pod
 
 
 def needs_listing(view: TrainingView) -> bool:
-    """The last attempt ended without a word from its leader, and nobody has looked at its folder yet."""
+    """Whether the last attempt ended without a termination message of its leader, and its folder is not listed yet."""
     attempt, resumption = view.attempt, view.job.status.resumption
     if attempt is None or attempt.phase is None:
         return False
     if resumption is not None and resumption.listed_writer == attempt.writer:
         return False
-    return not any(ended(pod) and exit_of(pod).word for pod in view.gang if label(pod, "node-rank") == "0")
+    return not any(ended(pod) and exit_of(pod).message for pod in view.gang if label(pod, NODE_RANK) == "0")
 
 
-def list_saves(view: TrainingView) -> Plan:
-    """A task pod lists what the attempt's writer left; once it has answered, its saves become Checkpoints."""
+def list_orphaned_saves(view: TrainingView) -> JobOutcome:
+    """Let a task pod list what the attempt's writer left; the saves that it finds become Checkpoints."""
     attempt = view.attempt
     assert attempt is not None
     assert attempt.writer is not None
-    done = [pod for pod in view.tasks if label(pod, "writer") == attempt.writer and ended(pod)]
+    done = [pod for pod in view.tasks if label(pod, WRITER) == attempt.writer and ended(pod)]
     failed = [pod for pod in done if not exit_of(pod).disrupted]
     if any(pod_state(pod) is PodState.SUCCEEDED for pod in done) or len(failed) >= MAX_TASK_TRIES:
-        resumption = (view.job.status.resumption or Resumption()).model_copy(update={"listed_writer": attempt.writer})
-        changes = {"resumption": resumption, **checkpoint_figures(view)}
-        return settle(view, changes, (), Plan(create=new_checkpoints(view)))
-    message = f"looking for saves of attempt {attempt.number}, which ended without a last word"
-    running = [pod for pod in view.tasks if label(pod, "writer") == attempt.writer and not ended(pod)]
+        rejected = view.job.status.resumption.rejected if view.job.status.resumption else ()
+        resumption = Resumption(listed_writer=attempt.writer, rejected=rejected)
+        return JobOutcome(changes=JobChanges(resumption=resumption), plan=Plan(create=new_checkpoints(view)))
+    message = f"looking for saves of attempt {attempt.number}, whose leader left no termination message"
+    running = [pod for pod in view.tasks if label(pod, WRITER) == attempt.writer and not ended(pod)]
     held = next((found.line for pod in running if (found := waiting(pod))), None)
-    message = f"{message}: {held}"[:1024] if held else message
+    message = f"{message}: {held}" if held else message
     ends = [at for pod in done if (at := ended_at(pod)) is not None]
     rest_s = left_s(max(ends), task_delay_s(len(done)), view.now) if ends else 0.0
     create = () if running or rest_s else (_list_task(view, attempt.writer, len(done)),)
     plan = Plan(create=create, requeue_after_s=rest_s or None)
-    return settle(view, {"message": message}, summary(Health.PROGRESSING, "ListingSaves", message), plan)
+    return JobOutcome(health=Health.PROGRESSING, reason="ListingSaves", message=message, plan=plan)
 
 
 def _list_task(view: TrainingView, writer: str, tries: int) -> Object:

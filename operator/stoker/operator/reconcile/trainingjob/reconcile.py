@@ -1,8 +1,4 @@
-"""TrainingJob: which attempt runs, what it resumes, when it is over. Pure: the same observation gives the same plan.
-
-One attempt is one gang of pods. `status.attempt` is written before its pods are made, its end before they are removed; a pod that is missing is
-made only while the gang was never seen whole, afterwards it is lost.
-"""
+"""The order of decisions about a TrainingJob. Pure: the same observation gives the same plan."""
 
 from __future__ import annotations
 
@@ -10,23 +6,27 @@ from datetime import datetime
 
 from stoker.operator.domain.plan import Observed, Plan
 from stoker.operator.domain.settings import Settings
-from stoker.operator.domain.unsupported import unsupported
 from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
 from stoker.operator.reconcile.trainingjob.follow import follow
+from stoker.operator.reconcile.trainingjob.outcome import JobOutcome
 from stoker.operator.reconcile.trainingjob.recover import recover
 from stoker.operator.reconcile.trainingjob.start import start
+from stoker.operator.reconcile.trainingjob.status import derive_status
 from stoker.operator.reconcile.trainingjob.stop import by_deadline, stop
-from stoker.operator.reconcile.trainingjob.view import look
+from stoker.operator.reconcile.trainingjob.view import TrainingView, training_view
 
 
 def reconcile_trainingjob(seen: Observed, settings: Settings, now: datetime) -> Plan:
-    """What should change next; a converged job gives an empty plan."""
-    view = look(seen, settings, now)
+    """Plan the next changes; a converged job gives an empty plan."""
+    view = training_view(seen, settings, now)
+    return derive_status(view, _decide(view))
+
+
+def _decide(view: TrainingView) -> JobOutcome:
     if view.job.deleting:
         return clean_up(view)
     if view.job.status.terminal:
         return after_end(view)
-    refused = unsupported("TrainingJob", seen.resource["spec"])
-    if refused and not view.live:
-        return stall(view, "NotSupported", "; ".join(refused))
+    if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
+        return stall("NotSupported", view.intent.text)
     return by_deadline(view, stop(view) or recover(view) or start(view) or follow(view))

@@ -1,32 +1,32 @@
-"""What follows a failed attempt: its cause is written, its saves become known, its pods go."""
+"""The end of a failed attempt: its cause is written, its saves become known, its pods go."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
-from stoker.operator.domain.conditions import Health, summary
+from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label
-from stoker.operator.domain.recovery import Action, Ending, disruption, exhausted, first_failure, lost_pod
-from stoker.operator.reconcile.trainingjob.end import finish
-from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
-from stoker.operator.reconcile.trainingjob.status import (
-    checkpoint_figures,
+from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
+from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.trainingjob.attempt import (
     completed,
+    failures_without_progress,
     gang_size,
     moment,
-    progress_figures,
     reported_step,
     undeleted,
 )
-from stoker.operator.reconcile.trainingjob.view import TrainingView, settle
+from stoker.operator.reconcile.trainingjob.end import finish
+from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
+from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
+from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import stem
-from stoker.pod.exit_code import Cause
+from stoker.pod.causes import Action, Cause
 
 
-def recover(view: TrainingView) -> Plan | None:
-    """A confirmed end of the running attempt acts before anything else."""
+def recover(view: TrainingView) -> JobOutcome | None:
+    """Act on a confirmed end of the running attempt, before anything else."""
     attempt = view.attempt
     if attempt is None:
         return None
@@ -38,43 +38,42 @@ def recover(view: TrainingView) -> Plan | None:
     return _after_failure(view, attempt, ending) if ending is not None else None
 
 
-def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> Plan:
+def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> JobOutcome:
     """Write the cause and the end of the attempt, make its saves known, let its pods go."""
     action = _action(view, attempt, ending)
     if action is Action.CANCEL:
         return finish(view, "Cancelled", Health.READY, "Cancelled", ending.detail or "cancelled")
-    in_a_row = view.job.status.failures_without_progress + (ending.action is Action.RETRY)
     failure = _failure(view, ending, action)
-    message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
-    over = attempt.model_copy(update={"ended_at": view.time, "failure": failure, "last_step": _last_step(view, ending)})
-    changes: dict[str, Any] = {
-        "attempt": over,
-        "last_failure": failure,
-        "failures_without_progress": in_a_row,
-        "requests": (),
-        "resumption": _resumption(view, ending),
-    }
+    message = f"{ending.cause}: {ending.detail}".rstrip(": ")
+    over = changed_attempt(attempt, ended_at=view.time, failure=failure, last_step=_last_step(view, ending))
+    changes = JobChanges(
+        attempt=over,
+        last_failure=failure,
+        failures_without_progress=failures_without_progress(view) + (ending.action is Action.RETRY),
+        requests=(),
+        resumption=_resumption(view, ending),
+    )
     if action is Action.FAIL:
-        return finish(view, "Failed", Health.STALLED, ending.cause.value, message, **changes)
-    changes |= {
-        "phase": "Restarting",
-        "message": message,
-        "pods": None,
-        **progress_figures(view),
-        **checkpoint_figures(view),
-    }
+        return finish(view, "Failed", Health.STALLED, ending.cause.value, message, changes)
     event = Event("Warning", ending.cause.value, f"attempt {attempt.number} ended: {message}; {action}")
-    plan = Plan(create=new_checkpoints(view), delete=undeleted(view.live), events=(event,))
-    return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), plan)
+    return JobOutcome(
+        phase="Restarting",
+        health=Health.PROGRESSING,
+        reason="Restarting",
+        message=message,
+        changes=changes,
+        plan=Plan(create=new_checkpoints(view), delete=undeleted(view.live), events=(event,)),
+    )
 
 
 def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
-    """By the table, as long as it can help: retries are counted, and what the user named to start from has nothing older.
+    """The table's action, or Fail where it cannot help: the budget is spent, or nothing older can be resumed.
 
-    A lost peer is a consequence: whether its node is lost, and the budget untouched, is known once the last pod has gone.
+    A lost peer is a consequence. Whether its node is lost, so that the retry is free, is known once the last pod has
+    gone.
     """
-    action, status = ending.action, view.job.status
-    if action is Action.RETRY and exhausted(status.failures_without_progress + 1, view.job.spec.run.backoff_limit):
+    action = ending.action
+    if action is Action.RETRY and exhausted(failures_without_progress(view) + 1, view.job.spec.run.backoff_limit):
         cause_may_come = ending.cause is Cause.PEER_LOST and bool(view.live)
         return Action.RETRY if cause_may_come else Action.FAIL
     own = {found.status.folder for found in view.checkpoints}
@@ -83,9 +82,12 @@ def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
     return action
 
 
-def _explain(view: TrainingView, attempt: Attempt) -> Plan | None:
-    """A node is known to be lost only after a while, and kubelets tell of ends in any order: peers may have failed of it by then. While the
-    attempt's pods go, the cause replaces the consequence; where it was a lost node, the job's budget has its retry back."""
+def _explain(view: TrainingView, attempt: Attempt) -> JobOutcome | None:
+    """Replace the recorded failure with its root cause while the attempt's pods terminate.
+
+    A lost node is detected late and kubelets report exits in any order, so the first failure seen may be a peer's. A
+    retry after a lost node is not counted.
+    """
     failure = attempt.failure
     if failure is None or failure.action != Action.RETRY:
         return None
@@ -93,16 +95,20 @@ def _explain(view: TrainingView, attempt: Attempt) -> Plan | None:
     if ending is None:
         return None
     explained = _failure(view, ending, ending.action)
-    message = f"{ending.cause}: {ending.detail}".rstrip(": ")[:1024]
-    failures = view.job.status.failures_without_progress - (ending.action is Action.RETRY_FREE)
-    changes = {
-        "attempt": attempt.model_copy(update={"failure": explained}),
-        "last_failure": explained,
-        "failures_without_progress": max(0, failures),
-        "message": message,
-    }
+    message = f"{ending.cause}: {ending.detail}".rstrip(": ")
+    failures = failures_without_progress(view) - (ending.action is Action.RETRY_FREE)
     event = Event("Warning", ending.cause.value, f"what ended attempt {attempt.number}: {message}; {explained.action}")
-    return settle(view, changes, summary(Health.PROGRESSING, "Restarting", message), Plan(events=(event,)))
+    return JobOutcome(
+        health=Health.PROGRESSING,
+        reason="Restarting",
+        message=message,
+        changes=JobChanges(
+            attempt=changed_attempt(attempt, failure=explained),
+            last_failure=explained,
+            failures_without_progress=max(0, failures),
+        ),
+        plan=Plan(events=(event,)),
+    )
 
 
 def _disruption(view: TrainingView) -> Ending | None:
@@ -111,34 +117,34 @@ def _disruption(view: TrainingView) -> Ending | None:
 
 
 def _origin(view: TrainingView, attempt: Attempt, failure: Failure) -> Ending | None:
-    """Why a peer was lost: the failure of a pod that nobody had told to go."""
+    """The reason for a lost peer: the failure of a pod that ended before it was asked to."""
     if failure.cause != Cause.PEER_LOST or attempt.ended_at is None:
         return None
-    told_at = moment(attempt.ended_at)
-    ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, told_at))
+    asked_at = moment(attempt.ended_at)
+    ending = first_failure(pod for pod in view.gang if ended_by_itself(pod, asked_at))
     if ending is None or ending.cause is Cause.PEER_LOST:
         return None
     return ending if ending.action is Action.RETRY else None
 
 
 def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:
-    """A pod of a gang that was whole once is gone."""
+    """The ending of a pod that is gone, in a gang that was whole once."""
     if attempt.phase is None or len(view.gang) >= gang_size(view):
         return None
-    present = {int(label(pod, "node-rank") or 0) for pod in view.gang}
+    present = {int(label(pod, NODE_RANK) or 0) for pod in view.gang}
     missing = min(set(range(gang_size(view))) - present)
     return lost_pod(missing, f"{stem(view.job.metadata.name, view.job.metadata.uid)}-a{attempt.number}-{missing}")
 
 
 def _resumption(view: TrainingView, ending: Ending) -> Resumption | None:
-    """Never try again what an attempt found corrupt."""
+    """The search for what to resume, without the save that the attempt found corrupt."""
     now = view.job.status.resumption or Resumption()
     attempt = view.attempt
     if ending.cause is not Cause.CHECKPOINT_CORRUPT or attempt is None or attempt.resumed_from is None:
         return view.job.status.resumption
     folder = attempt.resumed_from.folder
     kept = tuple(found for found in now.rejected if found != folder)[-15:]
-    return now.model_copy(update={"rejected": (*kept, folder)})
+    return Resumption(listed_writer=now.listed_writer, rejected=(*kept, folder))
 
 
 def _failure(view: TrainingView, ending: Ending, action: Action) -> Failure:
@@ -146,9 +152,10 @@ def _failure(view: TrainingView, ending: Ending, action: Action) -> Failure:
         cause=ending.cause.value,
         exit_code=ending.exit_code,
         node=ending.node or None,
+        pod=ending.pod,
         rank=ending.rank,
         step=ending.step,
-        detail=ending.detail[:1024] or None,
+        detail=shortened(ending.detail) or None,
         at=view.time,
         action=action.value,
     )

@@ -1,4 +1,4 @@
-"""What an attempt starts from: the weights that `modelFrom` names, and the newest verified checkpoint of the job itself. Pure."""
+"""The start of an attempt: the weights that `modelFrom` names, and the job's newest verified checkpoint. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from stoker.operator.api.pod_fields import Volume
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
 from stoker.operator.render.pod import CHECKPOINT_FOLDER
-from stoker.operator.render.trainer import Resume, StartCheckpoint, start_folder, storage_root
+from stoker.operator.render.storage import storage_root
+from stoker.operator.render.trainer import Resume, StartCheckpoint, start_folder
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """The attempt cannot start: the line that says why, and whether only a person can help."""
+    """The reason why an attempt cannot start, and whether only a person can help."""
 
     reason: str
     message: str
@@ -25,14 +26,17 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to resume; both None for a start from scratch or from `modelFrom`'s weights."""
+    """The save to resume; both None for a start from scratch or from `modelFrom`'s weights."""
 
     saved: SavedStep | None
     resume: Resume | None
 
 
 def resolve_start(view: TrainingView) -> StartCheckpoint | Blocked | None:
-    """The objects that a start needs: claims, what the volumes are made of, the Checkpoint of `modelFrom`. None: nothing to resolve."""
+    """Find the objects that a start needs: claims, the volumes' sources, the Checkpoint of `modelFrom`.
+
+    None where `modelFrom` names no Checkpoint.
+    """
     claim = view.storage.claim_name
     if claim not in _names(view, "PersistentVolumeClaim"):
         return Blocked(
@@ -65,9 +69,9 @@ def _resolve_checkpoint(view: TrainingView, name: str) -> StartCheckpoint | Bloc
 
 
 def choose_resume(view: TrainingView, start: StartCheckpoint | None, opened: Attempt | None = None) -> Choice | Blocked:
-    """The newest verified checkpoint of the job; saves that are still being verified are waited for.
+    """Pick the newest verified checkpoint of the job; newer saves that are still being verified are waited for.
 
-    `opened` is an attempt whose choice is written already: it is repeated as it was.
+    `opened` is an attempt whose choice is written already; it is repeated as it was.
     """
     if opened is not None:
         return _repeated(view, opened)
@@ -108,7 +112,10 @@ def _own(view: TrainingView, saved: SavedStep) -> Resume:
 
 
 def _undecided(view: TrainingView, found: Checkpoint) -> bool:
-    """Committed by this job, and neither verified nor given up. One that no attempt has written (asked too late) is not waited for."""
+    """Whether a save of this job is committed, but neither verified nor given up.
+
+    A request that no attempt has answered is not waited for.
+    """
     if found.status.verified or found.status.phase in {"Corrupt", "Failed", "Deleted", "Deleting"} or found.deleting:
         return False
     rejected = view.job.status.resumption.rejected if view.job.status.resumption else ()
@@ -121,7 +128,7 @@ def _step_of(found: Checkpoint) -> int:
 
 
 def _missing_volume(view: TrainingView) -> Blocked | None:
-    """Pods whose volumes cannot be mounted would wait, and a cluster does not say for what."""
+    """The first volume that cannot be mounted; pods would wait for it, and clusters do not report for what."""
     for index, volume in enumerate(view.job.spec.workers.volumes):
         for kind, name in _required(volume):
             if kind == "Secret" and not view.settings.sees_secrets:

@@ -1,4 +1,4 @@
-"""Saves of a TrainingJob: Checkpoint objects for what its attempts announce, and which of them have outlived `checkpoint.maxToKeep`. Pure."""
+"""Saves of a TrainingJob: Checkpoint objects for what its attempts announce, and their retention. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.labels import EXPIRED, PREFIX, TASK, WRITER
 from stoker.operator.domain.plan import Object, Patch, Ref
 from stoker.operator.domain.pods import ended, exit_of, label
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import writer_of
 from stoker.operator.render.trainer import job_labels
 
-EXPIRED = f"{PREFIX}/expired"
-"""Label on a Checkpoint whose data the job's retention gives up; the Checkpoint's own reconcile deletes data and object."""
-
 
 @dataclass(frozen=True)
 class Save:
-    """One durable save as an attempt announced it."""
+    """One durable save, as an attempt announced it."""
 
     id: str
     folder: str
@@ -33,7 +30,10 @@ class Save:
 
 
 def announced(view: TrainingView) -> tuple[Save, ...]:
-    """Saves of the current attempt: from its report, its last words and what a task pod found. Each folder once; folders of other writers are not ours."""
+    """Saves of the current attempt, by report, termination messages and the list of a task pod.
+
+    Each folder once; folders of other writers are ignored.
+    """
     attempt = view.attempt
     if attempt is None:
         return ()
@@ -41,7 +41,7 @@ def announced(view: TrainingView) -> tuple[Save, ...]:
     by_folder: dict[str, Save] = {}
     for save in (
         *_reported(view, attempt.number),
-        *_last_words(view, attempt.number),
+        *_messages(view, attempt.number),
         *_listed(view, attempt.number, writer),
     ):
         if not save.folder.endswith(f".{writer}"):
@@ -53,7 +53,7 @@ def announced(view: TrainingView) -> tuple[Save, ...]:
 
 
 def new_checkpoints(view: TrainingView) -> tuple[Object, ...]:
-    """Checkpoint objects that are still missing. A save that a Checkpoint asked for belongs to that one."""
+    """Checkpoint objects that are still missing. A save that a Checkpoint requested belongs to that one."""
     known = {found.status.folder for found in view.checkpoints}
     known |= {found.spec.source.save.folder for found in view.checkpoints if found.spec.source.save}
     asked = {found.metadata.uid for found in view.checkpoints if found.spec.source.job_ref}
@@ -68,7 +68,10 @@ def checkpoint_name(job_name: str, folder: str) -> str:
 
 
 def expired(view: TrainingView) -> tuple[Patch, ...]:
-    """Checkpoints whose data goes: verified ones beyond `maxToKeep`, oldest first; never pinned, used, imported ones or the newest verified."""
+    """Patches that mark the verified Checkpoints beyond `maxToKeep`, oldest first.
+
+    Never marked are pinned, used and imported ones, and the newest verified one.
+    """
     keep = view.job.spec.checkpoint.max_to_keep
     if keep is None:
         return ()
@@ -79,7 +82,7 @@ def expired(view: TrainingView) -> tuple[Patch, ...]:
 
 
 def _counts(found: Checkpoint) -> bool:
-    """Pinned, imported and used ones take no place of those that are kept."""
+    """Whether a Checkpoint counts for `maxToKeep`; pinned, imported and used ones do not."""
     return not (found.spec.pinned or found.status.in_use_by or found.spec.source.import_)
 
 
@@ -137,20 +140,20 @@ def _reported(view: TrainingView, attempt: int) -> Iterator[Save]:
             yield _save(raw, attempt, str(raw.get("reason") or "interval"))
 
 
-def _last_words(view: TrainingView, attempt: int) -> Iterator[Save]:
+def _messages(view: TrainingView, attempt: int) -> Iterator[Save]:
     for pod in view.gang:
-        word = exit_of(pod).word if ended(pod) else None
-        for save in word.saves if word else ():
+        message = exit_of(pod).message if ended(pod) else None
+        for save in message.saves if message else ():
             if save.digest:
                 yield Save(save.id, save.folder, save.step, save.digest, attempt, save.verified, "interval")
 
 
 def _listed(view: TrainingView, attempt: int, writer: str) -> Iterator[Save]:
     for pod in view.tasks:
-        if label(pod, "task") != "list" or label(pod, "writer") != writer or not ended(pod):
+        if label(pod, TASK) != "list" or label(pod, WRITER) != writer or not ended(pod):
             continue
-        word = exit_of(pod).word
-        for raw in word.result.get("saves", ()) if word else ():
+        message = exit_of(pod).message
+        for raw in message.result.get("saves", ()) if message else ():
             yield _save(raw, attempt, "found")
 
 

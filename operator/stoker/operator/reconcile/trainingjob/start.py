@@ -1,37 +1,38 @@
-"""Opening the next attempt of a TrainingJob and making its gang of pods."""
+"""The next attempt of a TrainingJob: open it, then make its gang of pods."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from itertools import takewhile
-from typing import Any
 
 from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
-from stoker.operator.domain.conditions import Health, summary
+from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
-from stoker.operator.domain.recovery import Action, exhausted, retry_delay_s
+from stoker.operator.domain.recovery import exhausted, retry_delay_s
+from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.end import finish
-from stoker.operator.reconcile.trainingjob.orphaned_saves import list_saves, needs_listing
+from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
+from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt, changed_failure
+from stoker.operator.reconcile.trainingjob.pinning import pinned_for_next_attempt
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
-from stoker.operator.reconcile.trainingjob.status import checkpoint_figures, gang_size, moment, undeleted
-from stoker.operator.reconcile.trainingjob.view import TrainingView, settle
+from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.names import attempt_config_name, writer_of
+from stoker.operator.render.network_policy import trainer_policies
 from stoker.operator.render.trainer import (
-    StartCheckpoint,
     attempt_config,
     attempt_pods,
-    intent_of,
-    keys_config_map,
-    pin,
     service,
 )
+from stoker.pod.causes import Action
 
 MAX_ATTEMPTS_KEPT = 10
 
 
-def start(view: TrainingView) -> Plan | None:
+def start(view: TrainingView) -> JobOutcome | None:
     """Open the next attempt when the old one is over, then make its pods."""
     attempt = view.attempt
     if attempt is None or attempt.ended_at is not None:
@@ -41,7 +42,7 @@ def start(view: TrainingView) -> Plan | None:
     return _make_gang(view, attempt)
 
 
-def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
+def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     waiting = _wait_before_start(view, last)
     if waiting is not None:
         return waiting
@@ -51,32 +52,28 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> Plan:
     choice = choose_resume(view, found)
     if isinstance(choice, Blocked):
         return _blocked(view, choice)
-    pinned = _pinned(view, found)
+    pinned = pinned_for_next_attempt(view, found)
     attempt = _next_attempt(view, last, choice, pinned)
     message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
-    changes = {
-        "phase": "Starting",
-        "message": message,
-        "attempt": attempt,
-        "started_at": view.job.status.started_at or view.time,
-        "pinned": pinned,
-        "requests": (),
-        "world_size": view.job.spec.world_size,
-        "data_parallel": view.job.spec.data_parallel,
-        **_account(view, last, attempt.first_step or 0),
-        **checkpoint_figures(view),
-    }
+    changes = JobChanges(
+        attempt=attempt,
+        started_at=view.job.status.started_at or view.time,
+        pinned=pinned,
+        requests=(),
+        world_size=view.job.spec.world_size,
+        data_parallel=view.job.spec.data_parallel,
+    )
     config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-    children = (keys_config_map(view.seen.resource, view.settings), service(view.job, view.seen.resource), config)
+    children = _children(view, config)
     event = Event("Normal", "AttemptStarted", message)
-    plan = Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,))
-    return settle(view, changes, summary(Health.PROGRESSING, "Starting", message), plan)
-
-
-def _pinned(view: TrainingView, found: StartCheckpoint | None) -> Pinned:
-    """What was rendered for the user's present intent, however long ago."""
-    pinned = view.job.status.pinned
-    return pinned if pinned and pinned.intent == intent_of(view.job.spec) else pin(view.job, found, view.settings)
+    return JobOutcome(
+        phase="Starting",
+        health=Health.PROGRESSING,
+        reason="Starting",
+        message=message,
+        changes=changes | _account(view, last, attempt.first_step or 0),
+        plan=Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,)),
+    )
 
 
 def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:
@@ -91,88 +88,99 @@ def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinn
     )
 
 
-def _account(view: TrainingView, last: Attempt | None, step: int) -> dict[str, Any]:
-    """What is remembered of the attempts before one that begins at `step`."""
+def _account(view: TrainingView, last: Attempt | None, step: int) -> JobChanges:
+    """History and sums over earlier attempts, when one begins at `step`."""
     status = view.job.status
     if last is None:
-        return {}
+        return JobChanges()
     last = _with_found_saves(last)
-    return {
-        "attempts": (last, *status.attempts)[:MAX_ATTEMPTS_KEPT],
-        "restarts": status.restarts + (last.failure is not None),
-        "lost_steps": status.lost_steps + max(0, (last.last_step or 0) - step),
-        "progress": Progress(step=step, total_steps=status.progress.total_steps) if status.progress else None,
-    }
+    return JobChanges(
+        attempts=(last, *status.attempts)[:MAX_ATTEMPTS_KEPT],
+        restarts=status.restarts + (last.failure is not None),
+        lost_steps=status.lost_steps + max(0, (last.last_step or 0) - step),
+        progress=Progress(step=step, total_steps=status.progress.total_steps) if status.progress else None,
+    )
 
 
-def _wait_before_start(view: TrainingView, last: Attempt | None) -> Plan | None:
-    """Old pods must be gone, their saves known, and the delay over."""
+def _wait_before_start(view: TrainingView, last: Attempt | None) -> JobOutcome | None:
+    """Wait until old pods are gone, their saves known, and the delay over; None when nothing is left to wait for."""
     if view.live:
-        return settle(
-            view, checkpoint_figures(view), (), Plan(delete=undeleted(view.live), create=new_checkpoints(view))
-        )
+        return JobOutcome(plan=Plan(delete=undeleted(view.live), create=new_checkpoints(view)))
     if last is None:
         return None
     if needs_listing(view):
-        return list_saves(view)
+        return list_orphaned_saves(view)
     fresh = new_checkpoints(view)
     if fresh:
-        return settle(view, checkpoint_figures(view), (), Plan(create=fresh))
+        return JobOutcome(plan=Plan(create=fresh))
     if _spent(view, last):
         return _give_up(view, last)
     delay_s = _delay_s(view, last)
     if delay_s and last.ended_at:
         left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
         if left_s > 0:
-            return settle(view, checkpoint_figures(view), (), Plan(requeue_after_s=left_s))
+            return JobOutcome(plan=Plan(requeue_after_s=left_s))
     return None
 
 
 def _spent(view: TrainingView, last: Attempt) -> bool:
-    """No cause came to light that would have given the last retry back."""
+    """Whether the budget is spent, and no later cause gave the last retry back."""
     failed = last.failure is not None and last.failure.action == Action.RETRY
-    return failed and exhausted(view.job.status.failures_without_progress, view.job.spec.run.backoff_limit)
+    return failed and exhausted(failures_without_progress(view), view.job.spec.run.backoff_limit)
 
 
-def _give_up(view: TrainingView, last: Attempt) -> Plan:
+def _give_up(view: TrainingView, last: Attempt) -> JobOutcome:
     assert last.failure is not None
-    failure = last.failure.model_copy(update={"action": Action.FAIL.value})
-    message = f"{failure.cause}: {failure.detail or ''}".rstrip(": ")[:1024]
-    changes = {"attempt": last.model_copy(update={"failure": failure}), "last_failure": failure}
-    return finish(view, "Failed", Health.STALLED, failure.cause, message, **changes)
+    failure = changed_failure(last.failure, action=Action.FAIL.value)
+    message = f"{failure.cause}: {failure.detail or ''}".rstrip(": ")
+    changes = JobChanges(attempt=changed_attempt(last, failure=failure), last_failure=failure)
+    return finish(view, "Failed", Health.STALLED, failure.cause, message, changes)
 
 
 def _delay_s(view: TrainingView, last: Attempt) -> float:
-    """After a failure; and where attempts are taken away one after the other before they get on, though nobody counts those."""
+    """Delay before the next attempt: after a failure, or after repeated evictions without progress."""
     action = last.failure.action if last.failure else None
     if action == Action.RETRY:
-        return retry_delay_s(view.job.status.failures_without_progress)
-    idle = sum(1 for _ in takewhile(_taken_away_idle, (last, *view.job.status.attempts)))
+        return retry_delay_s(failures_without_progress(view))
+    idle = sum(1 for _ in takewhile(_evicted_idle, (last, *view.job.status.attempts)))
     return retry_delay_s(idle - 1) if idle > 1 else 0.0
 
 
-def _taken_away_idle(attempt: Attempt) -> bool:
+def _evicted_idle(attempt: Attempt) -> bool:
     free = attempt.failure is not None and attempt.failure.action == Action.RETRY_FREE
     return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
 
 
 def _outlived(view: TrainingView, number: int) -> list[Object]:
-    """What earlier attempts needed. The pods of the one before `number` stay for their logs."""
-    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, "job-uid") == view.job.metadata.uid]
-    old = [found for found in configs if label(found, "attempt") not in ("", str(number))]
+    """Objects that only earlier attempts needed. Pods of the attempt before `number` stay for their logs."""
+    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, JOB_UID) == view.job.metadata.uid]
+    old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
 
 
-def _blocked(view: TrainingView, blocked: Blocked) -> Plan:
-    """Something outside must change first; the line says what."""
-    health = Health.STALLED if blocked.stalled else Health.PROGRESSING
-    phase = view.job.status.phase if view.job.status.attempt else "Pending"
-    changes = {"phase": phase, "message": blocked.message, **checkpoint_figures(view)}
-    return settle(view, changes, summary(health, blocked.reason, blocked.message))
+def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:
+    """Wait for something outside of the job; the message names it."""
+    return JobOutcome(
+        phase=None if view.job.status.attempt else "Pending",
+        health=Health.STALLED if blocked.stalled else Health.PROGRESSING,
+        reason=blocked.reason,
+        message=blocked.message,
+    )
 
 
-def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
-    """Pods by POST, once their configuration is there. Names are deterministic: a repeated create finds its own pod."""
+def _children(view: TrainingView, config: Object) -> tuple[Object, ...]:
+    """Public keys, policy and Service of the gang; the attempt's configuration is last, since its pods wait for it."""
+    job, resource, settings = view.job, view.seen.resource, view.settings
+    return (
+        keys_config_map(resource, settings),
+        *trainer_policies(job, resource, settings),
+        service(job, resource, settings),
+        config,
+    )
+
+
+def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
+    """Make the pods, once their configuration exists. Names are deterministic: a repeated create finds its own pod."""
     pinned = view.job.status.pinned
     assert pinned is not None, "an attempt is opened together with its pinned rendering"
     name = attempt_config_name(view.job.metadata.name, view.job.metadata.uid, attempt.number)
@@ -182,14 +190,13 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> Plan | None:
         if isinstance(choice, Blocked):
             return _blocked(view, choice)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-        keys = keys_config_map(view.seen.resource, view.settings)
-        return Plan(apply=(keys, service(view.job, view.seen.resource), config))
+        return JobOutcome(plan=Plan(apply=_children(view, config)))
     existing = {pod["metadata"]["name"] for pod in view.gang}
     pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
-    return Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing))
+    return JobOutcome(plan=Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing)))
 
 
 def _with_found_saves(last: Attempt) -> Attempt:
-    """A killed attempt has done at least what it saved, whatever it said last."""
+    """The attempt, with at least the step that it saved as its last one."""
     done = max((step for step in (last.last_step, last.announced_step) if step is not None), default=None)
-    return last.model_copy(update={"last_step": done})
+    return changed_attempt(last, last_step=done)

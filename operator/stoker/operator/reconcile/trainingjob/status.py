@@ -1,28 +1,72 @@
-"""Figures of a TrainingJob's status, and small facts about its attempt. Pure functions of the view."""
+"""The status of a TrainingJob: the one function that derives it from the view and the outcome of a pass. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
-from stoker.operator.api.trainingjob_status import Attempt, Progress
+from stoker.operator.api.checkpoint import Checkpoint
+from stoker.operator.api.pod_fields import PodCounts
+from stoker.operator.api.trainingjob import TrainingJobSpec
+from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Pinned, Progress
 from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.plan import Object, Ref
-from stoker.operator.domain.pods import PodState, pod_state, ref_of
-from stoker.operator.reconcile.trainingjob.saves import announced
+from stoker.operator.domain.plan import Plan
+from stoker.operator.domain.pods import PodState, is_ready, pod_state
+from stoker.operator.reconcile.intent import changed_fields, edit_conditions, edit_events
+from stoker.operator.reconcile.outcome import derive_plan
+from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
+from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
+from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
+from stoker.operator.render.trainer import shaping_fields
 
 
-def progress_figures(view: TrainingView) -> dict[str, Any]:
-    """The agent's figures, as they are known; none leaves the last ones."""
+def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
+    """The outcome's plan with the whole status. What a decision changes replaces what follows from the view."""
+    status = view.job.status
+    phase = outcome.phase or status.phase
+    attempt = outcome.changes.get("attempt", status.attempt)
+    derived = JobFields(
+        phase=phase,
+        accepted_spec=_accepted(view),
+        pods=_pod_counts(view, attempt, phase),
+        pinned=with_pulled_image(view),
+    )
+    derived |= _progress(view)
+    derived |= _checkpoint_fields(view)
+    announced = JobFields(attempt=_with_announced_step(view, attempt))
+    pinned = outcome.changes.get("pinned", status.pinned)
+    return derive_plan(
+        outcome,
+        seen=view.seen,
+        status=status,
+        fields={**derived, **outcome.changes, **announced},
+        now=view.now,
+        conditions=edit_conditions(view.intent, () if phase in TERMINAL_PHASES else tuple(_pending(view, pinned))),
+        events=edit_events(view.intent, status),
+    )
+
+
+def _accepted(view: TrainingView) -> dict[str, object] | None:
+    return None if view.intent.accepted is None else dict(view.intent.accepted)
+
+
+def _pending(view: TrainingView, pinned: Pinned | None) -> Iterator[str]:
+    """Fields of the spec in force that the attempt's pinned rendering does not have yet."""
+    if pinned is not None and pinned.spec is not None and pinned.spec != view.intent.spec:
+        rendered = TrainingJobSpec.model_validate(pinned.spec)
+        yield from changed_fields(shaping_fields(rendered), shaping_fields(view.job.spec))
+
+
+def _progress(view: TrainingView) -> JobFields:
+    """The agent's newest numbers; without a report the last ones stay."""
     report = view.report
     if report is None or report.get("step") is None:
-        return {}
+        return JobFields()
     at = report.get("progressed_at")
     eta = report.get("eta_s")
-    figures = Progress(
+    progress = Progress(
         step=report["step"],
         total_steps=report.get("total_steps"),
         tokens=report.get("tokens"),
@@ -34,66 +78,48 @@ def progress_figures(view: TrainingView) -> dict[str, Any]:
         eta_seconds=None if eta is None else max(0, round(eta)),
         progressed_at=timestamp(datetime.fromtimestamp(at, view.now.tzinfo)) if at else None,
     )
-    return {"progress": figures}
+    return JobFields(progress=progress)
 
 
-def checkpoint_figures(view: TrainingView) -> dict[str, Any]:
-    """What the job's Checkpoint objects say; progress in verified steps refills the restart budget."""
+def _checkpoint_fields(view: TrainingView) -> JobFields:
+    """Counts and references of the job's Checkpoint objects; progress in verified steps refills the restart budget."""
     saved = [found for found in view.checkpoints if found.status.step is not None and found.status.folder]
     verified = view.newest_verified
     scored = [found for found in view.checkpoints if found.status.verified and found.status.validation_loss]
     best = min(scored, key=lambda found: float(found.status.validation_loss or "inf"), default=None)
-    figures: dict[str, Any] = {
-        "checkpoints": len(view.checkpoints),
-        "latest_checkpoint": saved_step(saved[0]) if saved else None,
-        "newest_verified_checkpoint": saved_step(verified) if verified else None,
-        "best_verified_checkpoint": saved_step(best) if best else None,
-    }
-    step = verified.status.step or 0 if verified else 0
-    if step > view.job.status.best_step:
-        figures |= {"best_step": step, "failures_without_progress": 0}
-    return figures
+    return JobFields(
+        checkpoints=len(view.checkpoints),
+        latest_checkpoint=saved_step(saved[0]) if saved else None,
+        newest_verified_checkpoint=saved_step(verified) if verified else None,
+        best_verified_checkpoint=saved_step(best) if best else None,
+        best_step=max(view.verified_step, view.job.status.best_step),
+        failures_without_progress=failures_without_progress(view),
+    )
 
 
-def completed(view: TrainingView) -> bool:
-    """Every pod of the running attempt has done its part. A leader that ended well speaks for one that was removed since."""
-    attempt, gang = view.attempt, view.gang
-    if attempt is None or attempt.ended_at is not None or not gang:
-        return False
-    whole = len(gang) == gang_size(view) or view.leader is not None
-    return whole and all(pod_state(pod) is PodState.SUCCEEDED for pod in gang)
+def _pod_counts(view: TrainingView, attempt: Attempt | None, phase: str) -> PodCounts | None:
+    """Counts of the running gang; a finished job keeps its last ones. A gang that is still being made has none."""
+    if phase in TERMINAL_PHASES:
+        return view.job.status.pods
+    if attempt is None or attempt.ended_at is not None or attempt.phase is None:
+        return None
+    return PodCounts(
+        desired=gang_size(view),
+        scheduled=sum(bool(pod["spec"].get("nodeName")) for pod in view.gang),
+        running=sum(pod_state(pod) is PodState.RUNNING for pod in view.gang),
+        ready=sum(is_ready(pod) for pod in view.gang),
+    )
 
 
-def gang_size(view: TrainingView) -> int:
-    pinned = view.job.status.pinned
-    if pinned is not None and pinned.rendered is not None:
-        return int(pinned.rendered["config"]["gang"]["nodes"])
-    return view.job.spec.workers.replicas
+def _with_announced_step(view: TrainingView, attempt: Attempt | None) -> Attempt | None:
+    """The attempt, remembering the highest of its saves that was seen as an object."""
+    if attempt is None:
+        return None
+    mine = [found for found in view.checkpoints if _writer(found) == attempt.writer]
+    steps = [found.spec.source.save.step if found.spec.source.save else found.status.step for found in mine]
+    highest = max((step for step in (*steps, attempt.announced_step) if step is not None), default=None)
+    return attempt if highest == attempt.announced_step else changed_attempt(attempt, announced_step=highest)
 
 
-def closed(view: TrainingView, attempt: Attempt) -> Attempt:
-    if attempt.ended_at is not None:
-        return attempt
-    return attempt.model_copy(update={"ended_at": view.time, "last_step": reported_step(view, attempt)})
-
-
-def reported_step(view: TrainingView, attempt: Attempt) -> int | None:
-    """The last step that is known to be done: a last word may tell of a save that is newer than the last report."""
-    saved = max((save.step for save in announced(view)), default=None)
-    done = max((step for step in (_polled_step(view), saved) if step is not None), default=None)
-    return attempt.first_step if done is None else done
-
-
-def _polled_step(view: TrainingView) -> int | None:
-    if view.report is not None and view.report.get("step") is not None:
-        return int(view.report["step"])
-    progress = view.job.status.progress
-    return progress.step if progress else None
-
-
-def undeleted(pods: Iterable[Object]) -> tuple[Ref, ...]:
-    return tuple(ref_of(pod) for pod in pods if not pod["metadata"].get("deletionTimestamp"))
-
-
-def moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def _writer(found: Checkpoint) -> str | None:
+    return found.spec.source.save.writer if found.spec.source.save else found.status.writer

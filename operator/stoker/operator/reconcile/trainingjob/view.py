@@ -1,4 +1,7 @@
-"""What a TrainingJob's reconcile sees, sorted once: the gang of the current attempt, older pods, tasks, Checkpoints, the agent's report."""
+"""The observation of a TrainingJob, sorted once.
+
+The gang of the current attempt, older pods, tasks, Checkpoints, the agent's report, the spec in force.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
-from stoker.operator.api.metadata import read
-from stoker.operator.api.storage import Storage
+from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.conditions import Condition
-from stoker.operator.domain.labels import JOB_UID
-from stoker.operator.domain.plan import Object, Observed, Plan
+from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
+from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, label, pod_state
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.status_patch import settled
+from stoker.operator.reconcile.intent import Intent, read_in_force
+
+CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
+"""Fields that always come from the present spec, also while the rest of an edit is refused."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,18 @@ class TrainingView:
     """Read-only; every decision of the reconcile is a function of it."""
 
     job: TrainingJob
+    """With the spec in force, which is not the present one while an edit is refused."""
+    intent: Intent
     seen: Observed
     settings: Settings
     now: datetime
     gang: tuple[Object, ...]
     """Pods of the current attempt that exist, by node rank."""
     older: tuple[Object, ...]
-    """Trainer pods of attempts before it."""
+    """Trainer pods of earlier attempts."""
     tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
-    """This job's, newest step first."""
+    """Checkpoints of this job, newest step first."""
     report: Mapping[str, Any] | None
     """The newest answer of pod 0's agent in this attempt, however old."""
 
@@ -51,14 +57,14 @@ class TrainingView:
     @property
     def leader(self) -> Object | None:
         """Pod 0 of the gang, whose agent answers for all."""
-        return next((pod for pod in self.gang if label(pod, "node-rank") == "0"), None)
+        return next((pod for pod in self.gang if label(pod, NODE_RANK) == "0"), None)
 
     @property
     def leader_running(self) -> bool:
         return self.leader is not None and pod_state(self.leader) is PodState.RUNNING
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> StorageSpec:
         return self.job.spec.checkpoint.storage
 
     @property
@@ -70,25 +76,32 @@ class TrainingView:
         )
 
     @property
+    def verified_step(self) -> int:
+        """Furthest step that a verified save holds; 0 without one."""
+        newest = self.newest_verified
+        return newest.status.step or 0 if newest else 0
+
+    @property
     def time(self) -> str:
         return timestamp(self.now)
 
 
-def look(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
-    """Sort what is observed."""
-    job = read(TrainingJob, seen.resource)
+def training_view(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
+    """The observation, sorted."""
+    job, intent = read_in_force(TrainingJob, seen.resource, controls=CONTROLS)
     mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
-    trainers = [pod for pod in mine if label(pod, "role") == "trainer"]
+    trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
-    gang = sorted((pod for pod in trainers if label(pod, "attempt") == number), key=_node_rank)
+    gang = sorted((pod for pod in trainers if label(pod, ATTEMPT) == number), key=_node_rank)
     return TrainingView(
         job=job,
+        intent=intent,
         seen=seen,
         settings=settings,
         now=now,
         gang=tuple(gang),
-        older=tuple(pod for pod in trainers if label(pod, "attempt") != number),
-        tasks=tuple(pod for pod in mine if label(pod, "role") == "task" and not label(pod, "checkpoint-uid")),
+        older=tuple(pod for pod in trainers if label(pod, ATTEMPT) != number),
+        tasks=tuple(pod for pod in mine if label(pod, ROLE) == PodRole.TASK and not label(pod, CHECKPOINT_UID)),
         checkpoints=_checkpoints(seen, job),
         report=_leader_report(seen, gang, number),
     )
@@ -105,20 +118,9 @@ def saved_step(found: Checkpoint) -> SavedStep:
     )
 
 
-def settle(
-    view: TrainingView, changes: Mapping[str, Any], conditions: tuple[Condition, ...], plan: Plan | None = None
-) -> Plan:
-    """`plan` with the status that results from `changes`; the status is left out where nothing changes."""
-    job = view.job
-    attempt = changes.get("attempt", job.status.attempt)
-    known = _with_announced_step(view, attempt) if attempt else None
-    changed = {**changes, "attempt": known}
-    return settled(plan, job.status, changed, conditions, now=view.now, generation=job.metadata.generation)
-
-
 def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
     mine = [
-        read(Checkpoint, found)
+        read_in_force(Checkpoint, found)[0]
         for found in seen.of_kind("Checkpoint")
         if found["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid
     ]
@@ -128,22 +130,10 @@ def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
 def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[str, Any] | None:
     for pod in gang:
         found = seen.reports.get(pod["metadata"]["uid"])
-        if label(pod, "node-rank") == "0" and found is not None and str(found.get("attempt")) == number:
+        if label(pod, NODE_RANK) == "0" and found is not None and str(found.get("attempt")) == number:
             return found
     return None
 
 
 def _node_rank(pod: Object) -> int:
-    return int(label(pod, "node-rank") or 0)
-
-
-def _with_announced_step(view: TrainingView, attempt: Attempt) -> Attempt:
-    """The attempt, remembering the highest of its saves that was seen as an object."""
-    mine = [found for found in view.checkpoints if _writer(found) == attempt.writer]
-    steps = [found.spec.source.save.step if found.spec.source.save else found.status.step for found in mine]
-    highest = max((step for step in (*steps, attempt.announced_step) if step is not None), default=None)
-    return attempt if highest == attempt.announced_step else attempt.model_copy(update={"announced_step": highest})
-
-
-def _writer(found: Checkpoint) -> str | None:
-    return found.spec.source.save.writer if found.spec.source.save else found.status.writer
+    return int(label(pod, NODE_RANK) or 0)

@@ -1,11 +1,12 @@
 """The supervisor's HTTP API, for the command line of the same user only (Unix socket, mode 0600).
 
-Objects are applied as a person would with `kubectl`; errors carry the message that the API server would give.
+Objects are applied as with `kubectl`; errors carry the message that an API server would give.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -16,12 +17,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Conflict, Invalid, NotFound
-from stoker.operator.cluster.kinds import find_kind
+from stoker.operator.cluster.kinds import KINDS, find_kind
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.folders import StateFolders
-from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.cluster.local.objects import ObjectStore, StateFolderError
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.loop.store import key_of
+
+log = logging.getLogger(__name__)
 
 MANAGER = "stoker-cli"
 MAX_LOG_BYTES = 1 << 20
@@ -30,14 +33,15 @@ STATUS_CODES: Mapping[type[Exception], int] = {
     AlreadyExists: 409,
     Conflict: 409,
     Invalid: 422,
+    StateFolderError: 507,
     ValueError: 400,
 }
 
 Endpoint = Callable[[Request], Awaitable[JSONResponse]]
 
 
-class Control(Protocol):
-    """What the API may ask of the supervisor."""
+class SupervisorControl(Protocol):
+    """The supervisor as the API uses it."""
 
     def stop(self, grace_s: float | None = None) -> None: ...
 
@@ -45,11 +49,20 @@ class Control(Protocol):
 
     def facts(self) -> Mapping[str, object]: ...
 
+    def problems(self) -> list[str]: ...
 
-def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> Starlette:
-    """All routes."""
+    @property
+    def writable(self) -> bool: ...
+
+
+def make_app(
+    objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+) -> Starlette:
+    """Build the app with all routes."""
     api = _Api(objects, addresses, folders, control)
     routes: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/livez", api.alive),
+        ("GET", "/readyz", api.ready),
         ("GET", "/v1/status", api.status),
         ("POST", "/v1/apply", api.apply),
         ("GET", "/v1/objects/{kind}", api.objects_of),
@@ -62,19 +75,31 @@ def make_app(objects: ObjectStore, addresses: Addresses, folders: StateFolders, 
 
 
 class _Api:
-    def __init__(self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: Control) -> None:
+    def __init__(
+        self, objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+    ) -> None:
         self.objects = objects
         self.addresses = addresses
         self.folders = folders
         self.control = control
 
+    async def alive(self, _: Request) -> JSONResponse:
+        return JSONResponse({"alive": True})
+
+    async def ready(self, _: Request) -> JSONResponse:
+        """Answer 503 while the state folder cannot be written."""
+        ready = self.control.writable
+        return JSONResponse({"ready": ready, "problems": self.control.problems()}, status_code=200 if ready else 503)
+
     async def status(self, _: Request) -> JSONResponse:
+        """Answer with the supervisor's facts and the address of every Service."""
         return JSONResponse({**self.control.facts(), "endpoints": self._endpoints()})
 
     async def apply(self, request: Request) -> JSONResponse:
-        """Each object on its own: one that is refused does not hold the others back."""
+        """Apply each object on its own: one that is refused does not hold the others back."""
         body = await request.json()
-        return JSONResponse({"results": [self._apply(found) for found in body["objects"]]})
+        recreate = bool(body.get("recreate_lost"))
+        return JSONResponse({"results": [self._apply(found, recreate=recreate) for found in body["objects"]]})
 
     async def objects_of(self, request: Request) -> JSONResponse:
         kind = find_kind(request.path_params["kind"])
@@ -82,17 +107,21 @@ class _Api:
         items = self.objects.of_kind(kind.name, request.query_params.get("namespace"))
         chosen = [item for item in items if name in (None, item["metadata"]["name"])]
         if name and not chosen:
-            raise NotFound(f"{kind.name} {name} does not exist")
-        return JSONResponse({"items": chosen})
+            lost = [key for key in self.objects.lost if (key.kind, key.name) == (kind.name, name)]
+            raise NotFound(self.objects.lost_message(lost[0]) if lost else f"{kind.name} {name} does not exist")
+        return JSONResponse({"items": chosen, "problems": self.control.problems()})
 
     async def delete(self, request: Request) -> JSONResponse:
         given = request.path_params
         key = Key(find_kind(given["kind"]).name, given["namespace"], given["name"])
+        if self.objects.find(key) is None and key in self.objects.lost:
+            self.objects.give_up(key)
+            return JSONResponse({"gone": True})
         left = self.objects.delete(Ref(*key, self.objects.get(key)["metadata"]["uid"]))
         return JSONResponse({"gone": left is None})
 
     async def logs(self, request: Request) -> JSONResponse:
-        """A part of a pod's log from a byte offset on; `ended` when nothing will be added any more."""
+        """Answer with a part of a pod's log from a byte offset; `ended` when the log is complete."""
         key = Key("Pod", request.path_params["namespace"], request.path_params["pod"])
         file = self.folders.log(key.namespace, key.name)
         pod = self.objects.find(key)
@@ -114,15 +143,19 @@ class _Api:
         self.control.stop(body.get("grace_s"))
         return JSONResponse({}, status_code=202)
 
-    def _apply(self, body: Object) -> dict[str, object]:
+    def _apply(self, body: Object, *, recreate: bool) -> dict[str, object]:
         metadata = body.get("metadata") if isinstance(body, dict) else None
         names = (
             {name: (metadata or {}).get(name) for name in ("name", "namespace")} if isinstance(metadata, dict) else {}
         )
         about: dict[str, object] = {"kind": body.get("kind") if isinstance(body, dict) else None, **names}
         try:
+            if not recreate:
+                self._check_not_lost(body)
             before = self.objects.version
             applied = self.objects.apply(body, MANAGER)
+        except StateFolderError as error:
+            return {**about, "result": "failed", "error": f"{error}; nothing of it was stored"}
         except ClusterError as error:
             return {**about, "result": "refused", "error": str(error)}
         key = key_of(applied)
@@ -130,8 +163,23 @@ class _Api:
         created = applied["metadata"].get("generation") == 1 and int(applied["metadata"]["resourceVersion"]) > before
         return {**key._asdict(), "result": "created" if created else result}
 
+    def _check_not_lost(self, body: Object) -> None:
+        """Refuse to recreate a lost object beside what the old one left, such as its checkpoints.
+
+        Claims, ConfigMaps and other objects whose identity does not matter are recreated.
+
+        Raises:
+            Conflict: with the file and the ways out.
+        """
+        metadata = body.get("metadata") if isinstance(body, dict) else None
+        if not isinstance(metadata, dict):
+            return
+        key = Key(str(body.get("kind")), str(metadata.get("namespace") or "default"), str(metadata.get("name")))
+        if key in self.objects.lost and KINDS[key.kind].ours:
+            raise Conflict(self.objects.lost_message(key))
+
     def _endpoints(self) -> dict[str, str]:
-        """Where each Service is reached from this machine: `namespace/name:port` -> URL."""
+        """Map `namespace/name:port` of each Service to the URL on this machine."""
         found = {}
         for service in self.objects.of_kind("Service"):
             key = key_of(service)
@@ -145,7 +193,7 @@ class _Api:
 
 
 def _answering(endpoint: Endpoint) -> Endpoint:
-    """Errors as `{"error": message}` with their status code."""
+    """Wrap an endpoint: errors become `{"error": message}` with their status code."""
 
     async def answer(request: Request) -> JSONResponse:
         try:
@@ -153,6 +201,10 @@ def _answering(endpoint: Endpoint) -> Endpoint:
         except (ClusterError, ValueError) as error:
             code = next((code for kind, code in STATUS_CODES.items() if isinstance(error, kind)), 500)
             return JSONResponse({"error": str(error)}, status_code=code)
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.url.path)
+            message = f"the supervisor failed: {error!r} (supervisor.log has the traceback)"
+            return JSONResponse({"error": message}, status_code=500)
 
     return answer
 

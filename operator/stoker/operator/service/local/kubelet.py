@@ -1,13 +1,16 @@
-"""Runs the pods of the object store on this machine: one task per pod, woken by changes of what it waits for."""
+"""Runs the pods of the object store on this machine: one task per pod, woken when something it waits for changes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import shutil
+from collections.abc import Callable
 
+from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.objects import Record
-from stoker.operator.cluster.local.pod_life import Node, PodLife
+from stoker.operator.cluster.local.pod_life import PodLife
+from stoker.operator.cluster.local.stored_write import try_store, until_stored
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.loop.store import key_of
 
@@ -15,22 +18,24 @@ log = logging.getLogger(__name__)
 
 
 class Kubelet:
-    """Started once, within a running event loop."""
+    """The kubelet of this machine. Started once, within a running event loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self._lives: dict[str, PodLife] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._repeated: set[asyncio.Task[bool]] = set()
+        """Writes that failed and are tried again."""
         self._stopping = False
 
     def start(self) -> None:
-        """Take up every pod that is there; those that ran when the last supervisor ended are lost."""
+        """Begin the life of every pod that is there; those that ran when the last supervisor ended are lost."""
         self.node.objects.listeners.append(self._on_change)
         for claim in self.node.objects.of_kind("PersistentVolumeClaim"):
             self._bind(claim)
         for pod in self.node.objects.of_kind("Pod"):
             if not _has_ended(pod):
-                self._take_up(pod)
+                self._begin_life(pod)
         self._remove_leftovers()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -39,11 +44,13 @@ class Kubelet:
         for life in self._lives.values():
             life.shut_down(grace_s)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for repeated in self._repeated:
+            repeated.cancel()
         self.node.objects.listeners.remove(self._on_change)
 
     @property
     def running(self) -> int:
-        """Pods that are not through."""
+        """The number of pods whose life has not ended."""
         return len(self._tasks)
 
     def _on_change(self, record: Record) -> None:
@@ -65,33 +72,32 @@ class Kubelet:
         if uid in self._lives:
             self._lives[uid].poke()
         elif record.type == "ADDED":
-            self._take_up(record.object)
+            self._begin_life(record.object)
 
-    def _take_up(self, pod: Object) -> None:
+    def _begin_life(self, pod: Object) -> None:
         if self._stopping:
             return
         uid = pod["metadata"]["uid"]
-        life = PodLife(pod, self.node, self._poke_all)
-        if (pod.get("status") or {}).get("phase") == "Running":
+        life = PodLife(pod, self.node, self._wake_all)
+        lost = (pod.get("status") or {}).get("phase") == "Running"
+        if lost:
             life.mark_lost()
-            if pod["metadata"].get("deletionTimestamp"):
-                self.node.objects.delete(life.ref, grace_s=0)
-            return
         self._lives[uid] = life
-        task = asyncio.get_running_loop().create_task(self._live(life))
-        self._tasks[uid] = task
+        self._tasks[uid] = asyncio.get_running_loop().create_task(self._live(life, lost=lost))
 
-    async def _live(self, life: PodLife) -> None:
+    async def _live(self, life: PodLife, *, lost: bool) -> None:
         try:
-            await life.run()
-        except Exception:
+            await (life.conclude() if lost else life.run())
+        except Exception as error:
             log.exception("pod %s/%s: the embedded cluster failed", life.ref.namespace, life.ref.name)
+            life.mark_broken(error)
+            await life.conclude()
         finally:
             self._lives.pop(life.ref.uid, None)
             self._tasks.pop(life.ref.uid, None)
 
-    def _poke_all(self) -> None:
-        """GPUs came back: somebody may be waiting for them."""
+    def _wake_all(self) -> None:
+        """Wake every pod: one may wait for the GPUs that came back."""
         for life in self._lives.values():
             life.poke()
 
@@ -101,10 +107,19 @@ class Kubelet:
         spec = claim.get("spec") or {}
         capacity = (spec.get("resources") or {}).get("requests") or {}
         status = {"phase": "Bound", "accessModes": spec.get("accessModes") or ["ReadWriteMany"], "capacity": capacity}
-        self.node.objects.update_status(Ref(*key_of(claim), claim["metadata"]["uid"]), status)
+        ref = Ref(*key_of(claim), claim["metadata"]["uid"])
+        self._store(lambda: self.node.objects.update_status(ref, status))
+
+    def _store(self, write: Callable[[], object]) -> None:
+        """Write now, or as soon as the state folder can be written."""
+        if not try_store(write):
+            repeated = until_stored(write, self.node.clock, give_up=lambda: self._stopping)
+            task = asyncio.get_running_loop().create_task(repeated)
+            self._repeated.add(task)
+            task.add_done_callback(self._repeated.discard)
 
     def _remove_leftovers(self) -> None:
-        """Folders of pods that were deleted while no supervisor ran."""
+        """Delete the folders of pods that were deleted while no supervisor ran."""
         known = {self.node.folders.pod(pod).name for pod in self.node.objects.of_kind("Pod")}
         parent = self.node.folders.root / "pods"
         for folder in parent.iterdir() if parent.exists() else ():

@@ -1,4 +1,5 @@
-"""Services: each port of a ClusterIP Service is a TCP forwarder to Ready pods. Headless Services need none: their pods have addresses."""
+"""Services: each port of a ClusterIP Service is a TCP forwarder to Ready pods. Pods of headless Services are reached
+at their own addresses."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import Any
 
 from stoker.operator.cluster.interface import NotFound
 from stoker.operator.cluster.local.addresses import Addresses, Host
-from stoker.operator.cluster.local.objects import ObjectStore, Record, matches
-from stoker.operator.cluster.local.pod_life import container_port, host_of
+from stoker.operator.cluster.local.objects import ObjectStore, Record, StateFolderError, matches
+from stoker.operator.cluster.local.pod_address import container_port, host_of
+from stoker.operator.cluster.local.stored_write import RETRY_S
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.loop.store import key_of
 
@@ -33,14 +35,17 @@ class Services:
         self._turn = itertools.count()
 
     async def run(self) -> None:
-        """Until cancelled; then every listener and stream is closed."""
+        """Forward until cancelled; then close every listener and stream."""
         self.objects.listeners.append(self._on_change)
         self._changed.set()
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await self._adjust()
+                try:
+                    await self._adjust()
+                except StateFolderError:
+                    asyncio.get_running_loop().call_later(RETRY_S, self._changed.set)
         finally:
             self.objects.listeners.remove(self._on_change)
             self._close(list(self._servers))
@@ -94,7 +99,7 @@ class Services:
             self._servers.pop(place).close()
 
     async def _forward(self, key: Key, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection to the next Ready pod; closed at once where there is none."""
+        """Forward one connection to the next Ready pod; close it at once if there is none."""
         try:
             upstream = await self._connect(key, port)
             if upstream is None:
@@ -130,7 +135,7 @@ class Services:
 
 
 def ready_pods(objects: ObjectStore, service: Object) -> list[Object]:
-    """Pods behind a Service: Ready and not on their way out."""
+    """List the pods behind a Service: Ready and not being deleted."""
     pods = objects.of_kind("Pod", service["metadata"]["namespace"])
     selected = [pod for pod in pods if matches(pod, service["spec"]["selector"])]
     return [pod for pod in selected if _is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
@@ -146,7 +151,7 @@ def _host(key: Key) -> Host:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy one direction; its end is passed on."""
+    """Copy one direction of a connection, and its end."""
     while chunk := await reader.read(CHUNK_BYTES):
         writer.write(chunk)
         await writer.drain()

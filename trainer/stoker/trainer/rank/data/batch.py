@@ -1,4 +1,4 @@
-"""The unit that one forward and backward pass takes: packed tokens, numpy only.
+"""The micro-batch: the packed tokens of one forward and backward pass, as numpy arrays.
 
 Shape legend: T tokens of all sequences of the micro-batch, laid end to end.
 """
@@ -17,17 +17,23 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """`micro_batch_size` sequences of `sequence_length` tokens. T is the same for every micro-batch of a run: room that no document fills is padded."""
+    """`micro_batch_size` sequences of `sequence_length` tokens.
+
+    T is the same for every micro-batch of a run: room that no document fills is padded.
+    """
 
     tokens_T: Array
     """int64 token ids."""
     positions_T: Array
-    """int64; they restart at 0 with every document (and with every cut of an over-long one)."""
+    """int64; from 0 in every document, and in every part of a document that was cut."""
     targets_T: Array
-    """int64; the token that follows in the same document. 0 where `weights_T` is 0 for want of a following token."""
+    """int64; the next token of the same document, 0 where there is none (`weights_T` is then 0)."""
     weights_T: Array
-    """float32; 1 where the target counts in the loss, 0 elsewhere (padding, tokens that the assistant did not write)."""
+    """float32; 1 where the target counts in the loss, 0 elsewhere (padding, tokens of other roles than assistant)."""
     cu_seqlens: Array
-    """int32; where documents begin, from 0 to T. Attention stays between two neighbours. Padding is a document of its own."""
+    """int32; where documents begin, from 0 to T.
+
+    Attention stays between two neighbours. Padding is a document of its own.
+    """
     max_seqlen: int
-    """Longest distance between two neighbours in `cu_seqlens`."""
+    """Tokens of the longest document."""

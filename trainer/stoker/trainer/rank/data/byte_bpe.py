@@ -1,6 +1,7 @@
-"""A byte-level BPE tokenizer learned from the corpus, for a run whose model brings none.
+"""A byte-level BPE tokenizer trained on the corpus, for a run whose model has none.
 
-The result is a folder as Hugging Face's tools write it (`tokenizer.json`, `tokenizer_config.json`), and equal for equal corpora and sizes.
+The result is a folder as Hugging Face's tools write it (`tokenizer.json`, `tokenizer_config.json`), and equal for equal
+corpora and sizes.
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ from pathlib import Path
 from blake3 import blake3
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, TrainerConfig
-from stoker.trainer.rank.data.cache import content_digest, only_one
+from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.corpus import cache_folder
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import Conversation, Document, list_files, read_documents
 
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_CHARACTERS = 256 << 20
-"""Text that is looked at, shared equally by the sources; more changes the merges little and costs memory."""
+"""Limit of the text for training, shared equally by the sources. More costs memory and changes the merges little."""
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """ChatML."""
 
 
 def train_tokenizer(config: TrainerConfig, report: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of the tokenizer that `data.tokenizer.vocab_size` and the sources determine; learned once per pod.
+    """The folder of the tokenizer for `data.tokenizer.vocab_size` and the sources; trained once per pod.
 
     Raises:
         DataError: a source is missing, unreadable, or all sources are empty.
     """
     cache = cache_folder(config)
-    with only_one(cache, report):
+    with cache_lock(cache, report):
         folder = cache / f"bpe-{_name(config.data, cache)}"
         if not folder.is_dir():
             report("TrainingTokenizer")
@@ -58,7 +60,7 @@ def _write(folder: Path, data: DataConfig) -> None:
     aside = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    (aside / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))  # its own `save` hides what the disk said
+    (aside / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))  # its own `save` hides errors of the disk
     (aside / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(seen.conversations), indent=1))
     aside.rename(folder)
 
@@ -78,7 +80,10 @@ def _learn(texts: _Seen, vocab_size: int) -> Tokenizer:
 
 
 def _tokenizer_config(conversations: bool) -> dict[str, object]:
-    """A model of conversations stops at the end of a message, one of plain text at the end of a document."""
+    """The tokenizer's configuration.
+
+    Its end-of-sequence token ends a message if there are conversations, else a document.
+    """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": MESSAGE_END if conversations else END_OF_TEXT,
@@ -89,7 +94,7 @@ def _tokenizer_config(conversations: bool) -> dict[str, object]:
 
 
 class _Seen:
-    """The texts of all sources, and what was found on the way."""
+    """The texts of all sources; iterating counts their characters and finds out whether there are conversations."""
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data

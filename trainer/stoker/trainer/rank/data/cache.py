@@ -1,4 +1,4 @@
-"""The folder of tokenised shards that the ranks of a pod share: who may write, and under which name."""
+"""The token cache that the ranks of a pod share: one writer at a time, names by content."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from pathlib import Path
 from blake3 import blake3
 
 from stoker.checkpoint.storage import path_in_errors
-from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.errors import DataError
 
 POLL_S = 0.1
 REPORT_S = 5.0
 
 
 @contextlib.contextmanager
-def only_one(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Held by one process of the machine at a time (a lock that the kernel frees when its holder dies); says that it waits."""
+def cache_lock(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Hold the cache's lock, one process of the machine at a time. Waiting is reported.
+
+    The kernel frees the lock when its holder dies.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as handle:
         reported = time.monotonic()
@@ -43,10 +46,10 @@ def _try_lock(handle: int) -> bool:
 
 
 def content_digest(files: list[Path], folder: Path) -> str:
-    """Digest of the files' contents in their order; names do not count.
+    """Digest of the files' contents in their order, without their names.
 
-    Reading everything again at each start (and in each rank) would be slow, so the digest is kept in `folder` under the files' paths,
-    sizes, times of change and inodes, as make and rsync know files.
+    Reading everything again at each start (and in each rank) would be slow, so the digest is kept in `folder` under the
+    files' paths, sizes, times of change and inodes.
     """
     try:
         seen = blake3(json.dumps([_stat_line(file) for file in files]).encode()).hexdigest()
@@ -61,7 +64,7 @@ def content_digest(files: list[Path], folder: Path) -> str:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """The file appears with all of its content or not at all."""
+    """Write a file that appears with all of its content or not at all."""
     aside = file.with_name(f"{file.name}.{os.getpid()}.part")
     aside.write_bytes(content)
     aside.replace(file)

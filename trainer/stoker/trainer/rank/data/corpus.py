@@ -1,6 +1,7 @@
 """The corpus of a run: every source tokenised and packed, ready to be read at random.
 
-`open_corpus` is called by every rank; one per pod does the work and leaves it in `data.cache_dir`, the others wait for it.
+`open_corpus` is called by every rank; one per pod does the work and leaves it in `data.cache_dir`, the others wait for
+it.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
-from stoker.trainer.rank.data.cache import content_digest, only_one
-from stoker.trainer.rank.data.error import DataError
+from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
 from stoker.trainer.rank.data.source import is_jsonl, list_files, read_documents
 
 FORMAT = 1
-"""Part of every name in the cache: a change of tokenising or packing takes another number."""
+"""Part of every name in the cache. Change it with tokenising or packing."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class PackedSource:
-    """One source as sequences."""
+    """One source, cut into sequences."""
 
     name: str
     shard: Shard
     packing: Packing
     targets: NDArray[np.int64]
-    """[sequences]; positions of each that count in the loss."""
+    """[sequences]; the number of positions that count in the loss."""
 
     def __len__(self) -> int:
         return len(self.packing)
@@ -47,12 +48,15 @@ class Corpus:
     sources: tuple[PackedSource, ...]
     weights: tuple[float, ...]
     validation: tuple[PackedSource, ...]
-    """The validation source, or what each source holds out; empty without validation."""
+    """The validation source, or the held-out part of each source; empty without validation."""
     vocab_size: int
-    """The tokenizer's, at most the model's: every token is below."""
+    """The tokenizer's, at most the model's; every token is smaller."""
     pad_id: int
     fingerprint: str
-    """Of everything that decides which tokens a sample holds: contents, tokenizer, sequence length, packing, weights, held-out share."""
+    """Digest of everything that decides the tokens of a sample.
+
+    Contents, tokenizer, sequence length, packing, weights, held-out share.
+    """
 
     @property
     def num_sequences(self) -> int:
@@ -62,10 +66,10 @@ class Corpus:
 def open_corpus(
     config: TrainerConfig, encoder: Encoder, *, model_vocab_size: int | None = None, report: Report = lambda _: None
 ) -> Corpus:
-    """Tokenise what is not tokenised yet, and open all of it. `report` gets a line about progress now and then.
+    """Tokenise the sources that are not in the cache, and open all of them. `report` gets lines about progress.
 
     Raises:
-        DataError: a source is missing, empty or unreadable, or has tokens that the model does not know.
+        DataError: a source is missing, empty or unreadable, or has tokens outside the model's vocabulary.
     """
     _check_vocabulary(config, encoder, model_vocab_size)
     data, cache = config.data, cache_folder(config)
@@ -98,14 +102,14 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
     size = model_vocab_size or (config.model or {}).get("vocab_size")
     if size is not None and encoder.vocab_size > size:
         raise DataError(
-            f"the tokenizer has {encoder.vocab_size} tokens, the model's vocab_size is {size}: at least as many are needed "
+            f"the tokenizer has {encoder.vocab_size} tokens, the model's vocab_size is {size}; it must not be smaller "
             "(for a tokenizer that is trained, data.tokenizer.vocab_size sets its size)"
         )
 
 
 def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
     files = list_files(source)
-    with only_one(cache, report):
+    with cache_lock(cache, report):
         key = _digest(
             {
                 "format": FORMAT,
@@ -130,34 +134,40 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
 
 
 def _held_out(source: DataSourceConfig, shard: Shard, fraction: float | None) -> NDArray[np.bool_]:
-    """[documents]; which ones validate. Those with the smallest content hashes: growth of the corpus moves few of them, and equal documents stay together."""
+    """[documents]; True for documents of the validation set: those with the smallest content hashes.
+
+    So growth of the corpus moves few of them, and equal documents stay together.
+    """
     if fraction is None:
         return np.zeros(len(shard), dtype=bool)
     count = max(1, math.floor(fraction * len(shard)))
     chosen: NDArray[np.bool_] = shard.hashes <= np.sort(shard.hashes)[count - 1]
     if chosen.all():
         raise DataError(
-            f"data source {source.name}: a validation fraction of {fraction} holds out all of its {len(shard)} documents; at least two different ones are needed"
+            f"data source {source.name}: a validation fraction of {fraction} "
+            f"holds out all of its {len(shard)} documents; "
+            "at least two different ones are needed"
         )
     return chosen
 
 
 def _packed(name: str, shard: Shard, chosen: NDArray[np.bool_], config: TrainerConfig) -> PackedSource:
-    """Only the `chosen` documents, in sequences of the configured length."""
+    """Pack the `chosen` documents into sequences of the configured length."""
     length = config.training.sequence_length
     tokens = np.where(chosen, shard.lengths, 0)
     if shard.learned is not None:
         tokens[_nothing_to_learn(shard, length)] = 0
     if (tokens > 1).sum() == 0:
         raise DataError(
-            f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; training.sequence_length must be larger"
+            f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; "
+            "training.sequence_length must be larger"
         )
     packing = pack(tokens, shard.whole, length, several=config.data.packing)
     return PackedSource(name, shard, packing, _targets(shard, packing))
 
 
 def _nothing_to_learn(shard: Shard, length: int) -> NDArray[np.bool_]:
-    """[documents]; those that are shortened before the first token that counts."""
+    """[documents]; True for conversations that are cut before their first token that counts."""
     assert shard.learned is not None
     seen = np.concatenate([[0], np.cumsum(shard.learned, dtype=np.int64)])
     first_target = np.minimum(shard.offsets[:-1] + 1, shard.offsets[1:])

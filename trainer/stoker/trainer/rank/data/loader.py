@@ -1,7 +1,8 @@
-"""Hands each rank its micro-batches: every layout sees the same global ones, in the same order, at any step.
+"""The data loader: the micro-batches of each rank. Every layout trains the same global ones in the same order.
 
-Step s (the first is 0; a run that has finished k steps goes on with step k) trains the samples `s * global_batch_size` and the following
-ones. They form `global_batch_size / micro_batch_size` micro-batches, of which each data-parallel rank takes one contiguous, equal run.
+Step s (the first is 0; a run that has finished k steps goes on with step k) trains the samples `s * global_batch_size`
+and the following ones. They form `global_batch_size / micro_batch_size` micro-batches, of which each data-parallel rank
+takes one contiguous, equal run.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
-from stoker.trainer.rank.data.error import DataError
-from stoker.trainer.rank.data.order import Order, Place, permute
+from stoker.trainer.rank.data.order import Order, Sample, permute
 from stoker.trainer.rank.data.pack import Span
 
 
 class Loader:
-    """Reads a corpus in the order of a run. Holds no position: every answer depends on the arguments alone."""
+    """Reads a corpus in the order of a run. It has no position: every result depends on the arguments alone."""
 
     def __init__(self, corpus: Corpus, config: TrainerConfig) -> None:
         training = config.training
         if training.global_batch_size % training.micro_batch_size:
             raise ConfigError(
-                f"training.global_batch_size {training.global_batch_size} is not a multiple of micro_batch_size {training.micro_batch_size}"
+                f"training.global_batch_size {training.global_batch_size} is not a multiple of "
+                f"micro_batch_size {training.micro_batch_size}"
             )
         self.corpus = corpus
         self.seed = training.seed
@@ -55,31 +57,37 @@ class Loader:
         count = self.global_batch_size // self.micro_batch_size
         if count % dp_size:
             raise ConfigError(
-                f"global_batch_size {self.global_batch_size} / micro_batch_size {self.micro_batch_size} = {count} micro-batches "
-                f"cannot be shared equally by {dp_size} data-parallel ranks"
+                f"global_batch_size {self.global_batch_size} / micro_batch_size {self.micro_batch_size} = {count} "
+                f"micro-batches cannot be shared equally by {dp_size} data-parallel ranks"
             )
         share = self.global_batch_size // dp_size
         first = step * self.global_batch_size + dp_rank * share
-        places = self.order.samples(first, first + share)
+        samples = self.order.samples(first, first + share)
         for start in range(0, share, self.micro_batch_size):
-            yield self._micro_batch(self.corpus.sources, places[start : start + self.micro_batch_size])
+            yield self._micro_batch(self.corpus.sources, samples[start : start + self.micro_batch_size])
 
     def target_tokens(self, step: int) -> int:
-        """Targets that count in the loss of step `step`, over all ranks."""
+        """The number of targets that count in the loss of step `step`, over all ranks."""
         first = step * self.global_batch_size
-        places = self.order.samples(first, first + self.global_batch_size)
-        return sum(int(self.corpus.sources[place.source].targets[place.sequence]) for place in places)
+        samples = self.order.samples(first, first + self.global_batch_size)
+        return sum(int(self.corpus.sources[sample.source].targets[sample.sequence]) for sample in samples)
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
-        """This rank's part of the validation set; as many micro-batches on every rank, the last ones of the last rank may be all padding."""
-        places = self._validation_places()
-        count = -(-len(places) // (self.micro_batch_size * dp_size))
+        """This rank's part of the validation set.
+
+        Every rank has the same number of micro-batches; the last may be all padding.
+        """
+        samples = self._validation_samples()
+        count = -(-len(samples) // (self.micro_batch_size * dp_size))
         first = dp_rank * count * self.micro_batch_size
         for start in range(first, first + count * self.micro_batch_size, self.micro_batch_size):
-            yield self._micro_batch(self.corpus.validation, places[start : start + self.micro_batch_size])
+            yield self._micro_batch(self.corpus.validation, samples[start : start + self.micro_batch_size])
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Where the run stands after `step` steps: what a checkpoint keeps. Counters give the position exactly; there is nothing else to restore."""
+        """Where the run stands after `step` steps: what a checkpoint keeps.
+
+        Counters give the position exactly; there is nothing else to restore.
+        """
         return {
             "step": step,
             "samples": step * self.global_batch_size,
@@ -89,7 +97,7 @@ class Loader:
         }
 
     def check(self, cursor: Mapping[str, Any]) -> None:
-        """Make sure that going on at `cursor` continues the same order.
+        """Check that a resume at `cursor` continues the same order.
 
         Raises:
             DataError: the corpus, its packing, the seed or the global batch size are not those of the checkpoint.
@@ -105,14 +113,14 @@ class Loader:
         ]
         if wrong:
             raise DataError(
-                f"the data is not that of the checkpoint at step {step}: {'; '.join(wrong)} "
-                "(the fingerprint covers contents, tokenizer, sequence_length, packing, weights and the held-out fraction)"
+                f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)} "
+                "(the fingerprint covers contents, tokenizer, sequence_length, packing, weights, held-out fraction)"
             )
 
-    def _validation_places(self) -> list[Place]:
-        """At most `max_sequences`, spread over all validation data by a fixed permutation."""
+    def _validation_samples(self) -> list[Sample]:
+        """At most `max_sequences` sequences, chosen from all validation data by a fixed permutation."""
         every = [
-            Place(index, sequence)
+            Sample(index, sequence)
             for index, source in enumerate(self.corpus.validation)
             for sequence in range(len(source))
         ]
@@ -121,32 +129,33 @@ class Loader:
             return []
         return [every[index] for index in sorted(permute(np.arange(chosen), len(every), "validation").tolist())]
 
-    def _micro_batch(self, sources: Sequence[PackedSource], places: Sequence[Place]) -> MicroBatch:
+    def _micro_batch(self, sources: Sequence[PackedSource], samples: Sequence[Sample]) -> MicroBatch:
         page = _Page(self.micro_batch_size * self.sequence_length, self.corpus.pad_id)
         for row in range(self.micro_batch_size):
-            if row < len(places):
-                source = sources[places[row].source]
-                for span in source.packing.sequence(places[row].sequence):
+            if row < len(samples):
+                source = sources[samples[row].source]
+                for span in source.packing.sequence(samples[row].sequence):
                     page.write(source, span)
             page.pad_to((row + 1) * self.sequence_length)
         if max(page.tokens_T.max(), page.targets_T.max()) >= self.corpus.vocab_size:
-            self._refuse(sources, places)
+            self._refuse(sources, samples)
         return page.micro_batch()
 
-    def _refuse(self, sources: Sequence[PackedSource], places: Sequence[Place]) -> NoReturn:
-        """On the device such a token would read and train a row of nowhere."""
+    def _refuse(self, sources: Sequence[PackedSource], samples: Sequence[Sample]) -> NoReturn:
+        """Raise DataError for a token outside the vocabulary, which on the device would read and train other memory."""
         allowed = f"the tokenizer's vocabulary has {self.corpus.vocab_size}, from 0 on"
-        for place in places:
-            source = sources[place.source]
-            for span in source.packing.sequence(place.sequence):
+        for sample in samples:
+            source = sources[sample.source]
+            for span in source.packing.sequence(sample.sequence):
                 begin = int(source.shard.offsets[span.document]) + span.start
                 largest = int(source.shard.tokens[begin : begin + span.length + 1].max())
                 if largest >= self.corpus.vocab_size:
                     raise DataError(
-                        f"data source {source.name}: document {span.document} of the tokenised shard {source.shard.folder} holds token {largest}; "
+                        f"data source {source.name}: document {span.document} of the tokenised shard "
+                        f"{source.shard.folder} holds token {largest}; "
                         f"{allowed}; delete the folder to tokenise again"
                     )
-        raise DataError(f"the token that pads is {self.corpus.pad_id}; {allowed}")
+        raise DataError(f"the padding token is {self.corpus.pad_id}; {allowed}")
 
 
 class _Page:
@@ -184,7 +193,7 @@ class _Page:
         )
 
     def _take(self, length: int) -> slice:
-        """The next `length` places as a document of their own."""
+        """The next `length` samples as a document of their own."""
         start = self.starts[-1]
         self.starts.append(start + length)
         room = slice(start, start + length)

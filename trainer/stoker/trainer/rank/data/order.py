@@ -1,7 +1,8 @@
-"""Which sequence is the n-th sample of a run: a pure function of the seed and of n, so no layout and no restart can change the order.
+"""The order of samples: a pure function of seed and index, so that no layout and no restart can change it.
 
-Each source is walked epoch by epoch through a keyed permutation that is computed, not stored: any sample is found without the ones before.
-The arithmetic is ours (not a library's generator), because a run must find the same order after an upgrade.
+Each source is walked epoch by epoch through a keyed permutation that is computed, not stored: any sample is found
+without the earlier ones. The arithmetic is our own, not a library's generator, because a run must find the same order
+after an upgrade.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class Place:
-    """A sequence of one source."""
+class Sample:
+    """One sample of the run: a sequence of one source."""
 
     source: int
     sequence: int
@@ -37,14 +38,14 @@ class Order:
     sizes: tuple[int, ...]
     weights: tuple[float, ...]
 
-    def samples(self, first: int, last: int) -> list[Place]:
+    def samples(self, first: int, last: int) -> list[Sample]:
         """The samples `first` to `last - 1`, counted from the start of the run."""
         sources, ranks = mix(np.arange(first, last, dtype=np.int64), self.weights)
         sequences = np.zeros_like(ranks)
         for source, size in enumerate(self.sizes):
             chosen = sources == source
             sequences[chosen] = self._sequences(source, size, ranks[chosen])
-        return [Place(int(source), int(sequence)) for source, sequence in zip(sources, sequences, strict=True)]
+        return [Sample(int(source), int(sequence)) for source, sequence in zip(sources, sequences, strict=True)]
 
     def _sequences(self, source: int, size: int, ranks: Indices) -> Indices:
         found = np.empty_like(ranks)
@@ -56,10 +57,11 @@ class Order:
 
 
 def mix(samples: Indices, weights: Sequence[float]) -> tuple[Indices, Indices]:
-    """Source of each sample, and how many samples that source gave before it.
+    """The source of each sample, and the number of earlier samples of that source.
 
-    Every stretch of the run holds each source's share: the first source takes sample n when `floor((n + 1) * share)` exceeds `floor(n * share)`,
-    the others share the rest in the same way. Exact (rational numbers), so sample 10**12 is as right as sample 0.
+    Every stretch of the run holds each source's share: the first source takes sample n when `floor((n + 1) * share)`
+    exceeds `floor(n * share)`, the others share the rest in the same way. Exact (rational numbers), so sample 10**12 is
+    as right as sample 0.
     """
     sources = np.empty_like(samples)
     ranks = np.empty_like(samples)
@@ -79,8 +81,11 @@ def mix(samples: Indices, weights: Sequence[float]) -> tuple[Indices, Indices]:
 
 
 def permute(indices: Indices, size: int, key: str) -> Indices:
-    """Where a keyed permutation of `0 .. size - 1` sends each index: a Feistel network on the next even power of two,
-    repeated for results that fall outside (Black and Rogaway's cycle walking)."""
+    """The image of each index under a keyed permutation of `0 .. size - 1`.
+
+    A Feistel network on the next even power of two, repeated for results that fall outside (Black and Rogaway's cycle
+    walking).
+    """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = _round_keys(key)
     values = _feistel(indices.astype(np.uint64), half_bits, keys)

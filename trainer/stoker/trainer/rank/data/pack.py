@@ -1,7 +1,7 @@
-"""Laying documents into sequences of equal length: pure arithmetic on document lengths, no token is read here.
+"""Packing of documents into sequences of equal length: pure arithmetic on document lengths; no token is read.
 
-A document of n tokens trains n - 1 positions (token i predicts token i + 1). A sequence holds spans of positions of several documents,
-or of one document when packing is off; what no span fills is padding.
+A document of n tokens trains n - 1 positions (token i predicts token i + 1). A sequence holds spans of positions of
+several documents, or of one document when packing is off; the rest is padding.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Packing:
 def pack(document_tokens: ArrayLike, whole: ArrayLike, sequence_length: int, *, several: bool) -> Packing:
     """Lay documents (given by their token counts) into sequences of `sequence_length` positions.
 
-    With `several`, each span goes into the sequence that it fills best, longest spans first (best-fit decreasing: above 99 % full on
-    natural text); else every span gets a sequence of its own. A longer document is cut into spans of `sequence_length`; one that is
-    marked in `whole` keeps only its first span. The result depends on the arguments alone.
+    With `several`, each span goes into the sequence that it fills best, longest spans first (best-fit decreasing: above
+    99 % full on natural text); else every span gets a sequence of its own. A longer document is cut into spans of
+    `sequence_length`; one that is marked in `whole` keeps only its first span. The result depends on the arguments
+    alone.
     """
     spans = _spans(np.asarray(document_tokens, dtype=np.int64), np.asarray(whole, dtype=bool), sequence_length)
     if not several:
@@ -69,7 +70,10 @@ def _spans(tokens: Indices, whole: NDArray[np.bool_], sequence_length: int) -> I
 
 
 def _best_fit(lengths: Indices, sequence_length: int) -> Indices:
-    """Sequence of each span; `lengths` fall. `rooms` has bit r set while an open sequence has exactly r positions left."""
+    """Sequence of each span;
+
+    `lengths` fall. `rooms` has bit r set while an open sequence has exactly r positions left.
+    """
     sequences = np.empty(len(lengths), dtype=np.int64)
     count = int((lengths == sequence_length).sum())  # these fill a sequence each
     sequences[:count] = np.arange(count)

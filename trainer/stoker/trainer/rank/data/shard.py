@@ -1,6 +1,7 @@
 """A tokenised source on disk: memory-mapped arrays that every rank of a pod shares.
 
-A shard folder appears whole (written aside, then renamed) and never changes; its name says which contents and which tokenizer it is of.
+A shard folder appears whole (written aside, then renamed) and never changes; its name says which contents and which
+tokenizer it is of.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.batch import Array
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.source import Conversation, Document
 
 BATCH_CHARACTERS = 1 << 20
-"""Text handed to the tokenizer at once."""
+"""Size of the batches that are given to the tokenizer."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A document as token ids. `learned` tells for each token whether it may be a target; None means all of them."""
+    """A document as token ids. `learned` is True for each token that may be a target; None means all of them."""
 
     ids: Sequence[int]
     learned: Sequence[bool] | None = None
 
 
 class Encoder(Protocol):
-    """What turns documents into tokens."""
+    """Turns documents into tokens."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -61,11 +62,11 @@ class Shard:
     learned: NDArray[np.uint8] | None
     """[tokens]; 0 for a token that is never a target. None: every token may be one."""
     offsets: NDArray[np.int64]
-    """[documents + 1]; where each document begins."""
+    """[documents + 1]; the start of each document."""
     whole: NDArray[np.uint8]
     """[documents]; 1 for a conversation, which is shortened where plain text would be split."""
     hashes: NDArray[np.uint64]
-    """[documents]; of the document's content. They decide what is held out for validation."""
+    """[documents]; content hashes, which decide what is held out for validation."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -141,7 +142,7 @@ class _Written:
             self.characters += characters(document)
 
     def _add_mask(self, encoded: Encoded, count: int) -> None:
-        """The mask's file is filled for all documents, and used only if one of them has something that is not learned."""
+        """Write the mask of one document. The file is kept only if some document has tokens that are not learned."""
         mask = (
             np.ones(count, dtype=np.uint8) if encoded.learned is None else np.asarray(encoded.learned, dtype=np.uint8)
         )
@@ -159,7 +160,7 @@ class _Written:
 
 
 def content_hash(document: Document) -> int:
-    """64 bits of the document's content: the same text always falls on the same side of a split."""
+    """64-bit hash of the content: equal texts always fall on the same side of a split."""
     content = json.dumps(document.messages) if isinstance(document, Conversation) else document.text
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 

@@ -1,12 +1,15 @@
-"""Storage: from the path of a source to its documents, in an order that does not depend on the machine.
+"""Data sources: from a path to its documents, in an order that does not depend on the machine.
 
-A path is a file, a folder (every file below it whose name and folders do not start with a dot) or a glob pattern (`**` goes down).
+A path is a file, a folder (every file below it whose name and folders do not start with a dot) or a glob pattern (`**`
+goes down).
 
-* Text (UTF-8): a file is a document. A larger one than `PIECE_BYTES` is cut at line ends, at a blank line where one is near, into
-  documents of about that size, so that no file has to fit into memory; `ends` is true for the last piece only.
-* JSONL (`.jsonl`, `.ndjson`, or `format: jsonl`): a line is a document: `{"text": "..."}`, or `{"messages": [{"role", "content"}, ...]}`.
+* Text (UTF-8): a file is a document. A larger one than `PIECE_BYTES` is cut at line ends, at a blank line where one is
+  near, into documents of about that size, so that no file has to fit into memory; `ends` is true for the last piece
+  only.
+* JSONL (`.jsonl`, `.ndjson`, or `format: jsonl`): a line is a document: `{"text": "..."}`, or `{"messages": [{"role",
+  "content"}, ...]}`.
 
-Empty files, lines and texts hold no document and are passed over; anything that cannot be read is a `DataError`.
+Empty files, lines and texts are skipped; input that cannot be read is a `DataError`.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
-from stoker.trainer.rank.data.error import DataError
 
 PIECE_BYTES = 256 << 10
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 ROLES = ("system", "user", "assistant", "tool")
-ABOUT_THE_LINE = ("id", "meta", "metadata", "source", "timestamp", "url")
-"""Fields that say where a line comes from. They are passed over; any other unknown field is refused, because it may be meant to be learned."""
+ORIGIN_FIELDS = ("id", "meta", "metadata", "source", "timestamp", "url")
+"""Fields about the origin of a line, which are skipped. Other fields are refused: they could be training data."""
 
 Message = dict[str, str]
 
@@ -40,7 +43,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages `{role, content}`; only what the assistant says is learned."""
+    """Messages `{role, content}`; only the assistant's tokens are learned."""
 
     messages: tuple[Message, ...]
     where: str = field(default="", compare=False)
@@ -121,7 +124,8 @@ def _decode(content: bytes, where: str, offset: int = 0) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: byte {offset + error.start} is not UTF-8 text ({error.reason}); convert the file or leave it out (a glob pattern selects files)"
+            f"{where}: byte {offset + error.start} is not UTF-8 text ({error.reason}); "
+            "convert the file or leave it out (a glob pattern selects files)"
         ) from error
 
 
@@ -134,10 +138,11 @@ def _parse_line(line: bytes, where: str) -> Document:
         raise DataError(f"{where}: not JSON ({error}); every line must be one JSON object") from error
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a JSON object is needed, got {type(fields).__name__}")
-    unknown = sorted(set(fields) - {"text", "messages", *ABOUT_THE_LINE})
+    unknown = sorted(set(fields) - {"text", "messages", *ORIGIN_FIELDS})
     if unknown or ("text" in fields) == ("messages" in fields):
         raise DataError(
-            f"{where}: exactly one of text and messages is needed, got {sorted(fields)}; also allowed: {', '.join(ABOUT_THE_LINE)}"
+            f"{where}: exactly one of text and messages is needed, got {sorted(fields)}; "
+            f"also allowed: {', '.join(ORIGIN_FIELDS)}"
         )
     if "messages" in fields:
         return Conversation(_parse_messages(fields["messages"], where), where)

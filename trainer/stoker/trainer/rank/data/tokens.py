@@ -1,4 +1,4 @@
-"""The tokenizer of a run, and how documents become tokens with it."""
+"""The encoder of a run: its tokenizer, and the encoding of documents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from stoker.model.tokenizer import Tokenizer, TokenizerError
 from stoker.model.travelling_files import read_travelling_files
 from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.byte_bpe import train_tokenizer
-from stoker.trainer.rank.data.error import DataError
 from stoker.trainer.rank.data.shard import Encoded
 from stoker.trainer.rank.data.source import Conversation, Document, Text
 
@@ -20,7 +20,7 @@ Report = Callable[[str], None]
 def open_encoder(
     config: TrainerConfig, weights_files: Mapping[str, bytes], report: Report = lambda _: None
 ) -> TokenEncoder:
-    """The encoder that `data.tokenizer` asks for. `weights_files`: the tokenizer files of the starting weights, if they have any.
+    """Open the encoder of `data.tokenizer`. `weights_files`: the tokenizer files of the initial weights, if any.
 
     Raises:
         ConfigError: `path` is missing where it is needed, or given where it is not.
@@ -44,7 +44,10 @@ def open_encoder(
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """`Encoder` over a tokenizer of the model. A text gets what the tokenizer puts around texts, and the end-of-sequence token where it ends."""
+    """`Encoder` over a tokenizer of the model.
+
+    A text gets what the tokenizer puts around texts, and the end-of-sequence token where it ends.
+    """
 
     tokenizer: Tokenizer
 
@@ -63,17 +66,20 @@ class TokenEncoder:
 
     @property
     def end_id(self) -> int | None:
-        """Ends a text; None where the tokenizer knows no such token."""
+        """The token that ends a text; None if the tokenizer has none."""
         own = self.tokenizer.special_id("eos_token")
         return own if own is not None else next(iter(self.tokenizer.eos_ids), None)
 
     @property
     def pad_id(self) -> int:
-        """Fills up sequences; any token will do, because nothing attends to padding or learns from it."""
+        """The padding token. Any token will do, because padding is neither attended to nor learned."""
         return next((number for number in (self.tokenizer.pad_id, self.end_id) if number is not None), 0)
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
-        """In the order of `documents`. Raises DataError with the document's place where the chat template refuses it."""
+        """In the order of `documents`.
+
+        Raises DataError with the document's place where the chat template refuses it.
+        """
         texts = [document for document in documents if isinstance(document, Text)]
         encoded = iter(self._encode_texts(texts))
         return [
@@ -92,7 +98,7 @@ class TokenEncoder:
         except ValueError as error:
             raise DataError(f"{conversation.where}: {error}") from error
         if not any(tokens.mask):
-            raise DataError(f"{conversation.where}: the assistant says nothing, so there is nothing to learn")
+            raise DataError(f"{conversation.where}: the assistant's messages are empty, so there is nothing to learn")
         return Encoded(tokens.ids, tokens.mask)
 
 

@@ -1,7 +1,10 @@
-"""Gradients of causal attention over packed sequences. No atomics: every gradient is summed by one program in a fixed order, so a backward pass repeats bitwise.
+"""Gradients of causal attention over packed sequences.
 
-The weights are made again from the scores and the forward's log-sums. One kernel walks the queries for each tile of keys (gradients of k and v), one walks the keys for each tile of queries (gradient of q).
-T tokens, S sequences, N heads, K kv heads, G = N / K, H head_dim; a row is a (query, head) pair as in the forward kernel.
+No atomics: every gradient is summed by one program in a fixed order, so a backward pass repeats bitwise.
+
+The weights are made again from the scores and the forward's log-sums. One kernel walks the queries for each tile of
+keys (gradients of k and v), one walks the keys for each tile of queries (gradient of q). T tokens, S sequences, N
+heads, K kv heads, G = N / K, H head_dim; a row is a (query, head) pair as in the forward kernel.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -154,7 +157,10 @@ def attention_key_grad_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (kv head, tile of keys): gradients of its k and v, from every query that sees them. The first tiles, which most queries see, start first."""
+    """Program (kv head, tile of keys): gradients of its k and v, from every query that sees them.
+
+    The first tiles, which most queries see, start first.
+    """
     TILE_QUERIES: tl.constexpr = BLOCK_M // G
     kv_head = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)

@@ -1,4 +1,7 @@
-"""Attention by cuDNN through torch, which knows neither packing nor windows: documents of one length. T tokens, L tokens of a document, N heads, K kv heads, H head_dim."""
+"""Attention by cuDNN through torch, which takes neither packing nor windows: documents of one length.
+
+T tokens, L tokens of a document, N heads, K kv heads, H head_dim.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Attention of one query per sequence over a block cache. The keys of a sequence are cut into splits that different programs read at the same time; the last one to finish puts their results together.
+"""Attention of one query per sequence over a block cache.
 
-The number of splits follows from the number of rows alone, so a launch can be captured in a graph: splits beyond a sequence's end leave at once. The parts are added in the order of the splits, so a
-result repeats bitwise. S sequences, N heads, K kv heads, G = N / K, H head_dim.
+The keys of a sequence are cut into splits that different programs read at the same time; the last one to finish puts
+their results together.
+
+The number of splits follows from the number of rows alone, so a launch can be captured in a graph: splits beyond a
+sequence's end leave at once. The parts are added in the order of the splits, so a result repeats bitwise. S sequences,
+N heads, K kv heads, G = N / K, H head_dim.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -22,7 +26,7 @@ from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How a split's keys are taken."""
+    """The way a split's keys are taken."""
 
     keys: int
     """Keys of one tile."""
@@ -55,7 +59,11 @@ def attend_decode(
     config: DecodeConfig | None = None,
     min_keys: int | None = None,
 ) -> Tensor:
-    """out_TNH, whose row i is sequence i's query; further rows are not touched. k and v are [blocks, block_size, K, H] views of one layer. A sequence of length 0 gives zeros."""
+    """out_TNH, whose row i is sequence i's query; further rows are not touched. k and v are [blocks, block_size, K, H]
+    views of one layer.
+
+    A sequence of length 0 gives zeros.
+    """
     check_scale(scale)
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device) if out_TNH is None else out_TNH
     if num_sequences == 0:

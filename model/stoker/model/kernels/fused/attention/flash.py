@@ -1,4 +1,6 @@
-"""Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled for each new kind of call."""
+"""Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled
+for each new kind of call.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Causal attention of many queries: packed sequences in the trainer, chunks over a block cache in the engine. One kernel for both.
+"""Causal attention of many queries: packed sequences in the trainer, chunks over a block cache in the engine.
 
-A query's result depends on its sequence alone: keys are taken in tiles of a fixed size from position 0 (or from the tile where its tile's window begins), and tiles that a row cannot see change no bit of it.
-So the bits are the same packed or paged, whole or in chunks, in whatever batch. T tokens, S sequences, N heads, K kv heads, G = N / K, H head_dim.
+One kernel for both.
+
+A query's result depends on its sequence alone: keys are taken in tiles of a fixed size from position 0 (or from the
+tile where its tile's window begins), and tiles that a row cannot see change no bit of it. So the bits are the same
+packed or paged, whole or in chunks, in whatever batch. T tokens, S sequences, N heads, K kv heads, G = N / K, H
+head_dim.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,7 +27,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """How the work is cut. Part of the result's bits, so it depends on dtype and head size only."""
+    """The tiling of the work. It is part of the result's bits, so it depends on dtype and head size only."""
 
     rows: int
     keys: int
@@ -73,8 +77,9 @@ def attend_forward(
 ) -> Tensor:
     """out_TNH, and into `lse_TN` (float32) the log2 of each row's sum where it is given.
 
-    Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B]; `query_start` may begin behind 0.
-    Rows that belong to no sequence are not written.
+    Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with
+    `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B]; `query_start` may begin behind 0. Rows that belong to
+    no sequence are not written.
     """
     check_scale(scale)
     num_tokens, num_heads, head_dim = q_TNH.shape

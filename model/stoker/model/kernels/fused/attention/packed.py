@@ -1,4 +1,7 @@
-"""Causal attention over packed sequences for training: which kernels do it is the caller's choice, made once. T tokens, N heads, K kv heads, H head_dim."""
+"""Causal attention over packed sequences for training: which kernels do it is the caller's choice, made once.
+
+T tokens, N heads, K kv heads, H head_dim.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def packed_attention(
 def attend_equal(
     q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
-    """cuDNN's kernels for documents of one length; it plans anew for each shape, so what it does not know (several lengths, windows) goes to ours."""
+    """Compute documents of one length by cuDNN, and others by our own kernels.
+
+    cuDNN plans anew for each shape; several lengths and windows go to ours.
+    """
     longest = max(sequences.lengths)
     if window is not None or min(sequences.lengths) != longest:
         return attend_packed(q_TNH, k_TKH, v_TKH, sequences, scale, window)

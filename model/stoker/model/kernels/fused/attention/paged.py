@@ -1,4 +1,7 @@
-"""Attention over a block cache for the engine: split-KV decode and chunked prefill, always our own kernels. T tokens, S sequences, N heads, H head_dim."""
+"""Attention over a block cache for the engine: split-KV decode and chunked prefill, always our own kernels.
+
+T tokens, S sequences, N heads, H head_dim.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from stoker.model.kernels.sequences import DeviceSequences
 def paged_attention(
     q_TNH: Tensor, cache: Tensor, layer: int, sequences: DeviceSequences, scale: float, window: int | None
 ) -> Tensor:
-    """A decode step is one launch over all rows of q, padding included; a mixed step is one over the sequences of one token, which come first, and one over the others.
+    """A decode step is one launch over all rows of q, padding included; a mixed step is one over the sequences of one
+    token, which come first, and one over the others.
 
     The first gives zeros for padding, whose rows may be prompts': the second must come after it.
     """
@@ -40,7 +44,10 @@ def paged_attention(
 def paged_attention_deterministic(
     q_TNH: Tensor, cache: Tensor, layer: int, sequences: DeviceSequences, scale: float, window: int | None
 ) -> Tensor:
-    """Every token takes the kernel that the trainer's forward takes, so a row's bits depend on its sequence alone. Rows of padded sequences are zero."""
+    """Compute every token by the kernel of the trainer's forward, so a row's bits depend on its sequence alone.
+
+    Rows of padded sequences are zero.
+    """
     k, v = cache[:, layer, 0], cache[:, layer, 1]
     out_TNH = torch.zeros(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     attend_prefill(q_TNH, k, v, sequences, 0, scale, window, out_TNH)

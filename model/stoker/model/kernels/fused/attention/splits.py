@@ -1,4 +1,7 @@
-"""Into how many splits the keys of a decode step are cut, and where the splits leave their parts. Free of Triton, so that buffers can be planned anywhere."""
+"""Into how many splits the keys of a decode step are cut, and where the splits leave their parts.
+
+Free of Triton, so that buffers can be planned anywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 
 MAX_SPLITS = 32
 MIN_SPLITS = 4
-"""Also where there are programs enough: the longest sequences must not be the last to finish."""
+"""Used also where there are enough programs: the longest sequences must not be the last to finish."""
 WANTED_PROGRAMS = 4096
 SMALL_PROGRAMS = 16
 """Sequences times kv heads of what is a small launch."""
@@ -24,7 +27,9 @@ def is_small(num_rows: int, num_kv_heads: int) -> bool:
 
 
 def split_keys(num_rows: int, num_kv_heads: int) -> int:
-    """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way through memory."""
+    """Fewest keys of a split: with few programs time is the longest chain of tiles, with many it is the parts' way
+    through memory.
+    """
     if is_small(num_rows, num_kv_heads):
         return 32
     programs = num_rows * num_kv_heads
@@ -32,7 +37,9 @@ def split_keys(num_rows: int, num_kv_heads: int) -> int:
 
 
 class DecodeScratch:
-    """Made once for a size, so that graphs keep the addresses; launches that follow one another on a stream may share it."""
+    """Made once for a size, so that graphs keep the addresses; launches that follow one another on a stream may share
+    it.
+    """
 
     def __init__(
         self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device | str

@@ -1,7 +1,8 @@
-"""What the attention kernels share: which sequence a tile of queries belongs to, where a tile's keys lie, and one step of the running softmax.
+"""What the attention kernels share: which sequence a tile of queries belongs to, where a tile's keys lie, and one step
+of the running softmax.
 
-Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by side, so that keys and values are read once for all of them.
-Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
+Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by side, so that keys and values are read
+once for all of them. Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,7 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
-    """The sequence of tile number `tile`: sequence i owns the tiles from query_start[i] // TILE_QUERIES + i on, so that nothing has to be counted beforehand."""
+    """The sequence of tile number `tile`: sequence i owns the tiles from query_start[i] // TILE_QUERIES + i on, so that
+    nothing has to be counted beforehand.
+    """
     low = tile * 0
     high = low + num_sequences
     while high - low > 1:
@@ -26,7 +29,10 @@ def find_sequence(tile, query_start, num_sequences, TILE_QUERIES: tl.constexpr):
 
 @triton.jit
 def tile_blocks(begin, end, table, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The block of the tile of keys at `begin`, or of each of its keys where blocks are smaller. Nothing beyond `end` is read, and there the answer is any block. Asked for one tile ahead, it costs no wait."""
+    """The block of the tile of keys at `begin`, or of each of its keys where blocks are smaller.
+
+    Nothing beyond `end` is read, and there the answer is any block. Asked for one tile ahead, it costs no wait.
+    """
     if BLOCK_SIZE == 0:
         blocks = tl.cast(begin, tl.int32)
     elif BLOCK_SIZE % BLOCK_N == 0:
@@ -39,7 +45,11 @@ def tile_blocks(begin, end, table, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constex
 
 @triton.jit
 def key_places(begin, blocks, stride_block, stride_row, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the keys of a tile lie, in elements: (int64 place of the tile, [BLOCK_N] offsets of its rows from there). BLOCK_SIZE 0: one after another; else in the given blocks."""
+    """Return where the keys of a tile lie, in elements.
+
+    (int64 place of the tile, [BLOCK_N] offsets of its rows from there). BLOCK_SIZE 0: one after another; else in the
+    given blocks.
+    """
     rows = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE == 0:
         place = tl.cast(begin, tl.int64) * stride_row
@@ -69,7 +79,9 @@ def load_rows(base, offsets, is_row, HEAD_DIM: tl.constexpr, H: tl.constexpr, MA
 
 @triton.jit
 def softmax_step(q, k, v, out, biggest, total, visible, scale_log2, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of keys: (out, biggest, total) of the rows. A tile that is wholly hidden from a row leaves its bits as they are."""
+    """One tile of keys: (out, biggest, total) of the rows. A tile that is wholly hidden from a row leaves its bits as
+    they are.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))

@@ -1,4 +1,7 @@
-"""What changes logits before anything else: additions, then penalties of the tokens that were seen. L longest sequence."""
+"""Changes of logits before anything else: additions, then penalties of the tokens that were seen.
+
+L longest sequence.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Where a row's limit lies: a range of logits, made narrower by passes over the row until few logits are in it.
+"""The range of logits in which a row's limit lies, made narrower until few logits are in it.
 
-The first range comes from the parts' largest logits alone: of a peaked row, or with a small top-k, few parts reach into it, and only those are read again. Another is cut into equal ranges by every pass, whose
-sums say in which the limit lies; each pass works that out from the sums of the last, and does nothing where few logits of each split are expected in the range. A row with both top-k and top-p is not made
-narrower, because top-p's limit lies elsewhere. B rows, N splits of a row, P parts of a row.
+The first range comes from the parts' largest logits alone: of a peaked row, or with a small top-k, few parts reach into
+it, and only those are read again. Another is cut into equal ranges by every pass, whose sums say in which the limit
+lies; each pass works that out from the sums of the last, and does nothing where few logits of each split are expected
+in the range. A row with both top-k and top-p is not made narrower, because top-p's limit lies elsewhere. B rows, N
+splits of a row, P parts of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ NO_WEIGHT = tl.constexpr(110.0)
 
 
 UNKNOWN = tl.constexpr(1e9)
-"""More than are few."""
+"""Largest number that counts as few."""
 
 
 @triton.jit
@@ -52,7 +54,8 @@ def store_bracket(brackets, place, low, high, above, expected):
 
 @triton.jit
 def load_bracket(brackets, place):
-    """`low` belongs to the range, `high` does not; `above`: how many logits have at least `high`, or their weight; `expected`: how many of a split may lie in the range.
+    """`low` belongs to the range, `high` does not; `above`: how many logits have at least `high`, or their weight;
+    `expected`: how many of a split may lie in the range.
 
     An infinite `low`: the row has no limit.
     """
@@ -62,13 +65,16 @@ def load_bracket(brackets, place):
 
 @triton.jit
 def bound_kernel(
-    seats, numbers, biggest, totals, row_biggest, part_maxima, brackets, wanted, hit_parts, hit_counts, vocab_size, splits,
+    seats, numbers, biggest, totals, row_biggest, part_maxima, brackets, wanted, hit_parts, hit_counts, vocab_size,
+    splits,
     SPLITS: tl.constexpr, SPLIT_PARTS: tl.constexpr, FEW_PARTS: tl.constexpr, PIVOTS: tl.constexpr,
     ROUNDS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One row: its largest logit, the first range, how many tokens or how much weight the limit leaves, and which parts reach into the range, if they are few.
+    """One row: its largest logit, the first range, how many tokens or how much weight the limit leaves, and which parts
+    reach into the range, if they are few.
 
-    A row has at least as many tokens, and as much weight, as the largest logits of its parts have. And all logits of less weight than (1 - p) / V of the sum weigh less than 1 - p together.
+    A row has at least as many tokens, and as much weight, as the largest logits of its parts have. And all logits of
+    less weight than (1 - p) / V of the sum weigh less than 1 - p together.
     """
     wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -139,7 +145,7 @@ def narrowed(
     brackets, pivots, measures, wanted, own, row_biggest, sharpness, row, num_rows, vocab_size, splits,
     PASS: tl.constexpr, SPLITS: tl.constexpr, PIVOTS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """The bracket of a row after so many passes, from the bracket before the last of them and what that one measured."""
+    """The bracket of a row after PASS passes, from the bracket before the last one and what that one measured."""
     if PASS == 0:
         low, high, above, expected = load_bracket(brackets, row)
     else:
@@ -163,11 +169,15 @@ def narrowed(
 
 @triton.jit
 def narrow_kernel(
-    logits, seats, numbers, row_biggest, hit_counts, brackets, pivots, measures, wanted, stride, num_rows, vocab_size, splits,
+    logits, seats, numbers, row_biggest, hit_counts, brackets, pivots, measures, wanted, stride, num_rows, vocab_size,
+    splits,
     PASS: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, EACH: tl.constexpr, PIVOTS: tl.constexpr,
     FEW: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """EACH splits: how many of a split's logits have at least each pivot, or their weight. The pivots go from `low` to `high`."""
+    """EACH splits: how many of a split's logits have at least each pivot, or their weight.
+
+    The pivots go from `low` to `high`.
+    """
     wait_for_last(OVERLAPS)
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * EACH
     if tl.load(hit_counts + row) == 0:

@@ -1,4 +1,6 @@
-"""One draw per row from the sums of its splits: the split in which the cumulative sum passes the random number, then the token."""
+"""One draw per row from the sums of its splits: the split in which the cumulative sum passes the random number, then
+the token.
+"""
 
 from __future__ import annotations
 

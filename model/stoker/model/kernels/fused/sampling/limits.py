@@ -1,7 +1,10 @@
-"""What top-k, top-p and min-p leave of each row: its smallest logit, and the sums of its splits from there on. B rows, N splits of a row.
+"""The limit that top-k, top-p and min-p set in each row: its smallest logit, and its splits' sums from there on.
 
-Measured on an H200 (float32, V = 128,256, B = 1 / 32 / 256, with scan and draw, which alone take 8 / 15 / 49 us): top-p 0.9 of peaked rows 33 / 53 / 148 us, of flat ones, of which
-it leaves tens of thousands of tokens, 46 / 81 / 392 us; top-k 50 32 / 50 / 108 us.
+B rows, N splits of a row.
+
+Measured on an H200 (float32, V = 128,256, B = 1 / 32 / 256, with scan and draw, which alone take 8 / 15 / 49 us): top-p
+0.9 of peaked rows 33 / 53 / 148 us, of flat ones, of which it leaves tens of thousands of tokens, 46 / 81 / 392 us;
+top-k 50 32 / 50 / 108 us.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from stoker.model.kernels.fused.sampling.scan import PART, SPLIT, Scan
 from stoker.model.kernels.fused.sampling.selection import list_kernel, select_kernel
 
 PASSES = 3
-"""Most passes that make a row's range narrower, by seven times each. Two are enough for most rows, the last has nothing to do then."""
+"""Most passes that make a row's range narrower, by seven times each.
+
+Two are enough for most rows, the last has nothing to do then.
+"""
 PIVOTS = 8
 """Logits whose sums one pass makes."""
 FEW = 256
@@ -36,7 +42,7 @@ TILE = 1024
 BLOCK = 512
 """Logits that a pass takes at once."""
 MANY_PROGRAMS = 2048
-"""With more of them each takes several splits."""
+"""With more rows than this, each program takes several splits."""
 
 
 def apply_limits(scan: Scan) -> None:
@@ -61,7 +67,8 @@ def apply_limits(scan: Scan) -> None:
     bound_kernel[(num_rows,)](
         *row, scan.biggest, scan.totals, scan.row_biggest, scan.part_maxima, brackets, wanted, hit_parts, hit_counts,
         vocab_size, splits,
-        SPLIT_PARTS=SPLIT // PART, FEW_PARTS=FEW_PARTS, PIVOTS=SEARCH_PIVOTS, ROUNDS=BOUND_ROUNDS, num_warps=8, **common,
+        SPLIT_PARTS=SPLIT // PART, FEW_PARTS=FEW_PARTS, PIVOTS=SEARCH_PIVOTS, ROUNDS=BOUND_ROUNDS, num_warps=8,
+        **common,
     )  # fmt: skip
     grid = (num_rows, triton.cdiv(splits, each))
     for index in range(PASSES):

@@ -1,4 +1,7 @@
-"""One reading of the logits: each split's largest one and its sum of weights. B rows, N splits of a row, P parts of a row."""
+"""One reading of the logits: each split's largest one and its sum of weights.
+
+B rows, N splits of a row, P parts of a row.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PART = 128
 
 
 class Scan(NamedTuple):
-    """What the kernels of one call hand on. N splits of a row, P parts of a row."""
+    """Results that the kernels of one call hand on. N splits of a row, P parts of a row."""
 
     logits: Tensor
     seats: Tensor
@@ -30,7 +33,9 @@ class Scan(NamedTuple):
     best_tokens: Tensor
     """int32 [B, N]: where it stands."""
     totals: Tensor
-    """float64 [B, N]: the split's sum of weights, against its largest logit; after `apply_limits` against the row's, and only of what the limit leaves, where the row has one."""
+    """float64 [B, N]: the split's sum of weights, against its largest logit; after `apply_limits` against the row's,
+    and only of what the limit leaves, where the row has one.
+    """
     thresholds: Tensor
     """float32 [B]; -inf: none."""
     row_biggest: Tensor

@@ -1,6 +1,7 @@
 """The search for a limit: the largest logit from which on a row still has so many tokens, or so much weight.
 
-Logits are compared by integer keys of the same order, so that a range of them can be cut into equal parts until one key is left. What is searched lies in segments, as many as the row has splits.
+Logits are compared by integer keys of the same order, so that a range of them can be cut into equal parts until one key
+is left. What is searched lies in segments, as many as the row has splits.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def element(vector, place):
 def measure(
     start, step, lengths, longest, pivots, base, sharpness, BY_WEIGHT: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """float32, for each of `pivots`: how many logits are as large, or (BY_WEIGHT) the sum of exp((logit - base) * sharpness) of those.
+    """float32, for each of `pivots`: how many logits are as large, or (BY_WEIGHT) the sum of exp((logit - base) *
+    sharpness) of those.
 
-    Segments begin `step` apart from `start` on; `lengths` says for each place of a tile of COLUMNS columns how long its segment is, `longest` is the largest of them.
-    Each pivot's sum is taken in the same order, so a smaller one never has less.
+    Segments begin `step` apart from `start` on; `lengths` says for each place of a tile of COLUMNS columns how long its
+    segment is, `longest` is the largest of them. Each pivot's sum is taken in the same order, so a smaller one never
+    has less.
     """
     place = tl.arange(0, lengths.shape[0])
     result = tl.zeros([pivots.shape[0]], dtype=tl.float32)
@@ -59,10 +62,14 @@ def last_key(
     start, step, lengths, longest, found, beyond, above, wanted, base, sharpness, rounds,
     BY_WEIGHT: tl.constexpr, COLUMNS: tl.constexpr, PIVOTS: tl.constexpr,
 ):  # fmt: skip
-    """The largest key from `found` on and before `beyond` whose `above` + `measure` is at least `wanted`, or `found` itself, which is not asked. Keys are int64 here.
+    """The largest key from `found` on and before `beyond` whose `above` + `measure` is at least `wanted`, or `found`
+    itself, which is not asked.
 
-    Or another key between the same two logits: the search ends when one logit is left in the range, or exactly what is wanted lies from `found` on. After `rounds` it ends with a smaller key.
-    The first rounds cut the range into equal ranges of logits, the others of keys: those get everywhere.
+    Keys are int64 here.
+
+    Or another key between the same two logits: the search ends when one logit is left in the range, or exactly what is
+    wanted lies from `found` on. After `rounds` it ends with a smaller key. The first rounds cut the range into equal
+    ranges of logits, the others of keys: those get everywhere.
     """
     pivot = tl.arange(0, PIVOTS)
     rounds_done = 0

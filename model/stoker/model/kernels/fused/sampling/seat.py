@@ -19,7 +19,7 @@ REPETITION = tl.constexpr(NUMBERS.index("repetition_penalty"))
 
 @triton.jit
 def row_numbers(numbers, seat):
-    """Where the numbers of a seat begin; those of seat 0 for padding."""
+    """Return where the numbers of a seat begin; those of seat 0 for padding."""
     return numbers + tl.maximum(seat, 0).to(tl.int64) * NUM_NUMBERS
 
 

@@ -1,6 +1,8 @@
-"""The limit itself: the logits of a row's range are listed, the last of them that belongs to the row is found, and what each split keeps is summed.
+"""The limit itself: the logits of a row's range are listed, the last of them that belongs to the row is found, and what
+each split keeps is summed.
 
-Where few parts reach into the range, the row's program lists what they have. Else each split lists its own, and where one has more than fit, the row itself is the list.
+Where few parts reach into the range, the row's program lists what they have. Else each split lists its own, and where
+one has more than fit, the row itself is the list.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ UNTIL_FOUND = tl.constexpr(64)
 
 @triton.jit
 def slots(taken):
-    """Where what is taken of a block goes, row after row, and how much it is."""
+    """The places of a block's selected logits, row after row, and their number."""
     of_rows = tl.sum(taken.to(tl.int32), 1)
     before = tl.cumsum(of_rows, 0) - of_rows
     return before[:, None] + tl.cumsum(taken.to(tl.int32), 1) - 1, tl.sum(of_rows, 0)
@@ -33,12 +35,17 @@ def slots(taken):
 
 @triton.jit
 def list_kernel(
-    logits, seats, numbers, biggest, row_biggest, hit_counts, part_maxima, brackets, pivots, measures, wanted, listed, counts,
+    logits, seats, numbers, biggest, row_biggest, hit_counts, part_maxima, brackets, pivots, measures, wanted, listed,
+    counts,
     weights_above, stride, num_rows, vocab_size, splits,
     PASS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr, CAPACITY: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, EACH: tl.constexpr, PIVOTS: tl.constexpr, FEW: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """EACH splits: a split's logits in the range, in their order; how many they are, which may be more than fit; and the weight of those above the range. Parts below the range are not read."""
+    """EACH splits: a split's logits in the range, in their order; how many they are, which may be more than fit; and
+    the weight of those above the range.
+
+    Parts below the range are not read.
+    """
     wait_for_last(OVERLAPS)
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * EACH
     if tl.load(hit_counts + row) == 0:
@@ -79,7 +86,9 @@ def list_parts(
     logits, hit_parts, num_hits, low, vocab_size, listed, listed_splits, room,
     PART: tl.constexpr, SPLIT_PARTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """List a row's logits from `low` on, in their order, and the split of each, from the parts that have some; how many they are, which may be more than there is room."""
+    """List a row's logits from `low` on, in their order, and the split of each, from the parts that have some; how many
+    they are, which may be more than there is room.
+    """
     count = 0
     for begin in range(0, num_hits, TILE // PART):
         hit = begin + tl.arange(0, TILE // PART)
@@ -99,7 +108,8 @@ def list_parts(
 
 @triton.jit
 def select_kernel(
-    logits, seats, numbers, row_biggest, hit_parts, hit_counts, brackets, wanted, listed, listed_splits, counts, weights_above,
+    logits, seats, numbers, row_biggest, hit_parts, hit_counts, brackets, wanted, listed, listed_splits, counts,
+    weights_above,
     thresholds, totals, stride, num_rows, vocab_size, splits,
     PASS: tl.constexpr, SPLIT: tl.constexpr, PART: tl.constexpr, CAPACITY: tl.constexpr, FEW_PARTS: tl.constexpr,
     SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, PIVOTS: tl.constexpr, OVERLAPS: tl.constexpr,

@@ -1,0 +1,89 @@
+"""Build an engine from its configuration, and find what fronts need to know of the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.kernel_warmup import warm_up_beside_weights
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import Executor, InProcess, OnDevice
+from stoker.engine.execution.load import Progress, load_runner
+from stoker.engine.execution.ranks import Ranks
+from stoker.engine.execution.step import Opening, StepInput, TableEntry
+from stoker.engine.plan import EnginePlan, plan_engine
+from stoker.engine.sampling import SamplingParams
+from stoker.model.weights.source import WeightsSource, open_weights
+
+
+def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, EnginePlan]:
+    """Load the model and make everything ready.
+
+    Raises:
+        ConfigError: a field cannot be used, with what is allowed.
+        ValueError: the weights cannot be loaded (WeightsError, CheckpointError).
+    """
+    source = open_weights(config.model.path, config.model.digest)
+    plan = plan_engine(config, source)
+    executor = make_executor(plan, progress)
+    scheduler = Scheduler(
+        BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
+        max_batch_tokens=plan.max_batch_tokens,
+        max_requests=plan.num_seats,
+        max_queued_requests=config.scheduler.max_queued_requests,
+        chunk_tokens=config.scheduler.chunk_tokens,
+    )
+    limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
+    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
+
+
+def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:
+    if plan.tensor > 1:
+        return Ranks(plan, progress)
+    runner = load_runner(plan, None, progress, warm_up_beside_weights(plan))
+    return OnDevice(runner) if plan.device == "cuda" else InProcess(runner)
+
+
+def warm_up(executor: Executor) -> None:
+    """Warm up with one token, so that the first request finds libraries loaded and buffers made.
+
+    It writes only into a free block and an empty seat.
+    """
+    greedy = SamplingParams(temperature=0, seed=0)
+    step = StepInput(
+        number=-1,
+        openings=(Opening(seat=0, tokens=(0,), num_prompt=1, choice=0, stop_tokens=(), params=greedy),),
+        table=(TableEntry(seat=0, column=0, block=0),),
+        cleared=(),
+        copies=(),
+        seats=(0,),
+        starts=(0,),
+        lengths=(1,),
+        scored=(0,),
+        sample_chunks=(0,),
+        sample_seats=(0,),
+    )
+    executor.submit(step).result()
+
+
+def tokenizer_folder(plan: EnginePlan, work_dir: Path) -> Path:
+    """Folder of the tokenizer's files: the model's own, or one made from a GGUF file."""
+    path = Path(plan.model_path)
+    if path.is_dir():
+        return path
+    folder = work_dir / "tokenizer"
+    folder.mkdir(exist_ok=True)
+    for name, content in open_weights(path).tokenizer_files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def end_tokens(source: WeightsSource) -> tuple[int, ...]:
+    """Tokens that end an answer, from config.json and generation_config.json."""
+    listed = json.loads(source.tokenizer_files.get("generation_config.json", b"{}")).get("eos_token_id")
+    more = listed if isinstance(listed, list) else [listed]
+    ids = (*source.config.eos_token_ids, *(token for token in more if isinstance(token, int)))
+    return tuple(dict.fromkeys(token for token in ids if 0 <= token < source.config.vocab_size))

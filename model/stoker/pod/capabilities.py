@@ -1,0 +1,230 @@
+"""What this version has built, of what the API and the configurations offer: the one table, field by field.
+
+Admission, operator, trainer and engine refuse by it; README and the API reference print their "not yet" from it
+(`python -m stoker.operator.api.not_yet`). A field without a row works with every value that its schema allows. To
+release a feature, change its row: `tests/operator/test_contract_capabilities.py` finds what then disagrees.
+
+No torch and nothing of ours is imported here, so every program can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+KernelsName = Literal["reference", "fused"]
+AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What works in one field."""
+
+    values: tuple[object, ...] = ()
+    """The allowed values; none: the field must be left out."""
+    schemes: tuple[str, ...] = ()
+    """Instead of values: what the text must start with."""
+    instead: str = ""
+    """For a field that must be left out: what to use in its place."""
+
+    def allows(self, value: Any) -> bool:
+        """Whether this version can do what the value asks for. An absent value asks for nothing."""
+        if value in (None, {}, [], ""):
+            return True
+        return str(value).startswith(self.schemes) if self.schemes else value in self.values
+
+    @property
+    def hint(self) -> str:
+        """What the user can do, for the end of a message."""
+        if allowed := self.values or self.schemes:
+            return f"allowed: {', '.join(map(shown, allowed))}"
+        return f"use {self.instead}" if self.instead else "leave it out"
+
+
+def only(*values: object) -> Row:
+    """The row of a field of which these values are built."""
+    return Row(values)
+
+
+def absent(instead: str = "") -> Row:
+    """The row of a field that is not built at all."""
+    return Row(instead=instead)
+
+
+ATTENTION: Mapping[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
+    ("reference", False): ("sdpa",),
+    ("reference", True): ("stoker",),
+    ("fused", False): ("flash", "cudnn", "stoker"),
+    ("fused", True): ("stoker",),
+}
+"""(kernels, deterministic) -> attention over packed sequences (the trainer's). `auto` is the first that this machine
+and the data type allow: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not
+repeat bitwise. `cudnn` computes documents of one length; others, and windows, are `stoker`'s."""
+
+PAGED_ATTENTION: Mapping[tuple[KernelsName, bool], AttentionName] = {
+    ("reference", False): "sdpa",
+    ("reference", True): "stoker",
+    ("fused", False): "stoker",
+    ("fused", True): "stoker",
+}
+"""(kernels, deterministic) -> attention over the cache (the engine's); with fused kernels always our own."""
+
+_KERNELS = only("auto", "reference", "fused")
+_PACKED = tuple(dict.fromkeys(name for names in ATTENTION.values() for name in names))
+_PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
+
+_TRAINER: Mapping[str, Row] = {
+    "kernels": _KERNELS,
+    "attention": only("auto", *_PACKED),
+    "model.architecture": only("llama", "qwen3"),
+    "parallelism.tensor": only(1),
+    "parallelism.pipeline": only(1),
+    "parallelism.expert": only(1),
+    "parallelism.context": only(1),
+    "parallelism.replicate": only(1),
+    "parallelism.sequence_parallel": only(False),
+    "optimization.optimizer": only("adam", "adamw"),
+    "memory.precision": only("fp32", "bf16"),
+    "memory.zero_stage": only(0, 1, 2),
+    "memory.activation_checkpointing": only("none", "full"),
+    "memory.cpu_offload": only(False),
+    "memory.nvme_offload": absent(),
+    "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
+    "logging.wandb": absent(instead="logging.jsonl or /metrics"),
+    "logging.mlflow": absent(instead="logging.jsonl or /metrics"),
+}
+_ENGINE: Mapping[str, Row] = {
+    "kernels": _KERNELS,
+    "attention": only("auto", *_PAGED),
+    "parallelism.pipeline": only(1),
+    "parallelism.data": only(1),
+    "parallelism.expert": only(1),
+    "api.fronts": only(1),
+}
+_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin")}
+
+
+def _camel(path: str) -> str:
+    """`memory.zero_stage` as the custom resource writes it: `memory.zeroStage`."""
+    first, *others = path.split("_")
+    return first + "".join(part.capitalize() for part in others)
+
+
+CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
+    "trainer": _TRAINER,
+    "engine": _ENGINE,
+    "router": _ROUTER,
+    "TrainingJob": {
+        "runtime.kernels": _TRAINER["kernels"],
+        "runtime.attention": _TRAINER["attention"],
+        **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
+        "model.slidingWindow": absent(),
+        "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
+        "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
+        "run.elastic": absent(),
+        "scheduling.backend": only("auto", "stoker"),
+        "scheduling.queueName": absent(),
+        "scheduling.topology": absent(),
+        "scheduling.gangTimeoutSeconds": only(60),
+    },
+    "Checkpoint": {
+        "verification": only("Full"),
+        "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
+        "source.save.storage.s3": absent(),
+    },
+    "InferenceDeployment": {
+        "model.uri": Row(schemes=("file://", "pvc://")),
+        "engine.kernels": _ENGINE["kernels"],
+        "engine.attention": _ENGINE["attention"],
+        "engine.api.fronts": _ENGINE["api.fronts"],
+        **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
+        "pools[].parallelism.tensor": only(1),
+        "pools[].role": only("colocated"),
+        "pools[].podsPerReplica": only(1),
+        "pools[].autoscaling.mode": only("external"),
+        "router.policy": _ROUTER["policy"],
+        "rollout.type": only("rolling"),
+    },
+    "EnginePool": {
+        "revisions[].template.role": only("colocated"),
+        "revisions[].template.podsPerReplica": only(1),
+        "revisions[].share": only(0, 100),
+    },
+}
+"""Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`.
+
+The engine itself runs tensor parallel (`stoker serve --tensor`); a pool does not offer it yet."""
+
+GANG: Mapping[str, Row] = {"scheduling.backend": only("stoker")}
+"""Rows of a TrainingJob with more than one pod, instead of those above."""
+
+
+def refusals(program: str, config: Any, root: str = "") -> list[str]:
+    """One line for each field that asks for what is not built, with its value and what is allowed.
+
+    Args:
+        program: a key of `CAPABILITIES`.
+        config: nested mappings or objects with the members of the paths; an absent member asks for nothing.
+        root: what the paths in the messages start with, for instance `spec`.
+    """
+    rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
+    if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
+        rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
+    if program in _WITH_KERNELS:
+        rows |= _attention_row(program, config)
+    return [
+        f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
+        for path, (row, condition) in rows.items()
+        for where, value in values_at(config, path, root)
+        if not row.allows(value)
+    ]
+
+
+def values_at(config: Any, path: str, root: str = "") -> Iterator[tuple[str, Any]]:
+    """(full path, value) at a path: none where it is absent, one for each item of a list (`pools[].role`)."""
+    name, _, rest = path.partition(".")
+    found = _member(config, name.removesuffix("[]"))
+    where = f"{root}.{name.removesuffix('[]')}" if root else name.removesuffix("[]")
+    items = [(where, found)]
+    if name.endswith("[]"):
+        items = [(f"{where}[{_member(item, 'name') or index}]", item) for index, item in enumerate(found or ())]
+    for place, item in items:
+        if item is not None:
+            yield from values_at(item, rest, place) if rest else [(place, item)]
+
+
+def shown(value: object) -> str:
+    """A value as a manifest writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(value: Any) -> str:
+    return f" {shown(value)}" if isinstance(value, bool | int | str) else ""
+
+
+_WITH_KERNELS = {
+    "TrainingJob": ("runtime", "training.deterministic"),
+    "InferenceDeployment": ("engine", "engine.deterministic"),
+}
+"""Kind -> section with kernels and attention, and the field for determinism."""
+
+
+def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
+    """The row of attention for chosen kernels; none for `auto`, which the device decides."""
+    section, field = _WITH_KERNELS[kind]
+    kernels, deterministic = _value_at(config, f"{section}.kernels", "auto"), _value_at(config, field, "Off")
+    key = kernels, deterministic not in (False, "Off")
+    if key not in ATTENTION:
+        return {}
+    choices = ATTENTION[key] if kind == "TrainingJob" else (PAGED_ATTENTION[key],)
+    condition = f" with {section}.kernels {kernels}" + (f" and {field} {shown(deterministic)}" if key[1] else "")
+    return {f"{section}.attention": (only("auto", *choices), condition)}
+
+
+def _value_at(config: Any, path: str, default: Any) -> Any:
+    return next((value for _, value in values_at(config, path)), default)
+
+
+def _member(node: Any, name: str) -> Any:
+    return node.get(name) if isinstance(node, Mapping) else getattr(node, name, None)

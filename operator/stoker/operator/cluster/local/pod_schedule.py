@@ -1,0 +1,34 @@
+"""Scheduling on this machine: the gates, claims and GPUs that a pod waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from stoker.operator.cluster.local.gpus import Gpus, wanted_gpus
+from stoker.operator.domain.plan import Key, Object
+
+
+class Obstacle(NamedTuple):
+    """Reason and message of the condition PodScheduled."""
+
+    reason: str
+    message: str
+
+
+def schedule(pod: Object, sources: Iterable[Key], find: Callable[[Key], Object | None], gpus: Gpus) -> Obstacle | None:
+    """Give the pod its GPUs and return None, or return the first thing that it still waits for.
+
+    Args:
+        sources: ConfigMaps, Secrets and claims that the pod needs; only claims hold up the scheduling.
+    """
+    if pod["spec"].get("schedulingGates"):
+        return Obstacle("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+    for key in sorted(sources):
+        if key.kind == "PersistentVolumeClaim" and find(key) is None:
+            return Obstacle("Unschedulable", f'persistentvolumeclaim "{key.name}" not found')
+    wanted = wanted_gpus(pod)
+    if gpus.take(pod["metadata"]["uid"], wanted) is None:
+        have = f"{len(gpus.free)} of {len(gpus.devices)} are free, {wanted} are needed"
+        return Obstacle("Unschedulable", f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu ({have})")
+    return None

@@ -1,0 +1,75 @@
+"""The state of an EnginePool in one word and one line. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.operator.api.enginepool import PoolPhase
+from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.pods import ended, is_ready, waiting_reason
+from stoker.operator.domain.waiting import missing_volume, mounting
+from stoker.operator.reconcile.enginepool.outcome import Failures
+from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView, draining, revision_of
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """Health, phase, and the line with the reason why the pool does not serve in full."""
+
+    health: Health
+    phase: PoolPhase
+    message: str | None = None
+
+
+def pool_state(view: PoolView, failures: Failures) -> PoolState:
+    """The state of the pool as observed, after `failures`."""
+    wanted = view.pool.spec.replicas
+    ready = sum(is_ready(pod) for pod in view.serving)
+    updated = sum(is_ready(pod) and revision_of(pod) == view.target.name for pod in view.serving)
+    others = [pod for pod in view.pods if not ended(pod) and revision_of(pod) != view.target.name]
+    if updated == wanted and not others and len(view.serving) == wanted:
+        return _complete_state(view)
+    why = _reason_not_ready(view)
+    last = (failures.last or "") if failures.count else ""
+    if others:
+        text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"
+        return PoolState(Health.PROGRESSING, "Updating", text)
+    if ready < wanted and last:
+        text = f"{ready} of {wanted} replicas are ready{why}; last failure: {last}"
+        if ready:
+            return PoolState(Health.PROGRESSING, "Degraded", text)
+        given_up = failures.count >= FAILURES_TO_STALL
+        return PoolState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", text)
+    phase: PoolPhase = "Scaling" if ready else "Starting"
+    return PoolState(Health.PROGRESSING, phase, f"{ready} of {wanted} replicas are ready{why}")
+
+
+def _complete_state(view: PoolView) -> PoolState:
+    """The wanted pods are ready; others may still be draining."""
+    leaving_pods = sum(draining(pod) for pod in view.pods)
+    if leaving_pods:
+        return PoolState(Health.PROGRESSING, "Scaling", f"draining engines: {leaving_pods}")
+    if view.pool.spec.replicas == 0:
+        return PoolState(Health.IDLE, "ScaledToZero", "scaled to zero: spec.replicas is 0")
+    return PoolState(Health.READY, "Serving")
+
+
+def _reason_not_ready(view: PoolView) -> str:
+    """`: ` and what the first replica that is not ready waits for; empty when that is not known."""
+    for pod in view.serving:
+        if is_ready(pod):
+            continue
+        spec = view.target.template.pod.get("spec", {})
+        unmounted = missing_volume(spec, _present_volumes(view)) or mounting(pod, spec)
+        text = unmounted or waiting_reason(pod) or str((view.report(pod) or {}).get("message") or "")
+        return f": {text}" if text else ""
+    return ""
+
+
+def _present_volumes(view: PoolView) -> dict[str, set[str]]:
+    """Names of the objects that volumes are made of, by kind.
+
+    ConfigMaps are left out: a template holds a placeholder for the name of its revision's configuration.
+    """
+    kinds = ["PersistentVolumeClaim", *(["Secret"] if view.settings.sees_secrets else [])]
+    return {kind: {found["metadata"]["name"] for found in view.seen.of_kind(kind)} for kind in kinds}

@@ -1,0 +1,87 @@
+"""The state of an InferenceDeployment in one word and one line. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.operator.api.inferencedeployment import DeploymentPhase, PoolSummary, RolloutStatus
+from stoker.operator.domain.conditions import Health
+from stoker.operator.domain.pods import ended, exit_of
+from stoker.operator.domain.waiting import waiting
+from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL
+from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
+from stoker.operator.reconcile.inferencedeployment.rollout import RolloutStep, is_overdue
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+
+
+@dataclass(frozen=True)
+class DeploymentState:
+    """Health, phase, and the line with the reason why the deployment does not serve in full."""
+
+    health: Health
+    phase: DeploymentPhase
+    message: str | None = None
+
+
+def deployment_state(
+    view: DeploymentView,
+    choice: ModelChoice | NoModel,
+    rollout: RolloutStep,
+    ready_routers: int,
+    pools: tuple[PoolSummary, ...],
+) -> DeploymentState:
+    """The state as observed: no model, then the rollout, then routers and engines."""
+    if isinstance(choice, NoModel) and rollout.target is None:
+        return _without_model(choice)
+    ready = sum(pool.ready for pool in pools)
+    why = next((pool.message for pool in pools if pool.message), None)
+    if rollout.status is not None and rollout.status.phase != "Completed":
+        return _rollout_state(view, rollout.status, ready, why)
+    empty = [pool.name for pool in pools if pool.replicas == 0]
+    if empty:
+        return _scaled_to_zero(view, empty)
+    if ready_routers == 0:
+        phase: DeploymentPhase = "Degraded" if view.router_status.ready else "Starting"
+        return DeploymentState(Health.PROGRESSING, phase, _reason_without_router(view))
+    if any(pool.ready < pool.replicas for pool in pools):
+        return DeploymentState(Health.PROGRESSING, "Degraded" if ready else "Starting", why)
+    if isinstance(choice, NoModel):
+        return DeploymentState(Health.STALLED if choice.stalled else Health.READY, "Serving", choice.message)
+    return DeploymentState(Health.READY, "Serving")
+
+
+def _without_model(choice: NoModel) -> DeploymentState:
+    if choice.stalled:
+        return DeploymentState(Health.STALLED, "Failed", choice.message)
+    return DeploymentState(Health.PROGRESSING, "WaitingForCheckpoint", choice.message)
+
+
+def _rollout_state(view: DeploymentView, status: RolloutStatus, ready: int, why: str | None) -> DeploymentState:
+    """The state while replicas of the target revision are missing."""
+    if is_overdue(view, status):
+        limit_s = view.deployment.spec.rollout.progress_deadline_seconds
+        text = f"the rollout has made no progress for {limit_s} s{f': {why}' if why else ''}"
+        return DeploymentState(Health.STALLED, "Degraded" if ready else "Failed", text)
+    failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
+    if failed and not ready:
+        given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
+        return DeploymentState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", why)
+    return DeploymentState(
+        Health.PROGRESSING, "Updating" if status.from_revision else "Starting", why or "engines are starting"
+    )
+
+
+def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:
+    """Not ready, because no engine can answer; nothing is wrong either."""
+    remaining = sum(not ended(pod) for pod in view.engines)
+    rest = f"; draining engines: {remaining}" if remaining else ""
+    text = f"scaled to zero: no replicas in pool {', '.join(pools)}{rest}"
+    return DeploymentState(Health.PROGRESSING if remaining else Health.IDLE, "ScaledToZero", text)
+
+
+def _reason_without_router(view: DeploymentView) -> str:
+    """The line with the first router's reason to wait, else with how one ended."""
+    held = [known.line for pod in view.routers if not ended(pod) and (known := waiting(pod)) is not None]
+    failed = [exit_of(pod) for pod in view.routers if ended(pod)]
+    why = [*held, *(f"{exit_.cause}: {exit_.detail}".rstrip(": ") for exit_ in failed)]
+    return f"no router is ready: {why[0]}" if why else "no router is ready"

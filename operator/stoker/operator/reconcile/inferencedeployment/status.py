@@ -1,0 +1,73 @@
+"""The whole status of an InferenceDeployment, derived from what is observed and what the pass decided. Pure."""
+
+from __future__ import annotations
+
+from stoker.operator.api.inferencedeployment import PoolSummary
+from stoker.operator.api.pool import Pool
+from stoker.operator.domain.plan import Plan
+from stoker.operator.reconcile.inferencedeployment.autoscaling import autoscaling_condition
+from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
+from stoker.operator.reconcile.outcome import derive_plan
+
+
+def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
+    """The outcome's plan with the whole status that follows from view and outcome."""
+    status = view.deployment.status
+    return derive_plan(
+        outcome,
+        seen=view.seen,
+        status=status,
+        fields=_fields(view, outcome) if outcome.health is not None else {},
+        now=view.now,
+        conditions=(*edit_conditions(view.intent), autoscaling_condition(view)),
+        events=edit_events(view.intent, status),
+    )
+
+
+def pool_summaries(view: DeploymentView) -> tuple[PoolSummary, ...]:
+    """One line for each pool of the spec, from its EnginePool's status."""
+    return tuple(_pool_summary(view, pool) for pool in view.deployment.spec.pools)
+
+
+def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentFields:
+    pools = pool_summaries(view)
+    accepted = view.intent.accepted
+    serving = next((found for found in outcome.revisions if found.name == outcome.current_revision), None)
+    return DeploymentFields(
+        phase=outcome.phase,
+        endpoint=_endpoint(view),
+        models=tuple(view.deployment.spec.model.names or (view.deployment.metadata.name,)),
+        current_checkpoint=serving.checkpoint if serving else None,
+        current_revision=outcome.current_revision,
+        revisions=outcome.revisions,
+        rollout=outcome.rollout,
+        pools=pools,
+        router=outcome.router,
+        ready=f"{sum(pool.ready for pool in pools)}/{sum(pool.replicas for pool in pools)}",
+        accepted_spec=dict(accepted) if accepted is not None else None,
+    )
+
+
+def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
+    live = view.engine_pool(pool)
+    if live is None:
+        return PoolSummary(name=pool.name, role=pool.role, replicas=pool.replicas)
+    status = live.status
+    refusal = next((item.message for item in status.conditions if item.type == EDIT_REFUSED), None)
+    return PoolSummary(
+        name=pool.name,
+        role=pool.role,
+        engine_pool=live.metadata.name,
+        replicas=live.spec.replicas,
+        ready=status.ready_replicas,
+        updated=status.updated_replicas,
+        message=status.message or refusal,
+    )
+
+
+def _endpoint(view: DeploymentView) -> str:
+    metadata = view.deployment.metadata
+    port = view.deployment.spec.router.service.port
+    return f"http://{metadata.name}.{metadata.namespace}.svc:{port}"

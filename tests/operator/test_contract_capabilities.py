@@ -1,0 +1,201 @@
+"""Offered, refused and built values agree, one by one. Imports both sides, as `test_contract_config.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from stoker.engine.config import EngineConfig
+from stoker.model.config import ARCHITECTURES
+from stoker.model.kernels.ops import Ops
+from stoker.operator.api.crd import KIND_INFOS, definition
+from stoker.operator.api.not_yet import BEGIN, END, main, with_listing
+from stoker.operator.domain.unsupported import unsupported
+from stoker.pod.capabilities import ATTENTION, CAPABILITIES, GANG, PAGED_ATTENTION, refusals, shown
+from stoker.router.config import RouterConfig
+from stoker.router.policy import policy_named
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.kernel_choice import DTYPES
+
+ROOT = Path(__file__).parents[2]
+KINDS = tuple(info.kind for info in KIND_INFOS)
+CONFIGS: Mapping[str, type[BaseModel]] = {"trainer": TrainerConfig, "engine": EngineConfig, "router": RouterConfig}
+
+WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
+    "TrainingJob": {
+        "modelFrom.checkpoint.state": ["Weights", "All"],
+        "training.deterministic": ["Off", "SameLayout", "AnyDataParallel"],
+        "optimization.schedule": ["cosine", "linear", "constant"],
+        "data.sources[].format": ["auto", "text", "jsonl"],
+        "data.tokenizer.kind": ["auto", "path", "train"],
+        "data.validation.source.format": ["auto", "text", "jsonl"],
+        "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "runtime.device": ["auto", "cpu", "cuda"],
+    },
+    "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
+    "InferenceDeployment": {
+        "model.checkpointSelector.policy": ["newest", "best"],
+        "model.checkpointSelector.metric": ["loss", "validationLoss"],
+        "model.dtype": ["auto", "float32", "bfloat16", "float16"],
+        "engine.device": ["auto", "cpu", "cuda"],
+        "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+    },
+    "EnginePool": {},
+}
+"""Choices without a row: a new one, or a new value of one, belongs here or into the table."""
+
+KUBERNETES = ("tolerations[].", "volumes[].")
+"""Choices that Kubernetes understands."""
+
+BELOW_UNBUILT = ("scheduling.topology.", "rollout.canary.")
+"""Choices inside of sections that are refused as a whole."""
+
+
+def spec_of(kind: str) -> dict[str, Any]:
+    info = next(info for info in KIND_INFOS if info.kind == kind)
+    spec: dict[str, Any] = definition(info)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return spec
+
+
+def choices(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """(path, values) of every field with an enumeration."""
+    for name, member in schema.get("properties", {}).items():
+        where = f"{path}.{name}" if path else name
+        if member.get("type") == "array":
+            where, member = f"{where}[]", member["items"]
+        if "enum" in member:
+            yield where, member["enum"]
+        yield from choices(member, where)
+
+
+def nested(path: str, value: Any) -> Any:
+    """An object with `value` at the path, one item in each list."""
+    if not path:
+        return value
+    name, _, rest = path.partition(".")
+    inner = nested(rest, value)
+    return {name.removesuffix("[]"): [inner] if name.endswith("[]") else inner}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_of_the_table_is_a_field_of_the_kind(kind: str) -> None:
+    for path in CAPABILITIES[kind]:
+        schema = spec_of(kind)
+        for part in path.split("."):
+            schema = schema["properties"][part.removesuffix("[]")]
+            schema = schema["items"] if part.endswith("[]") else schema
+
+
+@pytest.mark.parametrize("program", CONFIGS)
+def test_every_path_of_the_table_is_a_field_of_the_configuration(program: str) -> None:
+    for path in CAPABILITIES[program]:
+        config: Any = CONFIGS[program]
+        for part in path.split("."):
+            if path == "model.architecture" and part == "architecture":
+                break  # the model's own configuration, a plain mapping here
+            config = config.model_fields[part].annotation
+
+
+def test_the_table_has_the_programs_and_the_kinds() -> None:
+    assert set(CAPABILITIES) == {*CONFIGS, *KINDS}
+    assert set(GANG) <= set(CAPABILITIES["TrainingJob"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_choice_of_a_kind_is_built_or_refused_by_name(kind: str) -> None:
+    free = {}
+    for path, values in choices(spec_of(kind)):
+        row = CAPABILITIES[kind].get(path)
+        if row is None:
+            free[path] = values
+            continue
+        for value in values:
+            found = unsupported(kind, nested(path, value))
+            if row.allows(value):
+                assert found == []
+            else:
+                (line,) = found
+                assert f" {shown(value)} is not supported yet; allowed: {', '.join(map(shown, row.values))}" in line
+                assert line.startswith("spec.")
+    ours = {
+        path: values
+        for path, values in free.items()
+        if not any(part in path for part in KUBERNETES) and not path.startswith(BELOW_UNBUILT)
+    }
+    assert ours == WHOLLY_BUILT[kind]
+
+
+@pytest.mark.parametrize("program", CONFIGS)
+def test_a_program_refuses_exactly_the_choices_that_its_rows_leave_out(program: str) -> None:
+    for path, row in CAPABILITIES[program].items():
+        *sections, field = path.split(".")
+        config: Any = CONFIGS[program]
+        if path == "model.architecture":
+            continue
+        for section in sections:
+            config = config.model_fields[section].annotation
+        offered = [value for value in get_args(config.model_fields[field].annotation) if isinstance(value, str)]
+        assert not row.values or not offered or set(row.values) <= set(offered), path
+        for value in offered:
+            assert bool(refusals(program, nested(path, value))) == (not row.allows(value)), path
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "places"),
+    [
+        ("TrainingJob", "trainer", {"kernels": "runtime.kernels", "attention": "runtime.attention"}),
+        ("InferenceDeployment", "engine", {"kernels": "engine.kernels", "attention": "engine.attention"}),
+        ("InferenceDeployment", "router", {"policy": "router.policy"}),
+    ],
+)
+def test_a_kind_offers_what_its_program_has_built(kind: str, program: str, places: dict[str, str]) -> None:
+    prefixes = {"api": "engine.api", "parallelism": "pools[].parallelism"} if program == "engine" else {}
+    for path, row in CAPABILITIES[program].items():
+        first, *others = path.split(".")
+        words = ".".join([prefixes.get(first, first), *others]).split("_")
+        camel = words[0] + "".join(word.capitalize() for word in words[1:])
+        assert CAPABILITIES[kind][places.get(path, camel)] == row
+
+
+def test_the_rows_are_what_the_programs_have_built() -> None:
+    trainer, router = CAPABILITIES["trainer"], CAPABILITIES["router"]
+    assert trainer["model.architecture"].values == ARCHITECTURES
+    assert set(trainer["memory.precision"].values) == set(DTYPES)
+    for policy in next(values for path, values in choices(spec_of("InferenceDeployment")) if path == "router.policy"):
+        if router["policy"].allows(policy):
+            assert callable(policy_named(policy))
+        else:
+            with pytest.raises(ValueError, match=policy):
+                policy_named(policy)
+
+
+def test_the_choices_of_attention_are_those_of_the_kernels() -> None:
+    packed = {name for names in ATTENTION.values() for name in names}
+    assert set(CAPABILITIES["trainer"]["attention"].values) == {"auto", *packed}
+    assert set(CAPABILITIES["engine"]["attention"].values) == {"auto", *PAGED_ATTENTION.values()}
+    reference = Ops("reference", False)
+    assert reference.attention("auto") == "sdpa"
+    assert reference.attention("auto", None, "paged") == "sdpa"
+
+
+def test_the_readme_lists_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", str(ROOT / "README.md")]) == 0
+    stale = tmp_path / "README.md"
+    stale.write_text(f"before\n{BEGIN}\n* nothing\n{END}\nafter\n")
+    assert main(["--check", str(stale)]) == 1
+    assert "is out of date: run python -m stoker.operator.api.not_yet --write" in capsys.readouterr().err
+    assert main(["--write", str(stale)]) == 0
+    assert main(["--check", str(stale)]) == 0
+    text = stale.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "`model.architecture` mistral, moe;" in text
+    assert "`memory.zeroStage` 3;" in text
+    assert "`modelFrom.hub`;" in text
+    assert "runtime.kernels" not in text
+    with pytest.raises(ValueError, match="are missing"):
+        with_listing("no marks")

@@ -1,0 +1,320 @@
+"""The reconcile of a Checkpoint: reported saves, requests, imports, tasks, deletion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.operator.domain.plan import Key
+from stoker.pod.exit_code import Cause
+from tests.operator.training_world import SAVE_METRICS, Run
+
+
+def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10, None),))
+    found = run.checkpoint(10)
+    assert (found["status"]["phase"], run.condition(found, "Verified")) == ("Complete", "absent")
+    run.train(11, (run.save(10, True),))
+    assert run.condition(run.checkpoint(10), "Verified") == "True"
+    assert run.status["newestVerifiedCheckpoint"]["step"] == 10
+    assert not run.cluster.pods("task")
+
+
+@pytest.mark.parametrize("word_says", [{}, {"metrics": {}}], ids=["told in the last word", "told before"])
+def test_a_checkpoint_shows_the_figures_of_its_save_whoever_tells_them(word_says: dict[str, Any]) -> None:
+    run = Run()
+    run.start()
+    if word_says:
+        run.train(10, (run.save(10, None),))
+        assert run.checkpoint(10)["status"].items() >= SAVE_METRICS.items()
+    run.cluster.end(run.gang[0], Cause.INTERRUPTED, saves=(run.word(10) | word_says,))
+    run.cluster.settle()
+    assert run.condition(run.checkpoint(10), "Verified") == "True"
+    assert run.checkpoint(10)["status"].items() >= SAVE_METRICS.items()
+
+
+def test_saves_of_another_writer_change_nothing() -> None:
+    run = Run()
+    run.start()
+    stale = {**run.save(10), "folder": "step-00000010.ffffffff"}
+    run.train(10, (stale,))
+    assert run.cluster.of_kind("Checkpoint") == []
+
+
+def request(run: Run, name: str = "now") -> Key:
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": name},
+            "spec": {"source": {"jobRef": {"name": "run"}}},
+        }
+    )
+    return Key("Checkpoint", "default", name)
+
+
+def test_a_checkpoint_asks_its_running_job_to_save_now() -> None:
+    run = Run()
+    run.start()
+    key = request(run)
+    run.cluster.reconcile(key)
+    uid = run.cluster.objects[key]["metadata"]["uid"]
+    assert [(path, body["id"]) for _, path, body in run.cluster.calls] == [("/checkpoint", uid)]
+    run.train(33, (run.save(33, True, uid),))
+    found = run.cluster.objects[key]
+    assert (found["status"]["step"], run.condition(found, "Ready")) == (33, "True")
+    assert len(run.cluster.of_kind("Checkpoint")) == 1
+
+
+def test_a_job_that_does_not_answer_yet_is_not_asked_to_save() -> None:
+    run = Run()
+    run.cluster.settle()
+    for pod in run.gang:
+        run.cluster.run(pod)
+    key = request(run)
+    run.cluster.settle()
+    assert (run.cluster.calls, run.cluster.objects[key]["status"]["message"]) == ([], "TrainingJob run starts")
+
+
+def test_one_save_answers_two_requests_and_its_data_goes_with_the_last_of_them() -> None:
+    run = Run()
+    run.start()
+    keys = [request(run, name) for name in ("first", "second")]
+    for key in keys:
+        run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
+        run.cluster.reconcile(key)
+    first, second = (run.cluster.objects[key]["metadata"]["uid"] for key in keys)
+    save = run.save(33, True, first)
+    answers = {uid: {"state": "Done", "folder": save["folder"], "detail": ""} for uid in (first, second)}
+    run.cluster.report(
+        run.gang[0], {"attempt": 0, "phase": "Training", "step": 33, "saves": [save], "requests": answers}
+    )
+    run.cluster.settle()
+    assert [run.cluster.objects[key]["status"]["folder"] for key in keys] == [save["folder"]] * 2
+    run.cluster.delete(keys[0])
+    run.cluster.settle()
+    assert (run.cluster.of_kind("Pod") == run.gang, keys[0] in run.cluster.objects) == (True, False)
+    run.cluster.delete(keys[1])
+    run.cluster.settle()
+    assert [pod["metadata"]["labels"]["stoker.dev/task"] for pod in run.cluster.pods("task")] == ["delete"]
+
+
+def test_a_request_to_a_finished_job_fails_and_says_so() -> None:
+    run = Run()
+    run.start()
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED)
+    run.cluster.settle()
+    key = request(run)
+    run.cluster.settle()
+    assert run.cluster.objects[key]["status"]["phase"] == "Failed"
+    assert "is Completed" in run.cluster.objects[key]["status"]["message"]
+
+
+def adopt(run: Run, **spec: Any) -> Key:
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": "old"},
+            "spec": {
+                "source": {
+                    "import": {"storage": {"claimName": "claim", "path": "old"}, "folder": "step-00000005.0badc0de"}
+                },
+                **spec,
+            },
+        }
+    )
+    return Key("Checkpoint", "default", "old")
+
+
+def test_an_imported_folder_is_read_by_a_task_and_then_verified() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5", bytes=10, tokens=100)
+    found = run.cluster.objects[key]
+    assert (found["status"]["step"], found["status"]["tokens"], run.condition(found, "Verified")) == (5, 100, "True")
+
+
+def test_figures_of_an_adopted_manifest_that_no_status_can_hold_are_left_out() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    layout = {"world_size": -1, "tensor": 2**40, "zero_stage": 2}
+    run.answer_tasks("import", step=5, digest="d5", bytes=10, tokens=-1, elapsed_s=1e300, layout=layout)
+    status = run.cluster.objects[key]["status"]
+    assert (status["phase"], status["bytes"], status["layout"]) == ("Complete", 10, {"zeroStage": 2})
+    assert not {"tokens", "elapsedSeconds"} & status.keys()
+
+
+def test_a_broken_import_is_corrupt_and_names_the_problem() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", ok=False, problems=["rank-0.bin: hash differs"])
+    found = run.cluster.objects[key]
+    assert (found["status"]["phase"], found["status"]["message"]) == ("Corrupt", "rank-0.bin: hash differs")
+
+
+def test_a_task_that_could_not_read_the_disk_says_nothing_about_the_data_and_is_tried_again() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    for tries, delay_s in enumerate((0, 10, 60)):
+        if delay_s:
+            run.cluster.advance(delay_s - 1)
+            run.cluster.settle()
+            assert run.cluster.plan(key).requeue_after_s == 1
+            assert not [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+            run.cluster.advance(1)
+            run.cluster.settle()
+        (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.run(pod)
+        run.cluster.end(pod, Cause.STORAGE_ERROR, detail="stale file handle", result={"task": "import", "folder": "x"})
+        run.cluster.settle()
+        assert run.cluster.objects[key]["status"]["phase"] == ("Pending" if tries < 2 else "Failed")
+    assert "failed 3 times: stale file handle" in run.cluster.objects[key]["status"]["message"]
+
+
+def test_a_task_that_is_evicted_is_tried_again_as_often_as_it_takes() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    for _ in range(5):
+        (pod,) = [p for p in run.cluster.pods("task") if p["status"]["phase"] == "Pending"]
+        run.cluster.kill(pod)
+        pod["status"]["reason"] = "Evicted"
+        run.cluster.advance(60)
+        run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    assert run.condition(run.cluster.objects[key], "Verified") == "True"
+
+
+def test_a_task_that_has_verified_a_save_goes() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    assert run.condition(run.cluster.objects[key], "Verified") == "True"
+    assert run.cluster.pods("task") == []
+    assert run.cluster.plan(key).empty
+
+
+def test_more_users_than_a_status_can_name_hinder_nothing() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    for number in range(70):
+        run.cluster.add(
+            {
+                "apiVersion": "stoker.dev/v1alpha1",
+                "kind": "InferenceDeployment",
+                "metadata": {"name": f"chat-{number:02}"},
+                "spec": {"model": {"checkpointRef": {"name": "old"}}, "pools": [{"name": "main"}]},
+            }
+        )
+    run.cluster.settle()
+    assert len(run.cluster.objects[key]["status"]["inUseBy"]) == 64
+
+
+def test_the_checkpoint_that_a_deployment_served_before_a_refused_edit_is_still_in_use() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    run.answer_tasks("import", step=5, digest="d5")
+    run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"checkpointRef": {"name": "another"}}, "pools": [{"name": "main"}]},
+            "status": {"acceptedSpec": {"model": {"checkpointRef": {"name": "old"}}}},
+        }
+    )
+    run.cluster.settle()
+    assert run.cluster.objects[key]["status"]["inUseBy"] == [{"kind": "InferenceDeployment", "name": "chat"}]
+
+
+def test_data_is_deleted_only_under_policy_delete_and_not_while_used() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    assert run.cluster.objects[key]["metadata"]["finalizers"] == ["stoker.dev/checkpoint-data"]
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(10),))
+    run.next_attempt()
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert "TrainingJob run" in run.cluster.objects[key]["status"]["message"]
+    assert run.cluster.pods("task") == []
+    run.train(100)
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED)
+    run.cluster.settle()
+    run.answer_tasks("delete", deleted=["a"])
+    run.cluster.settle()
+    assert key not in run.cluster.objects
+
+
+def test_a_task_that_refuses_to_delete_blocks_the_deletion_even_without_a_reason() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.delete(key)
+    run.cluster.settle()
+    run.answer_tasks("delete", ok=False)
+    found = run.cluster.objects[key]
+    assert (run.condition(found, "Stalled"), found["status"]["message"]) == (
+        "True",
+        "the delete task refused without a reason",
+    )
+
+
+def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert key not in run.cluster.objects or "finalizers" not in run.cluster.objects[key]["metadata"]
+    assert run.cluster.pods("task") == []
+
+
+def test_a_task_whose_image_cannot_be_pulled_says_so() -> None:
+    run = Run()
+    key = adopt(run)
+    run.cluster.settle()
+    (pod,) = run.cluster.pods("task")
+    state = {"waiting": {"reason": "ErrImagePull", "message": 'pull "none:1": not found'}}
+    pod["status"]["containerStatuses"] = [{"name": "main", "state": state}]
+    run.cluster._touch(pod)
+    run.cluster.settle()
+    status = run.cluster.objects[key]["status"]
+    assert status["message"] == 'a task reads the folder: ImagePullBackOff: pull "none:1": not found'
+    stalled = next(item for item in status["conditions"] if item["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ImagePullBackOff")
+    run.cluster.run(pod)
+    run.cluster.settle()
+    status = run.cluster.objects[key]["status"]
+    assert status["message"] == "a task reads the folder"
+    assert all(item["type"] != "Stalled" for item in status["conditions"])
+
+
+def test_in_an_ending_namespace_the_data_stays_and_the_finalizer_goes() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.ending.add("default")
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert key not in run.cluster.objects
+    assert run.cluster.pods("task") == []
+    assert any("Retained" in event for event in run.cluster.events)

@@ -1,0 +1,31 @@
+"""The kernels and the attention that one run uses."""
+
+from __future__ import annotations
+
+import torch
+
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.pod.capabilities import AttentionName
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.protocol.config import TrainerConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`memory.precision` -> dtype of the parameters that forward and backward use."""
+
+
+def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, AttentionName]:
+    """The kernels that the configuration chooses.
+
+    The reference kernels repeat a run bitwise only in their deterministic form. The fused ones do so by themselves when
+    torch is told to be deterministic (`set_threads`); their own deterministic form, whose results do not depend on a
+    row's batch, is for comparing trainer and engine.
+
+    Raises:
+        ConfigError: the kernels or the attention are not built for this device.
+    """
+    try:
+        kernels = resolve_kernels(config.kernels, device.type)
+        ops = Ops(kernels, deterministic=config.training.deterministic != "Off" and kernels == "reference")
+        return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -21,7 +21,7 @@ MAX_BODY = 100_000
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with the body's length: `/early` before reading it, `/slow` late, `/long` with more than a socket holds."""
+    """Answer with the body's length; `/early` before it is read, `/slow` late, `/long` with a large one."""
     status, size = 200, 0
     if scope["path"] != "/early":
         try:

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
-from stoker.router.backend import Times
+from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
@@ -45,7 +45,7 @@ class Router:
         self.config = config
         self.pod_uid = pod_uid
         self.stopping = False
-        times = Times(
+        times = Timeouts(
             connect_s=config.connect_timeout_s,
             silence_s=config.request_timeout_s,
             probe_s=max(config.connect_timeout_s, 2 * config.probe_interval_s),

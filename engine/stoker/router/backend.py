@@ -20,7 +20,7 @@ MAX_SILENT_PROBES = 3
 
 
 @dataclass(frozen=True)
-class Times:
+class Timeouts:
     """Time limits of the exchanges with a backend, in seconds."""
 
     connect_s: float
@@ -31,14 +31,14 @@ class Times:
 class Backend:
     """One engine replica of the current snapshot, or of an earlier one while it finishes its requests."""
 
-    def __init__(self, entry: BackendEntry, times: Times, clock: Callable[[], float]) -> None:
+    def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
         self.entry = entry
         self.times = times
         self.clock = clock
         self.pending = 0
         self.healthy = False
         self.stalled = False
-        """The last probe found it not ready although it is not draining: what it has not begun to answer may move."""
+        """Whether the last probe found it not ready although it is not draining. Its unanswered requests may move."""
         self.problem = "not probed yet"
         self.retired = False
         self._unanswered: set[Connection] = set()
@@ -71,7 +71,7 @@ class Backend:
             self._unanswered.discard(connection)
 
     def abandon_unanswered(self) -> int:
-        """Cut the connections of requests without a first byte, which are then tried elsewhere; return their number."""
+        """Cut the connections of requests without a first byte, which the proxy then sends elsewhere; count them."""
         number = len(self._unanswered)
         for connection in self._unanswered:
             connection.close()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.router.backend import Backend, Times
+from stoker.router.backend import Backend, Timeouts
 from stoker.router.policy import Policy
 from stoker.router.snapshot import BackendSnapshot
 
@@ -22,7 +22,7 @@ class Backends:
         self,
         *,
         policy: Policy[Backend],
-        times: Times,
+        times: Timeouts,
         probe_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

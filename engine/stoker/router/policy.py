@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 
-class Loaded(Protocol):
+class HasPending(Protocol):
     """The part of a backend that policies use."""
 
     @property
@@ -15,7 +15,7 @@ class Loaded(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Loaded)
+B = TypeVar("B", bound=HasPending)
 Policy = Callable[[Sequence[B], int], B]
 
 

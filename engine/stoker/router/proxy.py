@@ -79,7 +79,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Answer:
+class BackendAnswer:
     """An answer of a backend that has begun: its head and the first part of its body have arrived."""
 
     backend: Backend
@@ -159,7 +159,7 @@ class Proxy:
             raise no_backend("no engine is ready")
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
-        """The request's body.
+        """Read the request's body.
 
         Raises:
             Refused: it is too large, or the bodies of all requests are.
@@ -191,7 +191,7 @@ class Proxy:
             raise
         answer.backend.give_back(answer.connection)
 
-    async def _begin(self, request: Outgoing) -> Answer:
+    async def _begin(self, request: Outgoing) -> BackendAnswer:
         """Send the request to backends in turn until one answers; return that answer.
 
         Raises:
@@ -233,7 +233,7 @@ class Proxy:
         finally:
             self.metrics.held -= 1
 
-    async def _ask(self, backend: Backend, request: Outgoing) -> Answer:
+    async def _ask(self, backend: Backend, request: Outgoing) -> BackendAnswer:
         """Send the request and wait for the first part of the answer's body.
 
         Raises:
@@ -256,7 +256,7 @@ class Proxy:
         except Silent as silence:  # the request itself was not sent: another backend may have it
             raise Unreachable(str(silence)) from silence
 
-    async def _exchange(self, backend: Backend, connection: Connection, request: Outgoing) -> Answer:
+    async def _exchange(self, backend: Backend, connection: Connection, request: Outgoing) -> BackendAnswer:
         silence_s = backend.times.silence_s
         try:
             with backend.unanswered(connection):
@@ -266,9 +266,9 @@ class Proxy:
         except BaseException:
             connection.close()
             raise
-        return Answer(backend, connection, head, first, rest)
+        return BackendAnswer(backend, connection, head, first, rest)
 
-    async def _relay(self, answer: Answer, request_id: bytes, send: Send) -> None:
+    async def _relay(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
         """Send the answer to the client as it arrives."""
         head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
         await send(_start(head.status, answer_headers(head.headers, request_id)))
@@ -344,7 +344,7 @@ def _end_of_events(data: bytes) -> int:
     return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
 
 
-async def _joined(answer: Answer) -> AsyncIterator[bytes]:
+async def _joined(answer: BackendAnswer) -> AsyncIterator[bytes]:
     if answer.first is None:
         return
     yield answer.first

@@ -62,7 +62,7 @@ class ControlVerifier:
         self._lock = threading.Lock()
 
     def verify(self, token: str, method: str, path: str, body: bytes) -> None:
-        """Accept the call once.
+        """Accept a call once.
 
         Raises:
             ControlDenied: unknown key, other pod, other method, path or body, expired, or used before.

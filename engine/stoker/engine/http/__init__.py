@@ -2,8 +2,8 @@
 
 Owns: routes, API keys, request bodies and their limits, chat templates and tokenising (in threads), detokenising and
 stop texts, answers whole and as events, errors in OpenAI's shape.
-Imports: `stoker.pod`, `stoker.model.tokenizer` through the program, and of the engine only the client of the core and
-its messages (`core.core_client`, `core.messages`, `execution.step`), `sampling` and `errors`. Never torch.
+Imports: `stoker.pod`, and of the engine the client of the core and its messages, `sampling` and `errors`. Never torch;
+the tokenizer is passed in.
 
 Read `server` (HTTP), `front` (body to jobs), `generation` (jobs to updates), `text` (tokens to text), then `openai`.
 `errors` is below all of them; `reply` sends answers; `metrics` and `api_document` stand alone.

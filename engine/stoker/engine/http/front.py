@@ -36,7 +36,7 @@ OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 
 
 class Front:
-    """One front of an engine. Text work runs in threads, so that no long prompt stops the others' streams."""
+    """One front of an engine. Templates and tokenising run in threads: a long prompt does not stop other streams."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Front:
             self._opening = asyncio.create_task(self._open(Path(state.model.tokenizer_folder)))
 
     async def _open(self, folder: Path) -> None:
-        """Load what text needs, while the core still warms up."""
+        """Load tokenizer and defaults while the core still warms up."""
         try:
             self._defaults = await asyncio.to_thread(GenerationDefaults.load, folder)
             self._codec = await asyncio.to_thread(self._open_codec, folder)

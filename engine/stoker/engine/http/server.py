@@ -142,7 +142,7 @@ class OpenAiServer:
             self.running -= 1
 
     def _handler(self, method: str, path: str) -> Handler | None:
-        """The handler of a path, or None for the paths of `own`. Errors are in OpenAI's shape on these paths too."""
+        """Return the handler of a path, or None for the paths of `own`."""
         routes, methods, known = self._posts, POST, path
         if path.startswith("/v1/models/"):
             known = "/v1/models"
@@ -182,7 +182,7 @@ class OpenAiServer:
             work.result()
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
-        """The request's body.
+        """Read the request's body.
 
         Raises:
             ApiError: it is too large, or the bodies of all requests are.

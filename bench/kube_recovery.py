@@ -36,7 +36,7 @@ from e2e.images.build import build_images
 from e2e.stories.conftest import KEPT_VARIABLE
 from e2e.stories.installation import NODES, install
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import claim, corpus, job
+from testing.stories.manifests import claim, corpus, job
 
 GOAL_S = 3.0
 NAME = "recovery"

@@ -16,8 +16,8 @@ from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.plane import Plane
 from stoker.operator.admission.admission import Admission
 from stoker.operator.admission.status_cause import InvalidObject
-from tests.operator.bad_manifests import BAD, GOOD, changed
-from tests.operator.test_admission_updates import ALLOWED, REFUSED
+from testing.operator.bad_manifests import BAD, GOOD, changed
+from testing.operator.edited_manifests import ALLOWED, REFUSED
 
 ROOT = Path(__file__).parents[2]
 KINDS = tuple(GOOD)

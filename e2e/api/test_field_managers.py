@@ -17,7 +17,7 @@ from e2e.api.conftest import CRDS
 from e2e.api.plane import KubectlFailed, Plane
 from e2e.api.training_story import CLAIM, assert_at_rest, begin, has_saved, to_the_end, trains
 from e2e.api.world import Running, Story, World, eventually, job
-from tests.operator.bad_manifests import DEPLOYMENT, GOOD, changed
+from testing.operator.bad_manifests import DEPLOYMENT, GOOD, changed
 
 OURS = "stoker-operator"
 GITOPS = {

@@ -20,7 +20,15 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
-from tests.operator.cluster_contract import NAMESPACE, ClusterContract, config_map, eventually, gated_pod, ref_of, take
+from testing.operator.cluster_contract import (
+    NAMESPACE,
+    ClusterContract,
+    config_map,
+    eventually,
+    gated_pod,
+    ref_of,
+    take,
+)
 
 KEPT = {"kube-root-ca.crt"}
 """ConfigMaps that belong to the cluster."""

@@ -16,7 +16,7 @@ from e2e.api.plane import KubectlFailed, Plane
 from e2e.api.training_story import CLAIM, begin, finish, to_the_end, trains
 from e2e.api.world import Story, World, eventually, job
 from stoker.operator.api.crd import KIND_INFOS, KindInfo
-from tests.operator.bad_manifests import DEPLOYMENT, GOOD, changed
+from testing.operator.bad_manifests import DEPLOYMENT, GOOD, changed
 
 
 def cell(plane: Plane, *given: str) -> list[dict[str, str]]:

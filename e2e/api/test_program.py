@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from e2e.api.plane import Plane
-from tests.operator.bad_manifests import JOB, changed
+from testing.operator.bad_manifests import JOB, changed
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("model", "operator")

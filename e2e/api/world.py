@@ -34,7 +34,7 @@ from stoker.operator.loop.store import key_of
 from stoker.operator.service.program import VIEW
 from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key
-from tests.operator.bad_manifests import JOB, changed
+from testing.operator.bad_manifests import JOB, changed
 
 Reached = Callable[[], Awaitable[bool]]
 

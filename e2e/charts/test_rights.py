@@ -18,7 +18,7 @@ import pytest
 from e2e.charts.helm import CRDS, NAMESPACE, STOKER, one, rendered
 from e2e.charts.release import Releases
 from e2e.cluster.control_plane import ControlPlane
-from tests.stories.manifests import adopted, claim, corpus, deployment, job
+from testing.stories.manifests import adopted, claim, corpus, deployment, job
 
 PLACE = "research"
 CASES: dict[str, Mapping[str, Any]] = {

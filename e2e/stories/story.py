@@ -13,8 +13,8 @@ from typing import Any
 from e2e.cluster.api import Api
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
-from tests.stories.object_views import Object as Object
-from tests.stories.waits import Waits
+from testing.stories.object_views import Object as Object
+from testing.stories.waits import Waits
 
 PATHS = {
     "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",

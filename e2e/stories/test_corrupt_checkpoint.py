@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import claim, corpus, job
-from tests.stories.waits import phase
+from testing.stories.manifests import claim, corpus, job
+from testing.stories.waits import phase
 
 EVERY = 20
 RUN = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": EVERY, "checkpoint.maxToKeep": 5}

@@ -14,7 +14,7 @@ from e2e.charts.helm import NAMESPACE
 from e2e.charts.release import Releases
 from e2e.stories.installation import install
 from e2e.stories.story import OURS, Story
-from tests.stories.manifests import claim, corpus, deployment, job, save_now
+from testing.stories.manifests import claim, corpus, deployment, job, save_now
 
 RUN = {"training.totalSteps": 60, "checkpoint.intervalSteps": 20}
 

@@ -6,8 +6,8 @@ The job saves, its pod goes, and it resumes elsewhere without a lost step.
 from __future__ import annotations
 
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import claim, corpus, job
-from tests.stories.object_views import FIGURES
+from testing.stories.manifests import claim, corpus, job
+from testing.stories.object_views import FIGURES
 
 RUN = {
     "workers.gpusPerPod": 1,

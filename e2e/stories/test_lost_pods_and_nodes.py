@@ -6,7 +6,7 @@ Each time the job goes on from the newest verified checkpoint and says what that
 from __future__ import annotations
 
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import claim, corpus, job
+from testing.stories.manifests import claim, corpus, job
 
 STEPS = 400
 EVERY = 25

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.cluster.spec import NodeSpec
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import claim, corpus, job
+from testing.stories.manifests import claim, corpus, job
 
 LARGE = {"workers.gpusPerPod": 8, "workers.ranksPerPod": 1, "runtime.device": "cpu", "training.totalSteps": 40}
 HEAVY = {"workers.resources": {"requests": {"memory": "900Gi"}}}

@@ -5,9 +5,9 @@ field or the object, and goes without a trace.
 from __future__ import annotations
 
 from e2e.stories.story import Object, Story
-from tests.stories.manifests import Manifest, adopted, claim, corpus, deployment, job
-from tests.stories.mistakes import BROKEN, Mistake, break_model, conditions, mistakes, says, stalls, surroundings
-from tests.stories.waits import phase
+from testing.stories.manifests import Manifest, adopted, claim, corpus, deployment, job
+from testing.stories.mistakes import BROKEN, Mistake, break_model, conditions, mistakes, says, stalls, surroundings
+from testing.stories.waits import phase
 
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"other": "value"}}
 MISSING_IMAGE = "localhost/stoker/no-such-image:1"

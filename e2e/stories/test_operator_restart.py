@@ -13,8 +13,8 @@ from e2e.charts.release import Releases
 from e2e.stories.installation import IMAGES, VALUES
 from e2e.stories.operator_pods import OperatorPods
 from e2e.stories.story import Object, Story
-from tests.stories.load import Load
-from tests.stories.manifests import claim, corpus, deployment, job
+from testing.stories.load import Load
+from testing.stories.manifests import claim, corpus, deployment, job
 
 NEXT = {**IMAGES, "control": {**IMAGES["control"], "tag": "e2e-next"}}
 STEPS = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": 100, "checkpoint.maxToKeep": 2}

@@ -18,7 +18,7 @@ from e2e.cluster.volumes import CLASS
 from e2e.stories.installation import IMAGES, VALUES
 from e2e.stories.story import Object, Story
 from e2e.stories.test_operator_restart import runs
-from tests.stories.manifests import Manifest
+from testing.stories.manifests import Manifest
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 QUESTION = "What is Stoker?"

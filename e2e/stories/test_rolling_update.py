@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from e2e.stories.story import Object, Story
 from e2e.stories.test_operator_restart import address
-from tests.stories.load import Load
-from tests.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.load import Load
+from testing.stories.manifests import Manifest, claim, corpus, deployment, job
 
 ENOUGH = 8
 """Answers to wait for before and after the change."""

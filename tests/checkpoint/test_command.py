@@ -17,7 +17,7 @@ from stoker.checkpoint.task import Result, list_task
 from stoker.checkpoint.task import run as run_task
 from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage, parse_termination_message
-from tests.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
+from testing.checkpoint.synthetic import LAYOUTS, SMALL, WRITER, make_state, save
 
 META = {
     "tokens": 4096,

@@ -21,9 +21,9 @@ from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, Checkpo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot, Found
 from stoker.checkpoint.verify import verify
-from tests.checkpoint import crashing_child
-from tests.checkpoint.crashing_storage import CrashingStorage, ForgetfulStorage, FullDisk, lay_out
-from tests.checkpoint.synthetic import SMALL, WRITER, State, flat_bucket, make_state, same_bits, save
+from testing.checkpoint import crashing_child
+from testing.checkpoint.crashing_storage import CrashingStorage, ForgetfulStorage, FullDisk, lay_out
+from testing.checkpoint.synthetic import SMALL, WRITER, State, flat_bucket, make_state, same_bits, save
 
 OLD = make_state(SMALL, seed=1)
 NEW = make_state(SMALL, seed=2)
@@ -200,7 +200,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from stoker.checkpoint.store import CheckpointRoot
-from tests.checkpoint.synthetic import make_state, save
+from testing.checkpoint.synthetic import make_state, save
 state = make_state({"model.w": ((512, 1024), "float32")})
 try:
     save(CheckpointRoot(Path(sys.argv[1])), state, step=2, piece_bytes=2**16)

@@ -17,7 +17,7 @@ from stoker.checkpoint.export import Dtype, export_hugging_face
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
-from tests.checkpoint.synthetic import LAYOUTS, State, save
+from testing.checkpoint.synthetic import LAYOUTS, State, save
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
 

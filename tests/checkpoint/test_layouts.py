@@ -17,7 +17,7 @@ from stoker.checkpoint.errors import CheckpointError, CheckpointMissing
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
-from tests.checkpoint.synthetic import LAYOUTS, SMALL, Shard, State, make_state, part, same_bits, save
+from testing.checkpoint.synthetic import LAYOUTS, SMALL, Shard, State, make_state, part, same_bits, save
 
 
 def check_reads_into(reader: CheckpointReader, state: State, layout: str, ranks: int) -> None:

@@ -212,7 +212,7 @@ def test_a_deep_text_is_refused() -> None:
 
 def verified_apart(folder: Path) -> dict[str, Any]:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.run_limited", str(folder)],
+        [sys.executable, "-m", "testing.checkpoint.run_limited", str(folder)],
         capture_output=True,
         text=True,
         check=True,

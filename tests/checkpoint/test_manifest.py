@@ -20,7 +20,7 @@ from stoker.checkpoint.manifest import Box, FileEntry, Manifest, Piece, TensorIn
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
-from tests.checkpoint.synthetic import SMALL, make_state, save
+from testing.checkpoint.synthetic import SMALL, make_state, save
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -16,7 +16,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import CheckpointRoot, Retained, being_read
 from stoker.checkpoint.verify import verify
-from tests.checkpoint.synthetic import SMALL, WRITER, make_state, save
+from testing.checkpoint.synthetic import SMALL, WRITER, make_state, save
 
 
 def name(step: int) -> str:

@@ -23,8 +23,8 @@ from stoker.checkpoint.manifest import Manifest, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import Broken, CheckpointRoot, Retained
 from stoker.checkpoint.writer import PieceWriter, write_file
-from tests.checkpoint.crashing_storage import ForgetfulStorage
-from tests.checkpoint.synthetic import SMALL, WRITER, make_state, same_bits, save
+from testing.checkpoint.crashing_storage import ForgetfulStorage
+from testing.checkpoint.synthetic import SMALL, WRITER, make_state, same_bits, save
 
 OTHER = "ffffffff"
 TENSOR = TensorInfo("w", (4,), "float32")

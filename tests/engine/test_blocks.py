@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker.engine.core.blocks import BlockManager, Copy
-from tests.engine.audits import assert_sound
+from testing.engine.audits import assert_sound
 
 
 def test_an_owner_gets_blocks_for_all_its_tokens() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.engine.serving import run, serving, until
+from testing.engine.serving import run, serving, until
 from tests.engine.test_server_program import program
 
 LABELS = 'engine="0",model_name="tiny"'

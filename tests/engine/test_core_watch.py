@@ -9,7 +9,7 @@ import pytest
 from stoker.engine.core.core_watch import LISTEN_S, CoreWatch, WatchLimits
 from stoker.engine.core.messages import CoreState, Heartbeat
 from stoker.engine.core.step_pace import QuietLimits, StepPace
-from tests.engine.stats import STATS
+from testing.engine.stats import STATS
 
 LIMITS = WatchLimits(start_s=120, dead_factor=5, dead_floor_s=60, no_step_s=120)
 QUIET = QuietLimits(floor_s=10, factor=5, first_s=120)

@@ -16,7 +16,7 @@ from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
-from tests.engine.audits import assert_sound
+from testing.engine.audits import assert_sound
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 
 OUTPUT = 20

@@ -15,7 +15,7 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
-from tests.engine.audits import assert_sound
+from testing.engine.audits import assert_sound
 from tests.engine.test_overlap import Late
 
 BLOCK, VOCABULARY, POISON = 2, 50, 13

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.engine.fake_core import BOS
-from tests.engine.serving import run, serving
+from testing.engine.fake_core import BOS
+from testing.engine.serving import run, serving
 
 
 def test_models_say_how_long_and_with_which_defaults(tmp_path: Path) -> None:

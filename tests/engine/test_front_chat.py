@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.chat import main
-from tests.engine.serving import Serving, run, serving
+from testing.engine.serving import Serving, run, serving
 
 
 def test_one_question_gets_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

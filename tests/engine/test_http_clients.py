@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from stoker.engine.http.errors import from_validation
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tests.engine.serving import run, serving
+from testing.engine.serving import run, serving
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "say:hi"}]

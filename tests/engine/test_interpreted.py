@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.model import interpreted
+from testing.model import interpreted
 
 TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size": 16}
 

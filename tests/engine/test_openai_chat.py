@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.engine.fake_core import MAX_MODEL_LEN
-from tests.engine.serving import run, serving, until
+from testing.engine.fake_core import MAX_MODEL_LEN
+from testing.engine.serving import run, serving, until
 
 PATH = "/v1/chat/completions"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fake_core import BOS, ByteCodec, ByteDetokenizer
-from tests.engine.serving import run, serving, until
+from testing.engine.fake_core import BOS, ByteCodec, ByteDetokenizer
+from testing.engine.serving import run, serving, until
 
 PATH = "/v1/completions"
 

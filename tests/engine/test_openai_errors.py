@@ -16,8 +16,8 @@ from stoker.engine.core.messages import CoreState
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
 from stoker.engine.http.server import load_api_keys
-from tests.engine.fake_core import FACTS
-from tests.engine.serving import events, run, serving
+from testing.engine.fake_core import FACTS
+from testing.engine.serving import events, run, serving
 
 CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
 BAD_COMPLETIONS = [

@@ -15,7 +15,7 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
-from tests.engine.audits import assert_sound
+from testing.engine.audits import assert_sound
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tokens_of
 

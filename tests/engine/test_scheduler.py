@@ -16,7 +16,7 @@ from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.scheduler import Schedule, Scheduler
 from stoker.engine.errors import RequestRefused
 from stoker.engine.sampling import SamplingParams
-from tests.engine.audits import assert_sound
+from testing.engine.audits import assert_sound
 
 BLOCK = 2
 

@@ -29,15 +29,15 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
-from tests.engine.fake_core import ByteCodec
-from tests.engine.serving import events, run, until
+from testing.engine.fake_core import ByteCodec
+from testing.engine.serving import events, run, until
 
 COMPLETIONS = "/v1/completions"
 WATCH = WatchLimits()
 
 
 def fake_core(config_file: Path, address: str) -> Sequence[str]:
-    return [sys.executable, "-m", "tests.engine.fake_core", address]
+    return [sys.executable, "-m", "testing.engine.fake_core", address]
 
 
 @dataclass

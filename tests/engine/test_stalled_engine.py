@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.program import core_command
 from stoker.model.tokenizer import Tokenizer
-from tests.engine.serving import events, run
+from testing.engine.serving import events, run
 from tests.engine.test_server_program import COMPLETIONS, program, until_answers
 from tests.engine.test_server_real import write_model
 

@@ -17,8 +17,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
-from tests.engine.audits import assert_sound
-from tests.model import interpreted
+from testing.engine.audits import assert_sound
+from testing.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
 LOOKED_AT = 8

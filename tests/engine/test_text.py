@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.http.text import OutputText, StopTexts
-from tests.engine.fake_core import ByteCodec
+from testing.engine.fake_core import ByteCodec
 
 CODEC = ByteCodec(Path("/nowhere"))
 

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, ChatTemplateError
 from stoker.model.render_frames import MEMORY_BYTES
-from tests.model.chat_template_attacks import ATTACKS
+from testing.model.chat_template_attacks import ATTACKS
 
 MESSAGES = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "<c>"}]
 
@@ -116,7 +116,9 @@ def test_what_would_hurt_is_refused_soon(source: str, message: str) -> None:
 @pytest.fixture(scope="module")
 def attacked() -> Mapping[str, Any]:
     """What each attack ended with and cost, and the most memory that one process held."""
-    ran = subprocess.run([sys.executable, "-m", "tests.model.run_attacks"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "testing.model.run_attacks"], capture_output=True, text=True, check=True
+    )
     *lines, last = map(json.loads, ran.stdout.splitlines())
     by_name: dict[str, Any] = {line["name"]: line for line in lines}
     by_name.update(last)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels.ops import Ops
-from tests.model import interpreted
+from testing.model import interpreted
 
 TOKENS, VOCAB, DEPTH = 6, 10, 5
 NO_TOKENS = [-1, -100, VOCAB, 2**31, 2**32 + 3, -(2**32) + 3]

@@ -169,7 +169,7 @@ HEAVY: dict[str, tuple[str, Callable[[Path], None], str]] = {
 def test_a_heavy_file_is_refused_in_bounded_memory_and_time(case: str, tmp_path: Path) -> None:
     name, write, message = HEAVY[case]
     write(tmp_path / name)
-    command = [sys.executable, "-m", "tests.model.run_open", str(tmp_path / name)]
+    command = [sys.executable, "-m", "testing.model.run_open", str(tmp_path / name)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout)
     assert found["outcome"].startswith("refused: ")

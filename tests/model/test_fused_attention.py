@@ -16,7 +16,7 @@ from stoker.model.kernels.ops import MissingKernel, Ops
 from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
-from tests.model import interpreted
+from testing.model import interpreted
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Of values about 1; the scores, weights and results of two-byte dtypes are rounded to them."""

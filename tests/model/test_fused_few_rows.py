@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.model.kernels.ops import Ops
-from tests.model import interpreted
+from testing.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]

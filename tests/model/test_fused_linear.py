@@ -12,7 +12,7 @@ from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.grad_destination import set_grad_destination
-from tests.model import interpreted
+from testing.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.adam import AdamStep
-from tests.model import interpreted
+from testing.model import interpreted
 
 BF16 = torch.bfloat16
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.rotation import CacheLayer, Rotation
-from tests.model import interpreted
+from testing.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}

@@ -13,7 +13,7 @@ from torch import Tensor
 from stoker.model.kernels import draw
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, SampleRows, SamplingTable
-from tests.model import interpreted
+from testing.model import interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {

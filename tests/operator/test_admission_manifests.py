@@ -18,7 +18,7 @@ from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import Resource, read
 from stoker.operator.api.trainingjob import TrainingJob
-from tests.operator.bad_manifests import BAD, GOOD, JOB, POOL, changed
+from testing.operator.bad_manifests import BAD, GOOD, JOB, POOL, changed
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, type[Resource]] = {

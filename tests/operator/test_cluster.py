@@ -19,8 +19,8 @@ from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key
-from tests.operator.cluster_contract import ClusterContract, config_map, ref_of
-from tests.operator.fakes import FakeClock
+from testing.operator.cluster_contract import ClusterContract, config_map, ref_of
+from testing.operator.fakes import FakeClock
 
 
 def new_store(folder: Path | None = None) -> ObjectStore:

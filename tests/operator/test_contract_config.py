@@ -27,7 +27,7 @@ from stoker.operator.render.trainer import attempt_config, pin
 from stoker.pod.config_file import parse
 from stoker.router.config import RouterConfig
 from stoker.trainer.protocol import config as trainer
-from tests.operator.bad_manifests import JOB, changed
+from testing.operator.bad_manifests import JOB, changed
 
 OPERATOR_SETS = {"namespace", "name", "deployment", "listen", "terminationLog", "backendsFile"}
 

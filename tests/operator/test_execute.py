@@ -28,8 +28,8 @@ from stoker.operator.domain.plan import ControlCall, Event, Key, Object, Patch, 
 from stoker.operator.loop.execute import PlanExecutor, event_object
 from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.store import Store
-from tests.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
-from tests.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
+from testing.operator.cluster_contract import config_map, gated_pod, owned, pool, ref_of
+from testing.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, embedded
 
 
 class Recorder:

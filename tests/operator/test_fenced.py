@@ -10,8 +10,8 @@ import pytest
 
 from stoker.operator.cluster.fenced import FencedCluster, NotLeading
 from stoker.operator.domain.plan import ControlCall, Ref
-from tests.operator.cluster_contract import config_map, ref_of
-from tests.operator.fakes import FakeClock
+from testing.operator.cluster_contract import config_map, ref_of
+from testing.operator.fakes import FakeClock
 from tests.operator.test_key_ring import local_cluster
 
 POD = Ref("Pod", "default", "pod", "uid")

@@ -17,8 +17,8 @@ from stoker.operator.domain.plan import Object
 from stoker.operator.loop.informer import MAX_SILENCE_S, Informer
 from stoker.operator.loop.object_pruning import pruned
 from stoker.operator.loop.store import Store
-from tests.operator.cluster_contract import config_map, ref_of
-from tests.operator.fakes import FakeClock, settle
+from testing.operator.cluster_contract import config_map, ref_of
+from testing.operator.fakes import FakeClock, settle
 
 
 class Watched:

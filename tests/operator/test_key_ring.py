@@ -17,7 +17,7 @@ from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.service.key_ring import BadKeys, KeyRing, KeySecret, read_folder, rotated
 from stoker.pod.control_key import ControlVerifier, new_private_key, sign
-from tests.operator.fakes import FakeClock
+from testing.operator.fakes import FakeClock
 
 
 def local_cluster(clock: FakeClock) -> LocalCluster:

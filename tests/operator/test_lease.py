@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Conflict, NotFound
 from stoker.operator.domain.plan import Object
 from stoker.operator.service.lease import Elector, LeaseStep, Terms, decide, renewed_spec, sighted
-from tests.operator.fakes import FakeClock, settle
+from testing.operator.fakes import FakeClock, settle
 
 TERMS = Terms(duration_s=15, renew_deadline_s=10, retry_s=2)
 

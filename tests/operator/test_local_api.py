@@ -13,7 +13,7 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.service.local.api import make_app
-from tests.operator.cluster_contract import config_map
+from testing.operator.cluster_contract import config_map
 from tests.operator.test_local_storage import Disk, new_store
 
 

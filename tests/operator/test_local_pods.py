@@ -15,8 +15,8 @@ from stoker.operator.cluster.interface import Invalid
 from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.volumes import LOCAL_FOLDER
 from stoker.operator.domain.plan import Key, Object
-from tests.operator.cluster_contract import config_map, ref_of
-from tests.operator.fakes import Embedded, embedded, settle
+from testing.operator.cluster_contract import config_map, ref_of
+from testing.operator.fakes import Embedded, embedded, settle
 
 Story = Callable[[Embedded], Awaitable[None]]
 

@@ -14,7 +14,7 @@ from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.reservations import Reservations
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.service.local.services import Services
-from tests.operator.cluster_contract import eventually, ref_of
+from testing.operator.cluster_contract import eventually, ref_of
 from tests.operator.test_cluster import new_store
 
 HOST = Host("service", "default", "web")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.operator.terminal import Terminal, until
+from testing.operator.terminal import Terminal, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tmpfs and /proc are Linux's")
 

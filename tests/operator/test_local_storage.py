@@ -19,8 +19,8 @@ from stoker.operator.cluster.local.objects import ObjectStore, StateFolderError
 from stoker.operator.cluster.local.whole_file import write_whole
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.loop.operator import Operator
-from tests.operator.cluster_contract import config_map, pool, ref_of
-from tests.operator.fakes import Embedded, FakePods, embedded, settle
+from testing.operator.cluster_contract import config_map, pool, ref_of
+from testing.operator.fakes import Embedded, FakePods, embedded, settle
 from tests.operator.test_local_pods import claim, now, pod
 from tests.operator.test_operator_loop import SETTINGS, reconcile_pods
 

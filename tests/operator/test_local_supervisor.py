@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.terminal import PODS, Terminal, as_user, manifests, until
+from testing.operator.terminal import PODS, Terminal, as_user, manifests, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses and /proc are Linux's")
 

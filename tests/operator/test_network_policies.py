@@ -9,9 +9,9 @@ from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.render.network_policy import trainer_policies
-from tests.operator.bad_manifests import JOB, changed
-from tests.operator.serving_world import Serving
-from tests.operator.training_world import Run
+from testing.operator.bad_manifests import JOB, changed
+from testing.operator.serving_world import Serving
+from testing.operator.training_world import Run
 
 PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 SETTINGS = Settings(network_policies=NetworkPolicies(operator_namespace="stoker-system", metrics_from=(PROMETHEUS,)))

@@ -17,8 +17,8 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.node_watch import LOOK_S, NodeCounts, NodeWatch
 from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import Store
-from tests.operator.cluster_contract import owned, pool, ref_of
-from tests.operator.fakes import Embedded, FakeClock, FakePods, embedded, reconcile_nothing, settle
+from testing.operator.cluster_contract import owned, pool, ref_of
+from testing.operator.fakes import Embedded, FakeClock, FakePods, embedded, reconcile_nothing, settle
 
 
 class World:

@@ -17,8 +17,8 @@ from stoker.operator.domain.plan import Key, Object, Observed, Plan
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator
 from stoker.operator.render.keys import keys_object
-from tests.operator.cluster_contract import config_map, owned, pool, ref_of
-from tests.operator.fakes import Embedded, FakePods, Flaky, embedded, reconcile_nothing, settle
+from testing.operator.cluster_contract import config_map, owned, pool, ref_of
+from testing.operator.fakes import Embedded, FakePods, Flaky, embedded, reconcile_nothing, settle
 
 SETTINGS = Settings(workers=2, resync_interval_s=600)
 KEY = Key("EnginePool", "default", "pool")

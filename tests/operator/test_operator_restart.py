@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.operator.serving_world import Serving
-from tests.operator.training_world import Run
+from testing.operator.serving_world import Serving
+from testing.operator.training_world import Run
 
 
 def test_a_running_job_stays_running() -> None:

@@ -10,7 +10,7 @@ from stoker.operator.domain.labels import NODE_RANK, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.loop.poller import Poller, polled_pods
 from stoker.operator.loop.store import Store
-from tests.operator.fakes import FakeClock, FakePods, embedded
+from testing.operator.fakes import FakeClock, FakePods, embedded
 
 
 def pod(name: str, role: str, phase: str = "Running", node_rank: str = "0") -> Object:

@@ -17,8 +17,8 @@ from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.store import Store
 from stoker.operator.render.keys import keys_object
-from tests.operator.cluster_contract import pool
-from tests.operator.fakes import Embedded, FakePods, embedded
+from testing.operator.cluster_contract import pool
+from testing.operator.fakes import Embedded, FakePods, embedded
 
 SETTINGS = Settings()
 NAME = SETTINGS.control_keys_config_map

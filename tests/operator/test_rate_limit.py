@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stoker.operator.cluster.kube.rate_limit import RateLimit
-from tests.operator.fakes import FakeClock
+from testing.operator.fakes import FakeClock
 
 
 def test_a_burst_passes_and_the_rest_waits_its_turn() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
-from tests.operator.training_world import SAVE_METRICS, Run
+from testing.operator.training_world import SAVE_METRICS, Run
 
 
 def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent() -> None:

@@ -14,7 +14,7 @@ from stoker.operator.domain.plan import Key
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.inferencedeployment.view import pool_object_name
 from stoker.pod.causes import Cause
-from tests.operator.serving_world import (
+from testing.operator.serving_world import (
     CHAT,
     EVENTS,
     POOL,

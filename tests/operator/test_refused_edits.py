@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from stoker.operator.domain.plan import Key, Object, Plan
 from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.causes import Cause
-from tests.operator import serving_world
-from tests.operator.serving_world import CHAT, POOL, Serving
-from tests.operator.simulated_cluster import SimulatedCluster
-from tests.operator.training_world import EVENTS, JOB, Run, disturb
+from testing.operator import serving_world
+from testing.operator.serving_world import CHAT, POOL, Serving
+from testing.operator.simulated_cluster import SimulatedCluster
+from testing.operator.training_world import EVENTS, JOB, Run, disturb
 
 REFUSED = "EditRefused"
 PENDING = "EditPending"

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
 from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
 from stoker.pod.causes import Cause
-from tests.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
+from testing.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
 
 REFUSED = "spec.router.policy cacheAware"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 
 from stoker.pod.causes import Cause
-from tests.operator.training_world import EVENTS, JOB, Run, disturb
+from testing.operator.training_world import EVENTS, JOB, Run, disturb
 
 
 def check_invariants(run: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.pod.causes import Cause
-from tests.operator.training_world import JOB, SAVE_METRICS, Run
+from testing.operator.training_world import JOB, SAVE_METRICS, Run
 
 
 def test_a_failed_attempt_resumes_from_the_newest_verified_checkpoint() -> None:

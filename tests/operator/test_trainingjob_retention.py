@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.operator.training_world import Run
+from testing.operator.training_world import Run
 
 
 def test_retention_keeps_the_newest_verified_and_spares_pinned_ones() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
-from tests.operator.simulated_cluster import Crash
-from tests.operator.training_world import JOB, Run
+from testing.operator.simulated_cluster import Crash
+from testing.operator.training_world import JOB, Run
 
 
 def test_a_new_job_gets_service_configuration_and_one_pod_per_node() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.pod.causes import Cause
-from tests.operator.training_world import JOB, Run
+from testing.operator.training_world import JOB, Run
 
 
 def test_a_completed_job_is_final_and_makes_no_pod_again() -> None:

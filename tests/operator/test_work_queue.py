@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.backoff import delay_s
 from stoker.operator.domain.plan import Key
 from stoker.operator.loop.work_queue import WorkQueue
-from tests.operator.fakes import FakeClock, settle
+from testing.operator.fakes import FakeClock, settle
 
 A, B, C = (Key("TrainingJob", "default", name) for name in "abc")
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import httpx
 
-from tests.router.fake_engine import Exchange, FakeEngine, stream
-from tests.router.harness import events, routed, run, snapshot, until
+from testing.router.fake_engine import Exchange, FakeEngine, stream
+from testing.router.harness import events, routed, run, snapshot, until
 
 
 def test_only_a_higher_version_is_taken_and_each_answer_says_which_holds() -> None:

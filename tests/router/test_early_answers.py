@@ -13,7 +13,7 @@ from stoker.pod.serve import Server, bind_tcp
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
-from tests.router.harness import run, snapshot, until
+from testing.router.harness import run, snapshot, until
 
 MIB = 2**20
 

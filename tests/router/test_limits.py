@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.router.fake_engine import FakeEngine
-from tests.router.harness import run, snapshot
+from testing.router.fake_engine import FakeEngine
+from testing.router.harness import run, snapshot
 from tests.router.test_main import program, wait_for_backends, write_config
 
 MIB = 2**20

@@ -23,8 +23,8 @@ from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
 from stoker.router.__main__ import main
-from tests.router.fake_engine import FakeEngine, stream
-from tests.router.harness import events, run, snapshot, until
+from testing.router.fake_engine import FakeEngine, stream
+from testing.router.harness import events, run, snapshot, until
 
 
 def write_config(folder: Path, **settings: Any) -> Path:

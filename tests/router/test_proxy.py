@@ -6,8 +6,8 @@ import asyncio
 import json
 import time
 
-from tests.router.fake_engine import Exchange, FakeEngine, say_hello, stream
-from tests.router.harness import events, routed, run, until
+from testing.router.fake_engine import Exchange, FakeEngine, say_hello, stream
+from testing.router.harness import events, routed, run, until
 
 
 def test_a_request_passes_with_its_credentials_and_its_id() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
-from tests.router.fake_engine import Behaviour, Exchange, FakeEngine, stream
-from tests.router.harness import events, routed, run, until
+from testing.router.fake_engine import Behaviour, Exchange, FakeEngine, stream
+from testing.router.harness import events, routed, run, until
 
 Request = asyncio.Future[httpx.Response]
 

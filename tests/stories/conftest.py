@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories.alone import train_alone
-from tests.stories.manifests import corpus, job
-from tests.stories.story_cluster import StoryCluster
+from testing.stories.alone import train_alone
+from testing.stories.manifests import corpus, job
+from testing.stories.story_cluster import StoryCluster
 
 NewCluster = Callable[..., StoryCluster]
 STORY_S = 1200

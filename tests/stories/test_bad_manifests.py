@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from tests.stories.manifests import adopted, claim, corpus, deployment, job
-from tests.stories.mistakes import break_model, mistakes, says, surroundings
-from tests.stories.object_views import Object
-from tests.stories.story_cluster import StoryCluster
+from testing.stories.manifests import adopted, claim, corpus, deployment, job
+from testing.stories.mistakes import break_model, mistakes, says, surroundings
+from testing.stories.object_views import Object
+from testing.stories.story_cluster import StoryCluster
 
 
 def test_what_admission_refuses_names_the_field(cluster: StoryCluster) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.stories.manifests import adopted, claim, corpus, job, save_now
-from tests.stories.object_views import FIGURES
-from tests.stories.story_cluster import Object, StoryCluster
+from testing.stories.manifests import adopted, claim, corpus, job, save_now
+from testing.stories.object_views import FIGURES
+from testing.stories.story_cluster import Object, StoryCluster
 
 EVERY = 25
 

@@ -12,8 +12,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.stories.manifests import claim, corpus, job
-from tests.stories.story_cluster import Object, StoryCluster
+from testing.stories.manifests import claim, corpus, job
+from testing.stories.story_cluster import Object, StoryCluster
 
 STEPS = 160
 EVERY = 20

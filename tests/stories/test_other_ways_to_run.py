@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from stoker.checkpoint.store import CheckpointRoot
-from tests.stories.alone import train_alone
+from testing.stories.alone import train_alone
+from testing.stories.manifests import claim, corpus, job
 from tests.stories.conftest import NewCluster
-from tests.stories.manifests import claim, corpus, job
 
 STEPS = 120
 TWO_RANKS = {"workers.ranksPerPod": 2, "training.totalSteps": STEPS, "checkpoint.intervalSteps": 40}

@@ -33,9 +33,9 @@ from stoker.operator.loop.operator import Operator
 from stoker.operator.service.local.kubelet import Kubelet
 from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key, public_key
-from tests.stories.manifests import claim, corpus, job
-from tests.stories.story_cluster import StoryCluster
-from tests.stories.waits import phase
+from testing.stories.manifests import claim, corpus, job
+from testing.stories.story_cluster import StoryCluster
+from testing.stories.waits import phase
 
 LONG = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": 25}
 JOB = Key("TrainingJob", "default", "long")

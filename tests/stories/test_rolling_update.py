@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from tests.stories.load import Load
-from tests.stories.manifests import Manifest, adopted, claim, deployment
-from tests.stories.story_cluster import Object, StoryCluster
+from testing.stories.load import Load
+from testing.stories.manifests import Manifest, adopted, claim, deployment
+from testing.stories.story_cluster import Object, StoryCluster
 
 ENOUGH = 8
 """Answers to wait for before the next change."""

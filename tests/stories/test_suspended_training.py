@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.stories.manifests import Manifest, claim, corpus, job
-from tests.stories.story_cluster import Object, StoryCluster
-from tests.stories.waits import phase
+from testing.stories.manifests import Manifest, claim, corpus, job
+from testing.stories.story_cluster import Object, StoryCluster
+from testing.stories.waits import phase
 
 STEPS = 100_000
 """More than any machine computes during a test."""

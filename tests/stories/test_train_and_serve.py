@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 
-from tests.stories.manifests import claim, corpus, deployment, job
-from tests.stories.object_views import FIGURES
-from tests.stories.story_cluster import StoryCluster
+from testing.stories.manifests import claim, corpus, deployment, job
+from testing.stories.object_views import FIGURES
+from testing.stories.story_cluster import StoryCluster
 
 
 def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpoint(cluster: StoryCluster) -> None:

@@ -16,7 +16,7 @@ import torch
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.protocol.channel import SaveEvent, StepEvent, StopCommand
 from stoker.trainer.rank.build import RankContext
-from tests.trainer.tiny_run import SMALL, RecordingChannel, alone, tiny_config, train
+from testing.trainer.tiny_run import SMALL, RecordingChannel, alone, tiny_config, train
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.errors import ModelUnusable
 from stoker.trainer.rank.initial_weights import InitialWeights
-from tests.trainer.tiny_run import TINY, DecoderStore
+from testing.trainer.tiny_run import TINY, DecoderStore
 
 
 class TwoTables(DecoderStore):

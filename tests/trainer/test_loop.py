@@ -38,7 +38,7 @@ from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import save_reason
 from stoker.trainer.rank.snapshot import check_same_model
 from stoker.trainer.rank.zero import STATE_KINDS
-from tests.trainer.tiny_run import (
+from testing.trainer.tiny_run import (
     TINY,
     RecordingChannel,
     SyntheticBatches,

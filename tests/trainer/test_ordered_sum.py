@@ -8,7 +8,7 @@ import torch
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.rank.bucket import LINE
 from stoker.trainer.rank.ordered_sum import sum_and_square, sum_in_order
-from tests.model import interpreted
+from testing.model import interpreted
 
 
 def make_rows(ranks: int, numel: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:

@@ -19,8 +19,8 @@ from stoker.trainer.rank.process_group import collective_timeout, process_group
 from stoker.trainer.rank.rank_info import RankInfo
 from stoker.trainer.rank.run_inputs import RunInputs, check_agreement
 from stoker.trainer.rank.save_group import make_save_group
-from tests.trainer.rank_world import RankWorld, run_ranks
-from tests.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empty_decoder, tiny_config
+from testing.trainer.rank_world import RankWorld, run_ranks
+from testing.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empty_decoder, tiny_config
 
 
 def fails_inside(rank: int, port: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from tests.trainer.rank_world import RankWorld
+from testing.trainer.rank_world import RankWorld
 
 
 def rank_of(held: tuple[int, int]) -> int:

@@ -19,8 +19,8 @@ from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import SavePlan, Saver
-from tests.trainer.rank_world import run_ranks
-from tests.trainer.tiny_run import RecordingChannel, context_of
+from testing.trainer.rank_world import run_ranks
+from testing.trainer.tiny_run import RecordingChannel, context_of
 
 META = {"layout": {}, "learning_rate": 1e-3, "elapsed_s": 7.5}
 TENSOR = TensorInfo("model.weight", (8, 1000), "float32")

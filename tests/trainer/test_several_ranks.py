@@ -27,8 +27,8 @@ from stoker.model.weights.source import open_weights
 from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import StepEvent, StopCommand
 from stoker.trainer.rank.build import RankContext
-from tests.trainer.rank_world import RankWorld
-from tests.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, tiny_config, train
+from testing.trainer.rank_world import RankWorld
+from testing.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, tiny_config, train
 
 Losses = list[tuple[int, float, float]]
 STEPS = 4

@@ -18,7 +18,7 @@ from stoker.trainer.rank.communicator import Alone, Communicator, make_communica
 from stoker.trainer.rank.gradient_sum import merges_after
 from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.zero import Zero, ZeroSettings
-from tests.trainer.rank_world import run_ranks
+from testing.trainer.rank_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2
 FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True)

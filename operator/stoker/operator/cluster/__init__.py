@@ -1,7 +1,7 @@
 """The cluster as the operator sees it, and its two implementations.
 
 `interface.py` is the contract: raw objects in, raw objects out, one tree of errors. `kube/` fulfils it on a Kubernetes
-API server, `local/` on this machine; both pass one suite (`tests/operator/cluster_contract.py`). All input and output
+API server, `local/` on this machine; both pass one suite (`testing/operator/cluster_contract.py`). All input and output
 of the operator is here.
 
 May import `domain` and `stoker.pod`; knows neither the loop nor a reconciler nor the service around them.

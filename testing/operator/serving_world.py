@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
 from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
-from tests.operator.simulated_cluster import Crash, SimulatedCluster
+from testing.operator.simulated_cluster import Crash, SimulatedCluster
 
 CHAT = Key("InferenceDeployment", "default", "chat")
 POOL = Key("EnginePool", "default", "chat-main")

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tests.stories.object_views import Object, ObjectViews
+from testing.stories.object_views import Object, ObjectViews
 
 TIMEOUT_S = 180.0
 """Long enough for a machine on which other work runs; a wait ends as soon as its state is there."""

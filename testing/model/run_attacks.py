@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stoker.model.chat_template import ChatTemplate, ChatTemplateError
-from tests.model.chat_template_attacks import ATTACKS
+from testing.model.chat_template_attacks import ATTACKS
 
 TIME_LIMIT_S = 0.3
 MESSAGES = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "<c>"}]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.stories.manifests import MODEL, Manifest, adopted, claim, corpus, deployment, job, save_now
-from tests.stories.object_views import Object
-from tests.stories.waits import phase
+from testing.stories.manifests import MODEL, Manifest, adopted, claim, corpus, deployment, job, save_now
+from testing.stories.object_views import Object
+from testing.stories.waits import phase
 
 Check = Callable[[Object], bool]
 Mistake = tuple[Manifest, Check, str]

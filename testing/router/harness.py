@@ -15,7 +15,7 @@ from stoker.pod.serve import Server, bind_tcp
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
-from tests.router.fake_engine import FakeEngine
+from testing.router.fake_engine import FakeEngine
 
 
 def snapshot(version: int, *entries: dict[str, object]) -> dict[str, Any]:

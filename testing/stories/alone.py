@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.stories.manifests import Manifest
+from testing.stories.manifests import Manifest
 
 
 def train_alone(folder: Path, *manifests: Manifest) -> subprocess.Popen[str]:

@@ -28,7 +28,7 @@ import torch
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.rank.process_group import process_group
 from stoker.trainer.rank.rank_info import RankInfo
-from tests.trainer.tiny_run import tiny_config
+from testing.trainer.tiny_run import tiny_config
 
 START_S = 180.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""

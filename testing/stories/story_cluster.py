@@ -17,8 +17,8 @@ from typing import Any
 
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.volumes import claim_folder
-from tests.stories.object_views import Object as Object
-from tests.stories.waits import Waits
+from testing.stories.object_views import Object as Object
+from testing.stories.waits import Waits
 
 NAMESPACE = "default"
 

@@ -18,7 +18,7 @@ from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
-from tests.engine.fake_core import ByteCodec, FakeCore
+from testing.engine.fake_core import ByteCodec, FakeCore
 
 
 class Serving:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from stoker.checkpoint.store import CheckpointRoot
-from tests.checkpoint.crashing_storage import Countdown, CrashingStorage
-from tests.checkpoint.synthetic import SMALL, flat_bucket, make_state, save
+from testing.checkpoint.crashing_storage import Countdown, CrashingStorage
+from testing.checkpoint.synthetic import SMALL, flat_bucket, make_state, save
 
 
 def main() -> None:

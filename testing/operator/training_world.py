@@ -12,7 +12,7 @@ from stoker.operator.reconcile.checkpoint.reconcile import reconcile_checkpoint
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.names import writer_of
 from stoker.pod.causes import Cause
-from tests.operator.simulated_cluster import Crash, SimulatedCluster
+from testing.operator.simulated_cluster import Crash, SimulatedCluster
 
 JOB = Key("TrainingJob", "default", "run")
 

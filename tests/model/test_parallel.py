@@ -81,7 +81,7 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
         for result in ranks:
             start, local_size, local = result["gradients"][hf_name]
             joined[tuple(slice(a, a + n) for a, n in zip(start, local_size, strict=True))] = local
-        torch.testing.assert_close(joined, whole, rtol=0, atol=2e-5, msg=partial("{}: {}".format, hf_name))
+        torch.testing.assert_close(joined, whole, rtol=1e-5, atol=2e-5, msg=partial("{}: {}".format, hf_name))
 
 
 def refuse(rank: int, folder: str, config: ModelConfig) -> None:

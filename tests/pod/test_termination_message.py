@@ -37,7 +37,7 @@ def record(step: int, **fields: Any) -> SaveReport:
     return SaveReport(**(values | fields))
 
 
-def test_a_last_word_survives_the_trip(tmp_path: Path) -> None:
+def test_a_termination_message_survives_the_trip(tmp_path: Path) -> None:
     message = TerminationMessage(
         cause=Cause.HANG,
         step=7,
@@ -145,3 +145,9 @@ def test_missing_fields_have_defaults() -> None:
 
 def test_encoding_is_plain_json() -> None:
     assert json.loads(TerminationMessage(cause=Cause.COMPLETED).encode())["cause"] == "Completed"
+
+
+def test_a_save_of_an_earlier_version_names_its_metrics_figures() -> None:
+    message = TerminationMessage(cause=Cause.COMPLETED, saves=(record(5, metrics=METRICS),))
+    old = message.encode().decode().replace('"metrics":', '"figures":')
+    assert parse_termination_message(old) == message

@@ -91,7 +91,8 @@ def parse_termination_message(text: str) -> TerminationMessage | None:
 
 
 def _save(raw: Mapping[str, Any]) -> SaveReport:
-    save = SaveReport(**raw)
+    """Read one save. Pods of earlier versions name its metrics `figures`."""
+    save = SaveReport(**{"metrics" if name == "figures" else name: value for name, value in raw.items()})
     texts = (save.id, save.folder, save.digest)
     if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
         raise TypeError("a save needs text for id, folder and digest, and an integer for step")

@@ -92,7 +92,7 @@ def parse_termination_message(text: str) -> TerminationMessage | None:
 
 def _save(raw: Mapping[str, Any]) -> SaveReport:
     """Read one save. Pods of earlier versions name its metrics `figures`."""
-    save = SaveReport(**{"metrics" if name == "figures" else name: value for name, value in raw.items()})
+    save = SaveReport(**{"metrics" if name == "figures" else name: value for name, value in dict(raw).items()})
     texts = (save.id, save.folder, save.digest)
     if not all(isinstance(text, str) for text in texts) or type(save.step) is not int:
         raise TypeError("a save needs text for id, folder and digest, and an integer for step")

@@ -8,12 +8,16 @@ from typing import Any, get_type_hints
 import pytest
 
 from stoker.operator.api.checkpoint import CheckpointStatus
+from stoker.operator.api.enginepool import EnginePoolStatus
+from stoker.operator.api.inferencedeployment import InferenceDeploymentStatus
 from stoker.operator.api.metadata import Status
 from stoker.operator.api.trainingjob_status import Attempt, Failure, TrainingJobStatus
 from stoker.operator.api.value import Value
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Observed, Plan
 from stoker.operator.reconcile.checkpoint.outcome import CheckpointFields
+from stoker.operator.reconcile.enginepool.outcome import PoolFields
+from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields
 from stoker.operator.reconcile.outcome import Outcome, SharedFields, derive_plan
 from stoker.operator.reconcile.trainingjob.outcome import AttemptChanges, FailureChanges, JobFields
 
@@ -39,8 +43,13 @@ def test_every_key_of_the_changes_is_a_field_of_the_value_with_its_type(changes:
 
 @pytest.mark.parametrize(
     ("changes", "status"),
-    [(JobFields, TrainingJobStatus), (CheckpointFields, CheckpointStatus)],
-    ids=["TrainingJob", "Checkpoint"],
+    [
+        (JobFields, TrainingJobStatus),
+        (CheckpointFields, CheckpointStatus),
+        (PoolFields, EnginePoolStatus),
+        (DeploymentFields, InferenceDeploymentStatus),
+    ],
+    ids=["TrainingJob", "Checkpoint", "EnginePool", "InferenceDeployment"],
 )
 def test_every_field_of_a_status_is_written(changes: Any, status: type[Value]) -> None:
     assert set(status.model_fields) == get_type_hints(changes).keys() | get_type_hints(SharedFields).keys()

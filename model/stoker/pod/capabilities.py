@@ -1,4 +1,4 @@
-"""What this version has built, of what the API and the configurations offer: the one table, field by field.
+"""Capabilities of this version: one table row for each API or configuration field that is not built in full.
 
 Admission, operator, trainer and engine refuse by it; README and the API reference print their "not yet" from it
 (`python -m stoker.operator.api.not_yet`). A field without a row works with every value that its schema allows. To
@@ -19,7 +19,7 @@ AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
 
 @dataclass(frozen=True)
 class Row:
-    """What works in one field."""
+    """The values that work in one field."""
 
     values: tuple[object, ...] = ()
     """The allowed values; none: the field must be left out."""
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def hint(self) -> str:
-        """What the user can do, for the end of a message."""
+        """Advice to the user, for the end of a message."""
         if allowed := self.values or self.schemes:
             return f"allowed: {', '.join(map(shown, allowed))}"
         return f"use {self.instead}" if self.instead else "leave it out"

@@ -48,7 +48,7 @@ class TaskRefused(CheckpointError):
 
 @dataclass(frozen=True)
 class Target:
-    """Which checkpoint: a folder below the root (or, without one, a path), and the digest that it must have."""
+    """The checkpoint of a task: a folder below the root (or, without one, a path), and the digest that it must have."""
 
     root: Path | None
     folder: str

@@ -39,7 +39,7 @@ class LayerAttention:
 class Attend(Protocol):
     """Attention over packed tokens.
 
-    Normalises and rotates q and k as `spec` says; may store k and v. The model never sees a cache.
+    Normalises and rotates q and k according to `spec`; may store k and v. The model never sees a cache.
     """
 
     def __call__(

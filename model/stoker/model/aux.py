@@ -1,4 +1,4 @@
-"""By-products of a forward pass: router losses, hidden taps.
+"""By-products of a forward pass: router losses and hidden states, named tensors per layer.
 
 One object per micro-batch, passed explicitly.
 """

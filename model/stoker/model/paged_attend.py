@@ -2,9 +2,6 @@
 
 It lies beside the model so that the kernels stay below both programs; it has no requests and no scheduler. T tokens, N
 heads, K kv heads, H head_dim.
-
-It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N
-heads, K kv heads, H head_dim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choosing the next tokens in plain torch, by sorting: the twin of the fused sampler, for any device.
+"""Choice of the next tokens in plain torch, by sorting: the twin of the fused sampler, for any device.
 
 B rows to sample, S seats, V vocabulary, L longest sequence, E entries.
 """

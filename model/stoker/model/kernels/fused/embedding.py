@@ -1,4 +1,4 @@
-"""Rows of a table.
+"""Lookup of rows in the embedding table.
 
 One gather, which torch does at the memory's speed; its gradient is added in token order, so it repeats bitwise.
 """

@@ -1,4 +1,4 @@
-"""Choosing the next tokens without a sort and without a word to the host.
+"""Choice of the next tokens without a sort and without a copy to the host.
 
 A row is cut into splits of a fixed size, so its token does not depend on its batch. Plain sampling reads the logits
 once: `scan` gives each split's maximum and its sum of weights, `draw` finds the split and then the token where the

@@ -1,4 +1,4 @@
-"""Into how many splits the keys of a decode step are cut, and where the splits leave their parts.
+"""Number of splits into which the keys of a decode step are cut, and the places of their partial results.
 
 Free of Triton, so that buffers can be planned anywhere.
 """

@@ -62,7 +62,7 @@ def core_command(config_file: Path, address: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What is outside the program: its pod, its core's command, its tokenizer, its observers."""
+    """The surroundings of the program: its pod, its core's command, its tokenizer, its observers."""
 
     pod_uid: str = ""
     command: CoreCommand = core_command

@@ -121,7 +121,7 @@ class Scheduler:
         self._wait(request.sequences[0])
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence in whatever state. Harmless for one that has ended."""
+        """End a sequence, waiting or running. Harmless for one that has ended."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.RUNNING:

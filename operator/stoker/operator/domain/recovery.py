@@ -18,7 +18,7 @@ MAX_TASK_TRIES = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: the most telling exit of its pods."""
+    """The end of an attempt: the most telling exit of its pods."""
 
     cause: Cause
     detail: str

@@ -10,7 +10,7 @@ from stoker.operator.domain.lost_nodes import NodeLimits
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPolicies:
-    """Who may reach pods from outside of their own resource."""
+    """Peers that may reach pods from outside of their own resource."""
 
     operator_namespace: str
     metrics_from: tuple[Mapping[str, object], ...] = ()

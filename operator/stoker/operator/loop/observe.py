@@ -178,7 +178,7 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
 
 
 def _waits_for_word(found: Object) -> bool:
-    """A Checkpoint that the trainer may say something new about: its save is wanted, or not read back yet."""
+    """Whether the trainer may report something new about a Checkpoint: its save is requested, or not read back yet."""
     status = found.get("status") or {}
     phase = status.get("phase", "Pending")
     unverified = phase == "Complete" and not status.get("verifiedAt")

@@ -19,12 +19,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class NoCredentials(ValueError):
-    """The API server cannot be found; the message says which file is wrong."""
+    """The API server cannot be found; the message names the file that is wrong."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Which credentials to load."""
+    """The choice of credentials to load."""
 
     kubeconfig: str | None = None
     """A kubeconfig file; None uses the service account of this pod."""

@@ -12,7 +12,7 @@ RETRY_S = 1.0
 
 
 async def until_stored(write: Callable[[], object], clock: Clock, *, give_up: Callable[[], bool]) -> bool:
-    """Repeat `write` once a second until it succeeds; False when `give_up` says to stop.
+    """Repeat `write` once a second until it succeeds; False when `give_up` returns true.
 
     An object that is gone, or another one of the same name, ends it too: nothing is left to write.
     """

@@ -1,4 +1,4 @@
-"""Which model an InferenceDeployment serves: the Checkpoint or folder that `spec.model` resolves to now. Pure."""
+"""The model that an InferenceDeployment serves: the Checkpoint or folder that `spec.model` resolves to now. Pure."""
 
 from __future__ import annotations
 

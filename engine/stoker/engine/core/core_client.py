@@ -1,4 +1,7 @@
-"""A front's link to the core: sends requests, hands each its own messages, and watches the core's progress."""
+"""A front's link to the core: sends requests, hands each its own messages, and watches the core's progress.
+
+Owns the socket and the open requests of one front. Called by `front` and `generation`; made by `program`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The parts that both kinds of completion share in their answers."""
+"""The parts that both kinds of completion share in their answers.
+
+Pure; called by `chat` and `completions`.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ cumulative sum passes the random number, in the order of the vocabulary. With to
 between: it finds the smallest logit that is left, in a range that is made narrower until few logits lie in it, and puts
 in place of the splits' sums those of what is left. Rows without a limit keep theirs, so that they draw the same token
 beside any other row. B rows, S seats, V vocabulary, L longest sequence.
+
+Called through `Ops` by the engine.
 """
 
 from __future__ import annotations

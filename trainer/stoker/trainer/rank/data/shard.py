@@ -2,6 +2,8 @@
 
 A shard folder appears whole (written aside, then renamed) and never changes; its name identifies the contents and
 the tokenizer.
+
+Written and opened by `corpus`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 killed.
 
 The front runs in this process, the core's parent. It never imports torch, so `/status` answers while the core loads.
+
+Run by `__main__` and by `serve`.
 """
 
 from __future__ import annotations

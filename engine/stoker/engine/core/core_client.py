@@ -104,7 +104,7 @@ class CoreClient:
 
     @property
     def problem(self) -> str:
-        """Why the core takes no requests now; empty while it takes them."""
+        """The reason why the core takes no requests now; empty while it takes them."""
         return self.watch.reason or self.state.message
 
     @property

@@ -3,6 +3,8 @@
 Every kind observes its owned children and whatever its spec and status name. The tables below add what is neither: a
 TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's
 deployment, the users of a Checkpoint.
+
+Called by the loop's workers before each pass, and for each change to queue the keys it concerns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The engine pods and other children of an EnginePool to make, drain and delete next. Pure."""
+"""The engine pods and other children of an EnginePool to make, drain and delete next. Pure.
+
+Called by `reconcile`.
+"""
 
 from __future__ import annotations
 

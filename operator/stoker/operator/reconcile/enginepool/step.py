@@ -2,6 +2,8 @@
 
 Invariants: at most `replicas + surge` pods are not draining. A step drains no pod if fewer than
 `replicas - unavailable` would stay ready. Repeated steps end at `replicas` pods of the wanted revision.
+
+Called by `replicas`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Attention as the model sees it: one call per layer. The caller decides who keeps keys and values, and where.
 
 T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count this rank's heads.
+
+Called by `block` once per layer; the trainer passes `PackedAttend`, the engine `paged_attend`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Each layer holds its parameters and declares the dim that it shards; the products themselves are `ops.linear`. T tokens,
 D input size, E output size, V vocab.
+
+Made by `block` and `decoder`.
 """
 
 from __future__ import annotations

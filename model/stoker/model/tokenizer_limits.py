@@ -2,6 +2,8 @@
 
 Parts are counted in the text before the library makes objects of them. What a normalizer may make of a text is computed
 from its own definition, because no probe finds the one character that it multiplies.
+
+Pure; called by `tokenizer` before it loads a file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parts that both kinds of completion share in their answers.
 
-Pure; called by `chat` and `completions`.
+Called by `chat` and `completions`; the front makes the envelope, and the server writes an `Answer`.
 """
 
 from __future__ import annotations

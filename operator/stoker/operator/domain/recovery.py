@@ -1,4 +1,7 @@
-"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget."""
+"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget.
+
+Pure; called by the reconcilers when a pod has failed.
+"""
 
 from __future__ import annotations
 

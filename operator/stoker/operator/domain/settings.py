@@ -1,4 +1,7 @@
-"""Settings of an installation, the same for every resource. Reconcilers read nothing else of their surroundings."""
+"""Settings of an installation, the same for every resource. Reconcilers read nothing else of their surroundings.
+
+Frozen; made at the start of the operator and passed through the loop to each reconcile.
+"""
 
 from __future__ import annotations
 

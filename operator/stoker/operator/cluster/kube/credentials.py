@@ -2,6 +2,8 @@
 
 Tokens are read again when the client library finds them expired; after a refused request the connection loads
 everything again.
+
+Called by `service/program`, `connection` and Kopf's shell. Reads files and changes none.
 """
 
 from __future__ import annotations

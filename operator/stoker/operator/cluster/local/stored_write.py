@@ -1,4 +1,7 @@
-"""Writes that must reach the object store: repeated while the state folder cannot be written."""
+"""Writes that must reach the object store: repeated while the state folder cannot be written.
+
+Called by the pods' tasks, the kubelet and the Services.
+"""
 
 from __future__ import annotations
 

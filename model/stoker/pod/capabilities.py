@@ -1,8 +1,9 @@
 """Capabilities of this version: one table row for each API or configuration field that is not built in full.
 
-Admission, operator, trainer and engine refuse by it; README and the API reference print their "not yet" from it
-(`python -m stoker.operator.api.not_yet`). A field without a row works with every value that its schema allows. To
-release a feature, change its row: `tests/operator/test_contract_capabilities.py` finds what then disagrees.
+Operator, trainer, engine and kernels refuse by it; admission accepts such a spec (`domain/unsupported`). README and the
+API reference print their "not yet" from it (`python -m stoker.operator.api.not_yet`). A field without a row works with
+every value that its schema allows. To release a feature, change its row: `tests/operator/test_contract_capabilities.py`
+finds what then disagrees.
 
 No torch and nothing of ours is imported here, so every program can read it.
 """

@@ -2,7 +2,7 @@
 
 The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two.
 
-Called by the `main` of engine, router, operator and trainer's agent.
+Called by engine, router, operator and the trainer's agent at their start; each owns its `Server`.
 """
 
 from __future__ import annotations

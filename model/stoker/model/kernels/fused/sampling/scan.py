@@ -2,7 +2,7 @@
 
 B rows, N splits of a row, P parts of a row.
 
-Called by `sampler` before all others.
+Called by `sampler`, after `adjustment` and before `limits` and `draw`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The engine's configuration, rendered by the operator from an EnginePool revision or by `stoker serve` from its
-flags."""
+flags.
+
+Frozen. Read by `__main__` and by the core's process; `plan` turns it into decisions.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The engine's errors.
+"""Exceptions of the engine.
 
 EngineError(ValueError)
-  RequestRefused        a request cannot be taken; `.kind` says why, `.field` which parameter
+  RequestRefused        a request cannot be accepted; `.kind` is the reason, `.field` the parameter
   ProtocolError         a message between front and core that this version does not understand
 ExecutorLost(RuntimeError)      the device or a worker is gone: no request can be served any more
 BlockAuditFailed(RuntimeError)  two sequences may hold one cache block: answers may be wrong

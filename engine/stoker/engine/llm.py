@@ -3,6 +3,8 @@
 llm = LLM("path/to/model")
 for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
     print(answer.completions[0].text)
+
+Called by user scripts; owns an engine in the caller's thread, without a core process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Plan an engine: every choice that its ranks need, checked against the model and this machine. Loads nothing."""
+"""Plan an engine: every choice that its ranks need, checked against the model and this machine. Loads nothing.
+
+Called once by `core.build`; the frozen `EnginePlan` is then sent to every rank.
+"""
 
 from __future__ import annotations
 

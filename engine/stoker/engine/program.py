@@ -2,6 +2,8 @@
 killed.
 
 The front runs in this process, the core's parent. It never imports torch, so `/status` answers while the core loads.
+
+Run by `__main__` and by `serve`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def core_command(config_file: Path, address: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What is outside the program: its pod, its core's command, its tokenizer, its observers."""
+    """The surroundings of the program: its pod, its core's command, its tokenizer, its observers."""
 
     pod_uid: str = ""
     command: CoreCommand = core_command

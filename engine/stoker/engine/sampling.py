@@ -1,4 +1,7 @@
-"""Sampling parameters of one request: checked values without behaviour. Imports no torch, because fronts use them."""
+"""Sampling parameters of one request: checked values without behaviour. Imports no torch, because fronts use them.
+
+Made by `http/openai/params` or by the caller of `LLM`; read by engine and sampler.
+"""
 
 from __future__ import annotations
 

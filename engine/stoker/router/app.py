@@ -1,4 +1,7 @@
-"""The router as one object: backends, proxy and its own routes, started and stopped inside an event loop."""
+"""The router as one object: backends, proxy, and the router's own routes. Starts and stops inside an event loop.
+
+Made by `__main__`. The set of backends changes by `PUT /backends` alone, which the operator sends.
+"""
 
 from __future__ import annotations
 

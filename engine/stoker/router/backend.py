@@ -1,4 +1,8 @@
-"""One backend of this router: its health, its load and the idle connections to it."""
+"""One backend of the router: its health, its pending requests and its idle connections.
+
+Owned by `Backends`, which probes it and retires it; `Proxy` counts requests on it and borrows connections. Lives in one
+event loop. Does not choose between backends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The set of backends: follows snapshots, probes each backend, chooses one for a request or waits for one."""
+"""The set of backends: follows the operator's snapshots, probes each backend and chooses one for a request.
+
+The only owner of `Backend` objects. `Router` applies snapshots; `Proxy` calls `choose`, or `wait_for_one` while none is
+ready.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The router's configuration, rendered by the operator from an InferenceDeployment."""
+"""The router's configuration, rendered by the operator from an InferenceDeployment.
+
+Frozen; read once by `__main__`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One HTTP/1.1 connection to a backend: one exchange at a time, chunks handed over as they arrive."""
+"""One HTTP/1.1 connection to a backend: one exchange at a time, chunks passed on as they arrive.
+
+Opened and kept by a `Backend`; `Proxy` runs the exchange of a client's request on it. Decides nothing about
+health or policy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The router's own metrics."""
+"""Prometheus metrics of the router: counters that the proxy increments, and gauges of the backends.
+
+The gauges are read from `Backends` at each scrape. Made once by `Router`.
+"""
 
 from __future__ import annotations
 

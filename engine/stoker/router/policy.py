@@ -1,4 +1,7 @@
-"""Policies that choose the backend of the next request: pure functions."""
+"""Policies that choose the backend of the next request: pure functions.
+
+Chosen by name in the configuration and called by `Backends.choose`. A policy sees pending requests only.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A request may be sent again until the first byte of an answer's body arrives. A later break is reported to the client in
 the stream itself. The answer's head is held until then: an event stream sends its head long before its first token.
+
+Made by `Router`, called for each client request. Owns the requests that are held; the backends belong to `Backends`.
 """
 
 from __future__ import annotations

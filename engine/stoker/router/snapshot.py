@@ -1,6 +1,9 @@
-"""The versioned list of backends that the operator writes.
+"""The versioned list of backends that the operator sends to its routers.
 
 `{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`
+
+Parsed from the mounted file at the start and from `PUT /backends` later. A snapshot never changes; a newer version
+replaces it (`Backends.apply`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m stoker.checkpoint`."""
+"""Entry point of `python -m stoker.checkpoint`, the checkpoint commands of `command`."""
 
 from stoker.checkpoint.command import main
 

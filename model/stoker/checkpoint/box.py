@@ -3,6 +3,8 @@
 A writer's shard is `box[flat_start:flat_end]`: a rectangle, flattened row by row, of which a range is taken. `slabs`
 cuts such a range into at most `2 * dims - 1` rectangles, so that everything else (reading, proofs, comparison) only
 ever meets rectangles.
+
+Pure values. Called by manifest, cover, reader, writer, and by the model's loader of checkpoints.
 """
 
 from __future__ import annotations

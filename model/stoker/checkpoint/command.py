@@ -1,6 +1,8 @@
 """The command line: `verify`, `show`, `diff`, `export` and `list` for people, `task ...` for task pods.
 
 Facts go to standard output (`--json` for programs), progress and errors to standard error.
+
+Run by `__main__` and by `stoker checkpoint`; owns the options and the output, no logic of the format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The proof of exact cover: every element of every tensor lies in exactly one piece, every byte of every data file too.
+"""Proof of exact cover: every element of every tensor lies in exactly one piece, every byte of a data file too.
 
 The rectangles of a tensor's pieces cover it exactly if and only if their indicator functions add up to 1 everywhere.
 Give each coordinate `x` of each dim `k` a random number `P_k(x)` modulo a prime. A rectangle weighs `prod_k (P_k(end_k)
@@ -7,7 +7,10 @@ chance of `dims / prime` (Schwartz-Zippel: the difference is a polynomial that i
 that is below 1e-37.
 
 The proof takes one pass over the pieces, whatever their shapes. Once the sums of a tensor differ, halving it finds a
-rectangle at fault: the proof says which half is wrong. One budget for the whole manifest bounds that search.
+rectangle at fault: the weights show which half is wrong. One budget for the whole manifest bounds that search.
+
+Pure, apart from the random numbers. Called before a commit (`store`), when a checkpoint is opened or verified, and by
+`diff`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Comparison of the values of two checkpoints, whatever layouts wrote them.
 
 Reads both piece by piece, in bounded memory.
+
+Read-only. Called by the command `diff` alone.
 """
 
 from __future__ import annotations

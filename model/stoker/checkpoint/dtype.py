@@ -2,6 +2,8 @@
 
 numpy has no bfloat16 and no float8, so those travel as unsigned integers of the same size; `to_float32` gives their
 values.
+
+Pure conversions, called wherever elements become bytes or numbers: writer, reader, entries, diff and export.
 """
 
 from __future__ import annotations

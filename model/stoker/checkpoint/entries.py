@@ -2,6 +2,8 @@
 
 Every value is checked when it is made, so an entry that exists is well-formed: plain file names, sizes that multiply
 out.
+
+Immutable values; `manifest` is made of them.
 """
 
 from __future__ import annotations

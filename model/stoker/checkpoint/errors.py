@@ -1,4 +1,4 @@
-"""The errors of checkpoints.
+"""Exceptions of the checkpoint format, raised by this package and caught by its callers.
 
 CheckpointError (a ValueError)
 ├── CheckpointMissing   nothing is there: no folder, no manifest, no such tensor

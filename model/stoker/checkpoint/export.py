@@ -2,6 +2,8 @@
 
 The safetensors layout (8 bytes little-endian length, a JSON header, raw tensors) is written here directly, tensor by
 tensor, so that an export needs no more memory than its largest tensor and no library beyond numpy.
+
+Called by the command `export`; reads through `reader` and changes no checkpoint.
 """
 
 from __future__ import annotations

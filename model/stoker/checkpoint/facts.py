@@ -1,6 +1,8 @@
 """Facts about a checkpoint, from its manifest alone: for people, for the operator and for `--json`.
 
 `meta` comes from the writer and is foreign input: a fact of the wrong type is None.
+
+Pure. Called by the commands and by the task pods.
 """
 
 from __future__ import annotations

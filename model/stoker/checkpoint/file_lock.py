@@ -1,8 +1,10 @@
-"""Locks on a file that is read: shared ones for readers, an exclusive one for its removal.
+"""Shared and exclusive `flock` locks on one open file: shared for its readers, exclusive for its removal.
 
 The kernel takes a lock back when its process ends, however it ends. `flock` holds between the processes of a machine,
 and between machines where the file system carries it there (NFS does). On a file system without locks, reading and
 removing go on without one.
+
+Called by `PosixStorage` alone. A lock is held by the `ReadLock` that is returned, until it is closed.
 """
 
 from __future__ import annotations

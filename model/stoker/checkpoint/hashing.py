@@ -1,5 +1,7 @@
 """blake3 hashes of buffers. A few threads hash a large buffer, which keeps up with a fast disk without taking the
 machine.
+
+Pure. Called by the writer for each piece, and by reader and verification to compare.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A manifest that is read is foreign input: its size and counts are bounded before
 checked when it is made, before any file is opened. So a `Manifest` that exists is well-formed (plain file names, boxes
 inside their tensors, sizes that multiply out). `cover.py` proves that its pieces cover each tensor exactly, and the
 reader that the bytes are right.
+
+Written once, by `store` at a commit; read by reader, verification, comparison, export and facts.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Each piece is read whole and verified before a byte of it is returned. The reader depends neither on the layout that
 wrote the checkpoint nor on the one that reads it.
+
+Read-only. Called by verification, comparison, export, the model's loader and a trainer that resumes.
 """
 
 from __future__ import annotations

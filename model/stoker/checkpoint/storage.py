@@ -3,6 +3,8 @@
 An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and
 `sync_folder` do nothing, and because the manifest is written last its object is the commit. Nothing above this module
 opens a file.
+
+Called by store, writer, reader and verify. Instances have no state: what changes is the file system.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A save is staged in a hidden folder, made durable, and renamed once. So a name that can be seen is complete, a crash
 leaves at most a hidden folder, and two attempts never write the same name.
+
+Called by the trainer's saver, by task pods, by the commands and by `stoker serve`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks of foreign JSON: sizes before it is parsed, then kinds and keys, each with the field's name in the message."""
+"""Strict parsing of JSON from outside: limits of size and depth first, then kinds and keys, each error with its field.
+
+Pure; owns no format. Called by `manifest` and `entries`, which name the fields.
+"""
 
 from __future__ import annotations
 

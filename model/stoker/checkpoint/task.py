@@ -11,6 +11,8 @@ TaskFailed     76         the checkpoint is damaged, missing, or has another dig
 StorageError   68         the disk or the mount failed, so nothing is known; worth another try
 ConfigInvalid  64         the command line is wrong
 =============  =========  ======================================================================
+
+Called by `command` alone. Only `delete_task` changes a checkpoint; the others read.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class TaskRefused(CheckpointError):
 
 @dataclass(frozen=True)
 class Target:
-    """Which checkpoint: a folder below the root (or, without one, a path), and the digest that it must have."""
+    """The checkpoint of a task: a folder below the root (or, without one, a path), and the digest that it must have."""
 
     root: Path | None
     folder: str

@@ -1,6 +1,8 @@
 """Verification of a whole checkpoint: manifest, exact cover, every piece and every file.
 
 Reads each byte once, in bounded memory.
+
+Called by the command `verify`, by task pods, and by the trainer after a save and before a resume.
 """
 
 from __future__ import annotations

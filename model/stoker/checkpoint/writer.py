@@ -1,6 +1,8 @@
 """Writing: one `PieceWriter` for each rank and save, and the small files that travel along.
 
 Nothing here is visible to a reader until `CheckpointRoot.publish` has run.
+
+Called by the trainer's saver: each rank writes its own pieces, and no two write the same file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Attention as the model sees it: one call per layer. The caller decides who keeps keys and values, and where.
 
 T tokens, N heads, K kv heads, H head_dim. With tensor parallelism N and K count this rank's heads.
+
+Called by `block` once per layer; the trainer passes `PackedAttend`, the engine `paged_attend`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class LayerAttention:
 class Attend(Protocol):
     """Attention over packed tokens.
 
-    Normalises and rotates q and k as `spec` says; may store k and v. The model never sees a cache.
+    Normalises and rotates q and k according to `spec`; may store k and v. The model never sees a cache.
     """
 
     def __call__(

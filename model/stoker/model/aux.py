@@ -1,6 +1,8 @@
-"""By-products of a forward pass: router losses, hidden taps.
+"""By-products of a forward pass: router losses and hidden states, named tensors per layer.
 
 One object per micro-batch, passed explicitly.
+
+Filled by the blocks of one forward pass; owned by the caller of `Decoder.forward`.
 """
 
 from __future__ import annotations

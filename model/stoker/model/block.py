@@ -1,6 +1,8 @@
 """One decoder block: attention and the feed-forward part around a residual stream.
 
 T tokens, D hidden, N heads, K kv heads, H head_dim, F ffn.
+
+Owns the parameters of its layer; made by `decoder`. Independent of caches and of the rest of the model.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A template runs in a process of its own, in Jinja's immutable sandbox, with limits on CPU time and memory that the
 kernel enforces, because no list of dangerous filters can be complete. The process is kept for the next conversation and
 replaced after it exceeded a limit. This module owns those processes; `render_child.py` is the program they run.
+
+Called by `tokenizer`; a template is rendered in a process of its own (`render_process`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 It has neither caches nor losses.
 
 T tokens, D hidden, V vocab.
+
+Parameters change by the trainer's optimizer and by the loaders of `weights`; a forward pass changes none.
 """
 
 from __future__ import annotations

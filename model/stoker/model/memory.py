@@ -1,4 +1,7 @@
-"""Reuse of freed memory by the allocator of glibc. A program's main calls it once; no torch."""
+"""A setting of glibc's allocator: freed buffers stay with the process and are reused.
+
+Called once per process, before the weights are loaded: by the trainer's rank and by the engine's loader. No torch.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 It lies beside the model so that the kernels stay below both programs; it has no requests and no scheduler. T tokens, N
 heads, K kv heads, H head_dim.
 
-It lies beside the model so that the kernels stay below both programs; it knows no request and no scheduler. T tokens, N
-heads, K kv heads, H head_dim.
+Made by the engine's runner, called by `block`. It writes keys and values into the engine's cache.
 """
 
 from __future__ import annotations

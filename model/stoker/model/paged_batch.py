@@ -1,4 +1,7 @@
-"""One step of the engine as data: how large it may be, and which tokens belong to which sequence."""
+"""One step of the engine as data: how large it may be, and which tokens belong to which sequence.
+
+Immutable; made by the engine's runner, read by `paged_attend`.
+"""
 
 from __future__ import annotations
 

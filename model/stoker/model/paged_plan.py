@@ -1,6 +1,8 @@
 """A step planned on the host, for kernels that gather whole sequences: which rows of the cache each of them takes.
 
 B blocks per table, S sequences, T tokens.
+
+Immutable; made for each step by `paged_attend`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Each layer holds its parameters and declares the dim that it shards; the products themselves are `ops.linear`. T tokens,
 D input size, E output size, V vocab.
 
-Each layer holds its parameters and says which dim it shards; the products themselves are `ops.linear`. T tokens, D
-input size, E output size, V vocab.
+Made by `block` and `decoder`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A fused parameter (qkv, gate_up) declares its parts, a parallel layer the dim it shards. One table serves loading and
 saving of Hugging Face folders, the trainer's checkpoint and the engine.
+
+Declared by the layers, read by loaders, saves and the initial weights. Never changed.
 """
 
 from __future__ import annotations

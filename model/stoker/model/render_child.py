@@ -2,6 +2,8 @@
 
 It runs foreign code (a Jinja template) in Jinja's immutable sandbox: no file, no import and no attribute with an
 underscore is reachable. The kernel limits CPU time and memory, so nothing that a template computes needs its own check.
+
+Started and limited by `render_process`; no module imports it.
 """
 
 from __future__ import annotations

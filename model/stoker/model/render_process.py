@@ -1,4 +1,7 @@
-"""The parent's end of a render process: one question, one answer, within its limits."""
+"""The parent's end of a render process: one question, one answer, within its limits.
+
+Owns one child process (`render_child`), until `close` or the child's end. Called by `chat_template`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The rotary table: cosine and sine of every position, made once in float32.
 
 Rows are looked up, never recomputed, so that a position has the same bits in every batch. T tokens, H head_dim.
+
+A table is made by `decoder`; blocks and attention only read it.
 """
 
 from __future__ import annotations

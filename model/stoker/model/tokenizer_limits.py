@@ -1,7 +1,9 @@
-"""Limits on a tokenizer.json, which is foreign input for a library that believes it.
+"""Limits on a tokenizer.json, a file from outside that the tokenizers library parses without limits.
 
 Parts are counted in the text before the library makes objects of them. What a normalizer may make of a text is computed
 from its own definition, because no probe finds the one character that it multiplies.
+
+Pure; called by `tokenizer` before it loads a file.
 """
 
 from __future__ import annotations

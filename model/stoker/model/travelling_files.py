@@ -1,6 +1,8 @@
 """The files that travel with weights: tokenizer, chat template, generation settings.
 
 Here they are only bytes. No torch.
+
+Read-only. Called by the tokenizer, by the loaders, and by the trainer, whose checkpoints carry the files.
 """
 
 from __future__ import annotations

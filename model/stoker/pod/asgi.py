@@ -1,4 +1,7 @@
-"""Parts of an ASGI application that engine and router share: reading a request, noticing a client that leaves."""
+"""Parts of an ASGI application that engine and router share: reading a request, noticing a client that leaves.
+
+No state. Called by the engine's server, the router's proxy and `http`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The bytes of request bodies that a program holds at one time, counted over all requests."""
+"""A budget for the bytes of request bodies that a program holds at one time, counted over all requests.
+
+One `BodyBudget` each for the engine's server, the router's proxy and the control routes, used from their event loop. A
+request takes a `BodyShare` and releases it at its end.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What this version has built, of what the API and the configurations offer: the one table, field by field.
+"""Capabilities of this version: one table row for each API or configuration field that is not built in full.
 
-Admission, operator, trainer and engine refuse by it; README and the API reference print their "not yet" from it
-(`python -m stoker.operator.api.not_yet`). A field without a row works with every value that its schema allows. To
-release a feature, change its row: `tests/operator/test_contract_capabilities.py` finds what then disagrees.
+Operator, trainer, engine and kernels refuse by it; admission accepts such a spec (`domain/unsupported`). README and the
+API reference print their "not yet" from it (`python -m stoker.operator.api.not_yet`). A field without a row works with
+every value that its schema allows. To release a feature, change its row: `tests/operator/test_contract_capabilities.py`
+finds what then disagrees.
 
 No torch and nothing of ours is imported here, so every program can read it.
 """
@@ -19,7 +20,7 @@ AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
 
 @dataclass(frozen=True)
 class Row:
-    """What works in one field."""
+    """The values that work in one field."""
 
     values: tuple[object, ...] = ()
     """The allowed values; none: the field must be left out."""
@@ -36,7 +37,7 @@ class Row:
 
     @property
     def hint(self) -> str:
-        """What the user can do, for the end of a message."""
+        """Advice to the user, for the end of a message."""
         if allowed := self.values or self.schemes:
             return f"allowed: {', '.join(map(shown, allowed))}"
         return f"use {self.instead}" if self.instead else "leave it out"

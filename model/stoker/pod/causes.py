@@ -2,6 +2,8 @@
 
 Trainer, engine, router, command line and operator read it; docs/exit-codes.md shows it. To add a cause, add a member
 and a row.
+
+Constant; no program adds a cause at run time.
 """
 
 from __future__ import annotations

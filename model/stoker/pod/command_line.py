@@ -1,4 +1,8 @@
-"""Command lines that end alike: a wrong one with the exit code of docs/exit-codes.md (64), Ctrl-C with 130."""
+"""Exit codes of command-line parsing, the same for argparse and click: 64 for wrong usage, 130 for Ctrl-C.
+
+Owns `CommandParser` (argparse) and `run_click`. The codes come from `causes` (docs/exit-codes.md). Called by the `main`
+of every program; holds no state.
+"""
 
 from __future__ import annotations
 

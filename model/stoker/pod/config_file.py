@@ -1,6 +1,9 @@
 """Strict configuration: frozen pydantic models loaded from a mounted JSON file.
 
 Unknown keys fail, and every message names the path of the field, the value and what is allowed.
+
+Owns the base class `Config`, `load` (a file) and `parse` (plain data); each program declares its own sections with
+them. A loaded configuration is frozen.
 """
 
 from __future__ import annotations

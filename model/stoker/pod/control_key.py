@@ -1,6 +1,9 @@
 """Control tokens: short-lived EdDSA JWTs that authorise one save, drain, backends or status call of the operator.
 
 A token names one pod, one method, one path and one body, and is accepted once.
+
+The operator signs (`key_ring`, `pod_http`); `http` verifies on its control routes in trainer, engine and router. A
+verifier's only state is the set of tokens that it has accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Limits of an HTTP server: the `listen.limits` section of every program's configuration."""
+"""Limits of an HTTP server: the `listen.limits` section of every program's configuration.
+
+Values only: `listen` reads them from the configuration, `serve` and `http_protocol` enforce them.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 uvicorn's httptools protocol has no limits: a head may grow and a slow client may wait without end. h11 bounds heads,
 but takes 80 us for a request where httptools takes 3, and heads arrive before authorisation. The limits are added here.
+
+`serve` gives the class to uvicorn, which makes one instance for each connection. Its state is changed only by the bytes
+of that connection and by `serve`, which calls `check_deadlines`. Independent of routes and programs.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Refusal(Exception):
 
 
 class _Phase(Enum):
-    """What the server waits for."""
+    """The event that the server waits for."""
 
     HEAD = "head"
     BODY = "body"

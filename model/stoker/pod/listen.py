@@ -1,4 +1,7 @@
-"""The `listen` section of every program's configuration: addresses, limits and the guard of the control routes."""
+"""The `listen` section of every program's configuration: addresses, limits and the guard of the control routes.
+
+Values only, part of the configurations of trainer, engine and router; `serve` binds the addresses.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """An HTTP server that a program starts and stops inside its own event loop: uvicorn on sockets that are already bound.
 
 The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two.
+
+Called by engine, router, operator and the trainer's agent at their start; each owns its `Server`.
 """
 
 from __future__ import annotations

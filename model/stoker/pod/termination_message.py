@@ -1,4 +1,8 @@
-"""The termination message: JSON of at most 4 KB that a program writes for the operator before it ends."""
+"""The termination message: JSON of at most 4 KB that a program writes for the operator before it ends.
+
+Programs write it once, at their end; the operator parses it from the pod's status (`domain/pods`). It owns the format,
+not the causes (`causes`).
+"""
 
 from __future__ import annotations
 

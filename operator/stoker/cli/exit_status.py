@@ -1,4 +1,4 @@
-"""Exit codes of the command line itself; the programs that a verb starts have those of docs/exit-codes.md."""
+"""Exit codes of the `stoker` command itself; a program that a verb starts has those of docs/exit-codes.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`stoker local`: manifests on this machine. Every verb calls a supervisor; `apply` starts one if none runs."""
+"""`stoker local`: manifests on this machine. Every verb calls a supervisor; `apply` starts one if none runs.
+
+Owns the verbs and their options; the state belongs to the supervisor, reached through `supervisor_client`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""YAML as kubectl reads it: `3e-4` is a number, `2024-01-01` and `1:30` are strings, a key must not appear twice."""
+"""YAML in kubectl's dialect, read and written: `3e-4` is a number, `2024-01-01` and `1:30` are strings.
+
+A key that appears twice is an error. Pure. `manifests` reads files with it, `printers` writes the page of `describe`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read manifests from files, folders and standard input: YAML or JSON, several documents each."""
+"""Read manifests from files, folders and standard input: YAML or JSON, several documents each.
+
+No state. Called by `local` and `train`; the server checks what the objects contain.
+"""
 
 from __future__ import annotations
 

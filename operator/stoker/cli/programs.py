@@ -1,4 +1,7 @@
-"""Verbs that are programs of their own: `python -m stoker.<package>` replaces this process."""
+"""Verbs that are programs of their own: `python -m stoker.<package>` replaces this process.
+
+The verbs own no logic: they check that the installation has the program, and pass the arguments on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Follow objects until they have settled: a live table on a terminal, one line per change in a log."""
+"""Follow objects until they have settled: a live table on a terminal, one line per change in a log.
+
+Read-only: it polls the supervisor. Called by `local`.
+"""
 
 from __future__ import annotations
 

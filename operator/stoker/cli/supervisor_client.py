@@ -1,4 +1,7 @@
-"""A client of the supervisor's API over its Unix socket, and the start of a supervisor. Standard library only."""
+"""A client of the supervisor's API over its Unix socket, and the start of a supervisor. Standard library only.
+
+Called by `local` and `progress`. It decides nothing about objects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`stoker train`: one TrainingJob on this machine without an operator. This process becomes the trainer."""
+"""`stoker train`: one TrainingJob on this machine without an operator. This process becomes the trainer.
+
+Called by the table of `main`.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Each block is in exactly one place: free (no content), cached (without an owner,
 oldest is taken first) or owned (in the tables of one or more owners, reference-counted). A full block's content is
 known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
 whose hashes collide are still told apart, and so are their continuations.
+
+Changed by the scheduler alone; `build_step` reads the tables.
 """
 
 from __future__ import annotations

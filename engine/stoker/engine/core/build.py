@@ -1,4 +1,8 @@
-"""Build an engine from its configuration, and find what fronts need to know of the model."""
+"""Construction of an engine from its configuration, and of the model's facts that fronts need.
+
+Called once, at the start of a core (`core`) or of an offline engine (`llm`). Keeps no state: the result is owned by the
+caller.
+"""
 
 from __future__ import annotations
 

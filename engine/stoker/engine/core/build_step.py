@@ -1,4 +1,4 @@
-"""Turn a schedule into the plain numbers of a step. The only place that knows both sequences and step values."""
+"""Conversion of a schedule to the plain numbers of a step: the seam between sequences and step values."""
 
 from __future__ import annotations
 

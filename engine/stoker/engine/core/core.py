@@ -1,6 +1,8 @@
 """The core process: one loop that reads messages of fronts, steps the engine and sends deltas. `messages` is the wire.
 
 The model is loaded in a thread, so that fronts get progress meanwhile. Everything else belongs to the loop's thread.
+
+Run by `main` in its own process. Owns the engine; fronts see messages only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A front's link to the core: sends requests, hands each its own messages, and watches the core's progress."""
+"""A front's link to the core: sends requests, hands each its own messages, and watches the core's progress.
+
+Owns the socket and the open requests of one front. Called by `front` and `generation`; made by `program`.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ class CoreClient:
 
     @property
     def problem(self) -> str:
-        """Why the core takes no requests now; empty while it takes them."""
+        """The reason why the core takes no requests now; empty while it takes them."""
         return self.watch.reason or self.state.message
 
     @property

@@ -4,6 +4,8 @@ The core announces its longest silence with each heartbeat. After a longer one t
 the next message. After a multiple of it the engine is dead: not alive, and the kubelet restarts it. Only time in which
 the front itself ran counts as silence, so a suspended machine or a front without processor time accuses no healthy
 core.
+
+Changed by `core_client` with each message.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class CoreWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why the core is stalled, for people; None while it is not."""
+        """The reason why the core is stalled, for people; None while it is not."""
         if not self.stalled:
             return None
         usual = f"usual step {self.usual_step_s:.2g} s" if self.usual_step_s is not None else "no step yet"

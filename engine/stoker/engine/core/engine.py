@@ -113,7 +113,7 @@ class LLMEngine:
         self.scheduler.add(request)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
-        """End every choice in whatever state and return their last deltas; none for a request that has ended."""
+        """End every choice, waiting or running, and return their last deltas; none for a request that has ended."""
         request = self.requests.get((front, request_id))
         return [] if request is None else self._finish_request(request, "abort", None)
 

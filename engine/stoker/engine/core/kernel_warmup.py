@@ -2,6 +2,8 @@
 
 Kernels are compiled at their first call, and libraries load then. Both happen here, so that neither delays the first
 token. One layer has all the shapes that many have; its weights are zero.
+
+Called by `core.build` while the executor is made; keeps nothing.
 """
 
 from __future__ import annotations

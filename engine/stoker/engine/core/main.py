@@ -12,7 +12,7 @@ from stoker.pod.config_file import load
 
 
 def main() -> None:
-    """Never returns; the exit code is the cause's."""
+    """Run the core until it ends; the exit code is the cause's."""
     parser = argparse.ArgumentParser(prog="python -m stoker.engine.core.main", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE")
     parser.add_argument("--address", required=True, help="what the core's socket binds, ipc://PATH")

@@ -15,6 +15,8 @@ of one machine share.
 Request: `AddRequest` -> `Refused` | `Outputs` with deltas; each choice ends with exactly one delta that has a
 `finish_reason`. A front finds stop texts in what it detokenises and sends `Finish`; for a client that has gone it sends
 `Abort`. Both end the choice at once without a further delta; either is harmless for a request that has ended.
+
+Sent and received by `core` and `core_client`.
 """
 
 from __future__ import annotations

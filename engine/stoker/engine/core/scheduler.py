@@ -13,6 +13,8 @@ for the whole prompt and one more block per running sequence. That keeps sequenc
 A step may be scheduled while the one before still runs. Its samples count as pending tokens, whose ids only the device
 knows. A sequence that is preempted or ended meanwhile gives its blocks and its seat back at once, because steps run on
 the device in the order in which they were scheduled. It is admitted again only when none of its tokens is pending.
+
+Called by the engine, in the core's thread.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ class Scheduler:
         self._wait(request.sequences[0])
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence in whatever state. Harmless for one that has ended."""
+        """End a sequence, waiting or running. Harmless for one that has ended."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.RUNNING:

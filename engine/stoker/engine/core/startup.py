@@ -1,4 +1,7 @@
-"""Seconds of each part of an engine's start-up, for the log and `/status`. One thread writes, another reads."""
+"""Seconds of each part of an engine's start-up, for the log and `/status`. One thread writes, another reads.
+
+Made and written by `core`.
+"""
 
 from __future__ import annotations
 

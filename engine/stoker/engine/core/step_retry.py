@@ -1,6 +1,8 @@
 """Retry of a failed step in halves, so that only the chunk at fault ends with an error.
 
 A step that went well needs none of it: its output is its `StepOutcome`, and nothing is copied.
+
+Called by the engine when a step fails.
 """
 
 from __future__ import annotations

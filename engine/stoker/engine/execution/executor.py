@@ -1,4 +1,7 @@
-"""Executors: they take the engine's steps and compute them in this process, on a device or on several ranks."""
+"""Executors: they take the engine's steps and compute them in this process, on a device or on several ranks.
+
+Made by `core.build`, called by the engine, one step after the other. No scheduler and no request here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bounds on the compiled CPU kernels that this process keeps. No torch."""
+"""Bounds on the compiled CPU kernels that this process keeps. No torch.
+
+Called once by `load`, before the first kernel is compiled.
+"""
 
 from __future__ import annotations
 

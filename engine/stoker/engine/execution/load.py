@@ -1,4 +1,7 @@
-"""Load one rank: weights, cache, kernels, graphs."""
+"""Load one rank: weights, cache, kernels, graphs.
+
+Called once per rank: by `core.build` in the core's process, by `ranks` in each further one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The inputs of a pass of fixed size: one packed buffer of int32, with the same layout on host and device.
 
 T rows, first D for sequences that decode, then those of Q prompts; B = D + Q samples.
+
+Filled by `step_graphs` from the runner's numbers; read by `step_kernels`.
 """
 
 from __future__ import annotations

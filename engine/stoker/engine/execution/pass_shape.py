@@ -4,6 +4,8 @@ A pass has `tokens` rows: first those of at most `decodes` sequences that decode
 of prompts; the rest is padding. A pass without prompts has one row per sequence. Launching a pass costs the host about
 as much time as some hundred tokens of an 8B model cost the device. Longer passes gain nothing from a graph and lose by
 padding.
+
+Called by the runner and `step_graphs`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Steps travel through pipes from parent to children; the ranks exchange tensors through their group. If one of them
 fails, none can go on: `ExecutorLost`.
+
+Made by `core.build` as the executor of a tensor-parallel engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The runner computes steps on one rank. It owns weights, cache, and one row of tensors per seat; it knows no request
-and no scheduler.
+"""The runner computes steps on one rank: it owns weights, cache memory, and one row of tensors per seat.
 
 The host knows how far every sequence goes, so positions, slots and tables are built there by a few array operations.
 The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
@@ -7,6 +6,8 @@ starts a step and returns at once where the device computes beside the host; the
 fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
 busy for longer than the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
 L longest sequence.
+
+Called by an executor, one step at a time. It has no requests and no scheduler.
 """
 
 from __future__ import annotations

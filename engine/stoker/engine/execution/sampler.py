@@ -3,6 +3,8 @@
 Random numbers come from (seed, choice, position) alone, so a row draws the same in any batch, in any seat, after any
 preemption. Shape legend: B rows to sample, V vocabulary, P rows with penalties, L longest sequence among them, C
 candidates.
+
+Called by the runner; the state of a seat belongs to `seats`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The host knows block tables and values at all times. Only the device has all tokens, because sampled ones stay there.
 S seats, L longest sequence, C columns of a table, E stop tokens.
+
+Owned and changed by the runner.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 No buffer is shared between steps. Pinned memory comes from torch's pool for every copy, and the pool takes it back only
 when the device has read it. So the next step may be written while the last copy is still under way.
+
+One `Staging` per rank, made and called by `runner`; `seats` and `step_graphs` send through it.
 """
 
 from __future__ import annotations

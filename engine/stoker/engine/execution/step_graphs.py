@@ -3,6 +3,8 @@
 The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. A shape is
 captured in idle time, or after its first step, which ran without a graph. A graph's kernels read fixed buffers, and the
 next step overwrites their results.
+
+Owned by the runner.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ class StepGraphs:
             self.capture = None
 
     def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
-        """Launch all kernels of a pass. Nothing here depends on numbers that only the host knows."""
+        """Launch all kernels of a pass. Nothing here depends on numbers that exist on the host only."""
         self._fill_pass(shape, held)
         hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
         if not shape.samples:

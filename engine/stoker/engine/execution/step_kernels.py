@@ -1,8 +1,8 @@
 """Triton kernels around a pass: fill its inputs from the seats, and pack its sampled tokens for the host.
 
-Only a runner with fused kernels imports this module, because it imports triton. T rows of the step (padded): first D
-for sequences that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of a block
-table.
+Imported by `step_graphs` alone, and only with fused kernels, because it imports triton. T rows of the step (padded):
+first D for sequences that decode, then those of Q prompts; B = D + Q samples, S seats, L longest sequence, C columns of
+a block table.
 """
 
 from __future__ import annotations

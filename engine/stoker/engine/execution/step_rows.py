@@ -2,6 +2,8 @@
 device.
 
 C chunks, B samples, T tokens.
+
+Called by the runner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The OpenAPI document of an engine, made from the pydantic bodies of its requests, and a page that shows it."""
+"""The OpenAPI document of an engine, made from the pydantic bodies of its requests, and a page that shows it.
+
+Pure; made once by `server`.
+"""
 
 from __future__ import annotations
 

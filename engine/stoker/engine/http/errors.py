@@ -1,4 +1,7 @@
-"""Errors in the shape that OpenAI's clients expect: a status and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the shape that OpenAI's clients expect: a status and `{"error": {"message", "type", "param", "code"}}`.
+
+Raised by front, parameters and bodies; `reply` writes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The front of the served model: turns bodies into jobs and jobs into answers. Without HTTP and without torch."""
+"""The front of the served model: turns bodies into jobs and jobs into answers. Without HTTP and without torch.
+
+Called by `server`; made by `program`. Owns the codec between text and tokens; the run of a request belongs to
+`generation`.
+"""
 
 from __future__ import annotations
 

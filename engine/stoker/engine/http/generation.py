@@ -1,4 +1,7 @@
-"""The run of one HTTP request's prompts at the core: tokens and facts come in, text and usage go out."""
+"""The run of one HTTP request's prompts at the core: tokens and facts come in, text and usage go out.
+
+One object per HTTP request, made by `front` and changed by the core's messages.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Gauges and counters are the core's (`Stats`), read when they are scraped; histograms are observed by the front, from the
 times that the core reports. Every choice of `n` is one sequence, every request counts once in `request_params_n`.
+
+Made by `program`; changed by front and generation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The sending half of one HTTP exchange: JSON, a page, or a stream of events, each with the request's id."""
+"""The sending half of one HTTP exchange: JSON, a page, or a stream of events, each with the request's id.
+
+One object per exchange, made by `server`.
+"""
 
 from __future__ import annotations
 

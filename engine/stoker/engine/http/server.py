@@ -1,4 +1,7 @@
-"""The HTTP server around a front: routes, API keys, sizes, and an abort at once when the client leaves."""
+"""The OpenAI-compatible HTTP server around a front: routes, API keys, body limits.
+
+A request is aborted as soon as its client disconnects. Owns no request state: the front does. Made by `program`.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ class OpenAiServer:
         return routes[known] if method in methods else _wrong_method(methods)
 
     async def _serve(self, handler: Handler, scope: Scope, share: BodyShare, receive: Receive, send: Send) -> None:
-        """Read, answer, and stop at once when the client leaves, whatever is being waited for."""
+        """Read, answer, and stop at once when the client disconnects, during any wait."""
         arrival_s = self.front.clock()
         reply = Reply(send, request_id(scope).decode(), self.pod_uid)
         try:

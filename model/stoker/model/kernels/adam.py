@@ -1,4 +1,7 @@
-"""The numbers of one Adam or AdamW step over a flat buffer."""
+"""The numbers of one Adam or AdamW step over a flat buffer.
+
+A value, made by the trainer's optimizer and passed through `Ops` to a kernel.
+"""
 
 from __future__ import annotations
 

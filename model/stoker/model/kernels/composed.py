@@ -1,4 +1,7 @@
-"""Operations that are several others in a row, for kernels that have no shorter way: `Ops` then calls the others."""
+"""Operations that are several others in a row, for kernels that have no shorter way: `Ops` then calls the others.
+
+Pure; called by the reference and the deterministic kernels.
+"""
 
 from __future__ import annotations
 

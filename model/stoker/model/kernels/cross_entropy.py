@@ -1,8 +1,10 @@
-"""Output layer and cross entropy in chunks of tokens.
+"""Output layer and cross entropy in chunks of tokens, in plain torch with the caller's product and sum.
 
 Logits live for one chunk only, and their gradient is computed while they do.
 
 T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
+
+Called by the `reference` and the `deterministic` kernels; `fused/cross_entropy.py` does the same on a GPU. Pure.
 """
 
 from __future__ import annotations

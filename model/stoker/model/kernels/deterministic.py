@@ -1,11 +1,12 @@
-"""The operations so that a row's bits do not depend on its batch, its chunk or its place, on the CPU with one intra-op
-thread.
+"""Deterministic CPU kernels: a row's bits do not depend on its batch, its chunk or its place.
 
 Products always have the same shape: 16 rows, the last tile padded. Sums are ordered: halves are added elementwise until
 one column is left. Attention walks the keys in tiles of 64 from position 0, the same for packed and for paged
 sequences; a tile that is wholly masked changes no bit. Gradients repeat for the same micro-batch, whatever else the run
 does. T tokens, D input size, E output size, N heads, K kv heads, G = N / K, H head_dim, F ffn, V vocab, L keys, R = G *
 16 query rows of one kv head.
+
+The intra-op thread count must be 1. Pure; called by `Ops` as the deterministic form of the reference kernels.
 """
 
 from __future__ import annotations

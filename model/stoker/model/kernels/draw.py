@@ -1,6 +1,8 @@
-"""Choosing the next tokens in plain torch, by sorting: the twin of the fused sampler, for any device.
+"""Choice of the next tokens in plain torch, by sorting: the twin of the fused sampler, for any device.
 
 B rows to sample, S seats, V vocabulary, L longest sequence, E entries.
+
+Pure; called by the reference kernels.
 """
 
 from __future__ import annotations

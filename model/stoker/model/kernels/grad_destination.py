@@ -3,6 +3,8 @@
 The trainer owns the memory that gradients travel from. It names a buffer for each parameter, and the kernels whose
 backward computes a weight's gradient write it there, so that nothing is copied. Kernels without such a backward ignore
 it: autograd then gives the gradient in memory of its own, and the owner must copy.
+
+Set by the trainer's ZeRO buckets; read by the fused products.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Ops:
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
         """Return y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights.
 
-        Fused kernels write the weight's gradient where `set_grad_destination` says.
+        Fused kernels write the weight's gradient to the place that `set_grad_destination` sets.
         """
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")

@@ -1,4 +1,7 @@
-"""Arguments of rotating q and k, as values. T tokens, H head_dim."""
+"""Arguments of rotating q and k, as values. T tokens, H head_dim.
+
+Made by `attend` and `paged_attend`, read by the kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Weights out of a Stoker checkpoint folder: its `model.*` tensors, verified while they are read."""
+"""Weights out of a Stoker checkpoint folder: its `model.*` tensors, verified while they are read.
+
+Read-only. Made by `source`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The model's configuration out of a folder's files: config.json, with end tokens from generation_config.json."""
+"""The model's configuration out of a folder's files: config.json, with end tokens from generation_config.json.
+
+Pure; called by `checkpoint` and `hugging_face`.
+"""
 
 from __future__ import annotations
 

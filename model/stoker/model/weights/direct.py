@@ -4,6 +4,8 @@ For a GPU they read into pinned memory, which is copied while the next run of by
 
 Nothing is mapped and nothing is converted: a part whose dtype differs from the file's, or whose box is not one run of
 bytes, is left to `load_part`.
+
+Called by `hugging_face`; fills the parameters of a decoder in place.
 """
 
 from __future__ import annotations

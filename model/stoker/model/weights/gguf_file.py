@@ -1,4 +1,8 @@
-"""A GGUF file as metadata: configuration and names. No torch: the engine's front opens a tokenizer through it."""
+"""Metadata of a GGUF file: the model's configuration, the tensors' Hugging Face names, and access to each tensor.
+
+Read-only after `GgufFile` is made. Does not import torch, because the engine's front opens a tokenizer through it.
+Called by `gguf_tokenizer` and `gguf_weights`; the file's header is parsed by `gguf_header`.
+"""
 
 from __future__ import annotations
 

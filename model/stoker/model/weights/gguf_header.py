@@ -4,6 +4,8 @@ Foreign input, so every count is bounded before it is used.
 
 The format is that of llama.cpp (version 2 and 3, little-endian): counts, key/value pairs, tensor descriptions, then
 data. The gguf library reads it too, but makes several objects of each array element and believes every count.
+
+Pure; called by `gguf_file`.
 """
 
 from __future__ import annotations

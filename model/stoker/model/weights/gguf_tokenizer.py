@@ -1,4 +1,7 @@
-"""A tokenizer from GGUF metadata: byte-level BPE (`gpt2`) as the files of a Hugging Face folder. No torch."""
+"""A tokenizer from GGUF metadata: byte-level BPE (`gpt2`) as the files of a Hugging Face folder. No torch.
+
+Pure; called by `gguf_weights` and `tokenizer`.
+"""
 
 from __future__ import annotations
 

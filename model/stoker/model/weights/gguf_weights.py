@@ -1,4 +1,7 @@
-"""GGUF weights: dequantised, with llama.cpp's order of rows undone, under Hugging Face names."""
+"""GGUF weights: dequantised, with llama.cpp's order of rows undone, under Hugging Face names.
+
+Read-only. Made by `source`; `stoker model` converts with it.
+"""
 
 from __future__ import annotations
 

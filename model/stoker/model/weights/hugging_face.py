@@ -1,6 +1,8 @@
 """Hugging Face folders: config.json, safetensors (one file or sharded with an index), and the files that travel along.
 
 Nothing is unpickled: a folder with only `.bin` weights is refused.
+
+Read-only. Made by `source`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Filling a decoder from any store of Hugging Face tensors: each rank reads the boxes of its parts table, no more."""
+"""Filling a decoder from any store of Hugging Face tensors: each rank reads the boxes of its parts table, no more.
+
+Called by every source of this folder and by the trainer's initial weights; changes the decoder's parameters only.
+"""
 
 from __future__ import annotations
 

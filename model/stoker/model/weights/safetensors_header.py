@@ -1,4 +1,8 @@
-"""The header of a safetensors file: foreign JSON, whose parts are counted before a library makes objects of them."""
+"""Limits on the header of a safetensors file, checked before a library parses it.
+
+The header is JSON from outside, whose parts are counted before objects are made of them. Pure; called by
+`hugging_face`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The sources of weights: a Hugging Face folder, a GGUF file or a Stoker checkpoint folder, found by their content."""
+"""The sources of weights: a Hugging Face folder, a GGUF file or a Stoker checkpoint folder, found by their content.
+
+`open_weights` is how trainer, engine and `stoker model` reach weights; no other module chooses the format. Read-only: a
+source can be loaded any number of times.
+"""
 
 from __future__ import annotations
 

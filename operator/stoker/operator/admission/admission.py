@@ -1,6 +1,8 @@
 """Admission: check and complete an object as the API server does before it stores it, from the same generated CRDs.
 
 Pure: no webhook, no cluster.
+
+Called by the local supervisor and by `stoker train`; on Kubernetes the API server does this.
 """
 
 from __future__ import annotations

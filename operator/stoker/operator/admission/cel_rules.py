@@ -3,6 +3,8 @@
 The library is Google's C++ implementation with its Python binding (`cel_expr_python`). It evaluates transition rules,
 `has`, quantifiers and text functions as Kubernetes does, in about 30 microseconds a rule; the pure Python one (`celpy`)
 needs milliseconds.
+
+Called by `admission`, after the structure was checked.
 """
 
 from __future__ import annotations

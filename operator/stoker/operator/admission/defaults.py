@@ -1,4 +1,7 @@
-"""Defaults of a structural schema, as the API server fills them in, also inside of members that a default made."""
+"""Defaults of a structural schema, as the API server fills them in, also inside of members that a default made.
+
+Called by `admission` before an object is checked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Causes of a refusal, in the words of an API server's 422."""
+"""Causes of a refusal, in the words of an API server's 422.
+
+Values, made by the checks of this folder and joined by `admission`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The structural schema as JSON Schema, checked by `jsonschema`, with the API server's messages."""
+"""The structural schema as JSON Schema, checked by `jsonschema`, with the API server's messages.
+
+Called by `admission` for each object, before the CEL rules.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Refusal of fields that the schema does not have.
 
 The API server drops them, or refuses them under strict field validation. Here they are refused, with the path.
+
+Pure; called by `admission`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A cluster that only the leader may write to: a replica that lost its Lease gets errors instead of effects."""
+"""A `Cluster` that rejects writes of a replica that does not hold the Lease.
+
+It asks the elector right before each write and each control call, and raises `NotLeading`. Reads pass through. Made by
+`service/program.py` around the Kubernetes cluster.
+"""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class WatchEvent:
 
 
 class Cluster(Protocol):
-    """What the operator may call. Every call may raise a `ClusterError`.
+    """The calls that the operator may make. Every call may raise a `ClusterError`.
 
     Arguments are never mutated. Returned objects may be kept, and must not be changed.
     """

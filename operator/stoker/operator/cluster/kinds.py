@@ -1,4 +1,7 @@
-"""The kinds that the operator reads or writes: their place in the API and their subresources."""
+"""The kinds that the operator reads or writes: their place in the API and their subresources.
+
+A constant table, read by both clusters, the loop and the command line.
+"""
 
 from __future__ import annotations
 

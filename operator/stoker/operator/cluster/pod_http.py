@@ -1,4 +1,7 @@
-"""HTTP calls to pods: `/status` polls and signed control calls. A cluster gives their URLs."""
+"""HTTP calls to pods: `/status` polls and signed control calls. A cluster gives their URLs.
+
+Called by both implementations of `Cluster`. What an answer means is decided elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The label that remembers what was applied, so that a converged child costs no API call."""
+"""The label that remembers what was applied, so that a converged child costs no API call.
+
+Pure. The reconcilers compare, and the executor sets the label.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Backoff of retries: 50 ms, doubled at each failure up to 5 minutes, with jitter."""
+"""Backoff of retries: 50 ms, doubled at each failure up to 5 minutes, with jitter.
+
+Pure. Called by the work queue, the informers and the loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Time as an input: the operator's machinery reads a `Clock`, never the system."""
+"""Time as an input: the operator's machinery reads a `Clock`, never the system.
+
+Made by the programs and by tests, passed to everything that waits or measures.
+"""
 
 from __future__ import annotations
 

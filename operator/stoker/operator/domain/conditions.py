@@ -1,6 +1,8 @@
 """Conditions as kstatus reads them: Ready, and Reconciling or Stalled only while they are true.
 
 `Ready=False` with `Reconciling=True` means "under way", with `Stalled=True` "a person must act".
+
+Pure; called by the reconcilers of every kind.
 """
 
 from __future__ import annotations

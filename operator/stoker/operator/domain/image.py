@@ -1,4 +1,7 @@
-"""References to images, and the digest that a node pulled for one. Pure."""
+"""References to images, and the digest that a node pulled for one. Pure.
+
+Called by the pinning of a TrainingJob.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of our labels: those by which children survive an operator, and those that the store indexes."""
+"""Names of our labels: those by which children survive an operator, and those that the store indexes.
+
+Constants, read by renderers, reconcilers and the store.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A cluster calls a node silent when its heartbeats stay away, be the node dead or
 as lost after a while. Many at once point to a cut network or to an API server that was away: that is an outage, and
 none of its nodes is lost before it ends. Silence counts on this operator's own clock, from when it was first seen
 here, so time in which the operator was not watching does not count.
+
+Called by the loop's `node_watch` and `lost_pods`.
 """
 
 from __future__ import annotations

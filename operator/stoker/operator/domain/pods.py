@@ -1,4 +1,7 @@
-"""State and end of pods. Pure functions on raw pod objects."""
+"""State and end of pods. Pure functions on raw pod objects.
+
+Called by the reconcilers, by recovery and by the watch over nodes.
+"""
 
 from __future__ import annotations
 

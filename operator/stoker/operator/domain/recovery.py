@@ -1,4 +1,7 @@
-"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget."""
+"""Reactions to a failure: its root cause, the action that `stoker.pod.causes` gives it, and the restart budget.
+
+Pure; called by the reconcilers when a pod has failed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MAX_TASK_TRIES = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: the most telling exit of its pods."""
+    """The end of an attempt: the most telling exit of its pods."""
 
     cause: Cause
     detail: str

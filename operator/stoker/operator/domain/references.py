@@ -1,6 +1,7 @@
-"""Objects that a manifest names. Pure.
+"""References in a manifest: the other objects that a resource's spec or status names. Pure.
 
-It knows the shapes of Kubernetes references and of ours (`checkpointRef`, `jobRef`).
+Covers the shapes of Kubernetes (volumes, claims, secrets) and of the own kinds (`checkpointRef`, `jobRef`). Called by
+the store's index and by `observe`, which then wake and read the users of an object.
 """
 
 from __future__ import annotations

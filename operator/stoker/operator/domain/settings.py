@@ -1,4 +1,7 @@
-"""Settings of an installation, the same for every resource. Reconcilers read nothing else of their surroundings."""
+"""Settings of an installation, the same for every resource. Reconcilers read nothing else of their surroundings.
+
+Frozen; made at the start of the operator and passed through the loop to each reconcile.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from stoker.operator.domain.lost_nodes import NodeLimits
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPolicies:
-    """Who may reach pods from outside of their own resource."""
+    """Peers that may reach pods from outside of their own resource."""
 
     operator_namespace: str
     metrics_from: tuple[Mapping[str, object], ...] = ()

@@ -1,4 +1,7 @@
-"""Texts that a status, a condition or an Event can hold."""
+"""Texts that a status, a condition or an Event can hold.
+
+Pure: cut to the allowed length and characters. Called before a text is written.
+"""
 
 from __future__ import annotations
 

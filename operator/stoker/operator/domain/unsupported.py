@@ -1,6 +1,8 @@
-"""What a spec asks for that this version has not built, as lines for people (the table is `stoker.pod.capabilities`).
+"""Requests of a spec that this version has not built, as lines for people (table: `stoker.pod.capabilities`).
 
 Reconcilers set `Stalled` with them; admission accepts such a spec, so that a later operator can run the same manifest.
+
+Pure; called by `reconcile/intent` and by `stoker train`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The reason why a pod does not run yet, in one line that names what is missing. Pure functions on raw pods."""
+"""The reason why a pod does not run yet, in one line that names what is missing. Pure functions on raw pods.
+
+Called for conditions and phases of every kind.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 It stops at the first failure. Every step may be repeated after a crash at any point: an object of the same name that is
 ours counts as created, a child with the wanted hash as applied, an object that is gone as deleted. Answers are written
 through to the store.
+
+Called by the loop's workers and by `public_keys`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The informer of one kind: list, then watch; list again when the watch cannot go on."""
+"""The informer of one kind: list, then watch; list again when the watch cannot go on.
+
+Owned by the loop. It writes into the store and reports each change; it makes no decision.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Interning of JSON data: equal parts of many objects are one part in memory.
 
 A thousand jobs of one make have one pod template, not a thousand.
+
+Owned by the store, which interns each object that it takes in.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A cluster evicts such pods after minutes and cannot end them at all. A gang does
 count as failed by its loss, and the plan removes those that are to go by force. A process on a node that was only cut
 off may still write; its folders carry the writer of its own attempt, so two attempts never touch the same files. In an
 outage no pod is marked, and a condition of the resource reports the outage.
+
+Called by `observe`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The operator's metrics for Prometheus."""
+"""The operator's metrics for Prometheus.
+
+Made by `service/program`, updated by the loop.
+"""
 
 from __future__ import annotations
 

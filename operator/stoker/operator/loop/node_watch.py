@@ -1,6 +1,8 @@
 """Watch over the nodes that carry our pods: their silence from one look to the next, and outages.
 
 When an outage begins or ends, the resources with pods on its nodes are woken.
+
+Owned by the loop.
 """
 
 from __future__ import annotations

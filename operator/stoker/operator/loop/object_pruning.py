@@ -1,6 +1,8 @@
 """Pruning of objects to the parts that a reconcile may read. With a thousand jobs they fill the operator's memory.
 
 Pure. A pruned object is never written back whole, so nothing is lost in the cluster.
+
+Pure; called by the store.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Every kind observes its owned children and whatever its spec and status name. The tables below add what is neither: a
 TrainingJob's Checkpoints (not owned, so that deleting a job deletes no data), the routers of an EnginePool's
 deployment, the users of a Checkpoint.
+
+Called by the loop's workers before each pass, and for each change to queue the keys it concerns.
 """
 
 from __future__ import annotations
@@ -178,7 +180,7 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
 
 
 def _waits_for_word(found: Object) -> bool:
-    """A Checkpoint that the trainer may say something new about: its save is wanted, or not read back yet."""
+    """Whether the trainer may report something new about a Checkpoint: its save is requested, or not read back yet."""
     status = found.get("status") or {}
     phase = status.get("phase", "Pending")
     unverified = phase == "Complete" and not status.get("verifiedAt")

@@ -1,6 +1,8 @@
 """The loop: informers fill the store, changes queue keys, workers observe, reconcile and execute.
 
 `Operator.work` is one pass over one key. The reconcilers decide; the executor acts.
+
+Made by `service/program` and by the supervisor. Owns store, queue and informers.
 """
 
 from __future__ import annotations

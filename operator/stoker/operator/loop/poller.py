@@ -1,6 +1,8 @@
 """The poller: asks running pods for their `/status` and stores the answers.
 
 A failed poll changes nothing: the old answer ages. The poller decides nothing.
+
+Owned by the loop; writes reports into the store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The operator's public keys in the namespaces of its resources.
 
 All pods of a namespace mount one ConfigMap. No resource owns it, so it is removed here, after the last resource.
+
+Owned and called by the loop.
 """
 
 from __future__ import annotations

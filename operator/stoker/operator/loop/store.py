@@ -2,6 +2,8 @@
 
 Stored objects are read-only. Informers put them, and the executor writes its own results through. An older version of
 an object never replaces a newer one, and a deleted object does not come back by a late event.
+
+Owned by the loop: informers, poller and executor change it, `observe` reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The queue of keys that wait for a pass: each once, never in two workers, with delays and backoff."""
+"""The queue of keys that wait for a pass: each once, never in two workers, with delays and backoff.
+
+Owned by the loop: informers and poller add keys, workers take them.
+"""
 
 from __future__ import annotations
 

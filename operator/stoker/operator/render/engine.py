@@ -1,6 +1,8 @@
 """Rendering of engines: the template of a replica from an InferenceDeployment, then pods and configuration from it.
 
 A template is rendered once per revision and frozen in the EnginePool: a newer operator makes the same pods from it.
+
+Pure; called by the reconcilers of InferenceDeployment and EnginePool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The ConfigMap with the operator's public keys, which every pod mounts to check control calls."""
+"""The ConfigMap with the operator's public keys, which every pod mounts to check control calls.
+
+Pure. Called by the loop and by the reconcilers that make pods.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of children: deterministic, unique by the owner's uid, short enough for a host name."""
+"""Names of children: deterministic, unique by the owner's uid, short enough for a host name.
+
+Pure. Called by every reconciler and renderer.
+"""
 
 from __future__ import annotations
 

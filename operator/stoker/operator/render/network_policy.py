@@ -2,6 +2,8 @@
 
 Rendezvous and collectives of a job have no authentication, so only pods of the job reach its ranks. Agents and engines
 are open to operator, routers and metrics. Everyone in the cluster may call a router.
+
+Pure; called by the reconcilers that make pods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Rendering of a pod from the curated fields of a resource.
 
 First the restricted profile with our volumes and variables, then the user's, then the user's `podTemplate`.
+
+Pure; called by the renderings of engine, router, trainer and task pods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rendering of routers: Service, configuration, snapshot of backends, pods."""
+"""Rendering of routers: Service, configuration, snapshot of backends, pods.
+
+Pure. Called by the reconciler of InferenceDeployments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The place of checkpoints inside a pod: a folder below the mount of a claim."""
+"""The place of checkpoints inside a pod: a folder below the mount of a claim.
+
+Pure. Called by the renderings of trainer, engine and task pods.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Rendering of task pods: `python -m stoker.checkpoint task ...` on the claim with the checkpoints.
 
 They need no torch, and their result is the termination message.
+
+Pure; called by the reconcilers of Checkpoint and TrainingJob.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The rendering has two parts. The *base* (pod and configuration of the user's intent) is pinned in the job's status and
 reused by every restart. The differences between attempts and pods are added to it.
+
+Pure; called by the reconciler of TrainingJobs and by `service/local/single_run`.
 """
 
 from __future__ import annotations

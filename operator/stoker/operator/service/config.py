@@ -1,4 +1,7 @@
-"""The operator's configuration file, one per installation. Unknown keys fail; docs/operator.md lists every key."""
+"""The operator's configuration file, one per installation. Unknown keys fail; docs/operator.md lists every key.
+
+Frozen. Read once by `__main__`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Pods know both public keys, so the next can become the current without a restart of any pod. The pair is kept in a
 Secret of the operator's namespace, or in a mounted folder that the operator only reads.
+
+Owned by `program`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `decide` is pure. Time is this machine's monotonic clock only: how long a holder has been silent is measured from when
 its last renewal was *seen*, never from the times that it wrote. A holder stops its work before another may take over,
-and `valid` says at any moment whether it may still write.
+and `valid` returns at any moment whether it may still write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The Lease object on a Kubernetes API server."""
+"""The Lease object on a Kubernetes API server.
+
+Read and written by the elector (`lease`) alone; made by `program`.
+"""
 
 from __future__ import annotations
 

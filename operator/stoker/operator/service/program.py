@@ -1,4 +1,7 @@
-"""One replica of the operator: HTTP and Kopf's shell always, the operator itself while it holds the Lease."""
+"""One replica of the operator: HTTP and Kopf's shell always, the operator itself while it holds the Lease.
+
+Made by `__main__`. Owns the life of all parts; the state of the cluster belongs to the loop's store.
+"""
 
 from __future__ import annotations
 

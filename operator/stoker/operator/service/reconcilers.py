@@ -1,4 +1,7 @@
-"""The table of kinds and their reconcilers. A new kind adds one line."""
+"""The table of kinds and their reconcilers. A new kind adds one line.
+
+Constant; read by `program` and by the local supervisor.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ wake-up may be lost or repeated. Kopf runs in a thread with a loop of its own, b
 ends by cancelling every task of its loop; the thread starts it again. Credentials are loaded in the caller's loop, and
 never at the same time as Kopf loads them: the client library keeps certificates in files that all threads share, and
 returns their names before it has written them.
+
+Owned by `program`.
 """
 
 from __future__ import annotations

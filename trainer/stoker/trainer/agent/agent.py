@@ -1,6 +1,8 @@
 """The agent: starts a pod's ranks, serves their status, detects hangs, and returns the termination message.
 
 It imports no torch and computes nothing, so it answers while every rank is busy. No process that it starts outlives it.
+
+Made and run by `program`; its state is `RunState`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The agent's output for people: one live line on a terminal, plain lines in a log."""
+"""The agent's output for people: one live line on a terminal, plain lines in a log.
+
+Made by `program`, called by the agent at each event. It shows state and changes none.
+"""
 
 from __future__ import annotations
 

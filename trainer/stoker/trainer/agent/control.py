@@ -1,4 +1,7 @@
-"""The control routes `POST /checkpoint` and `POST /drain`: validation of their bodies, and each id acted on once."""
+"""The control routes `POST /checkpoint` and `POST /drain`: validation of their bodies, and each id acted on once.
+
+Called by the operator through `server`. `RunState` keeps the ids that were handled; the agent carries the calls out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Prometheus metrics of the run, computed from `RunState` at each scrape of `/metrics`."""
+"""Prometheus metrics of the run, computed from `RunState` at each scrape of `/metrics`.
+
+Read-only; made by the agent.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 When one rank fails, the others fail after it, because it no longer answers them. So the root cause among all ends
 decides (`stoker.pod.causes.ROOT_CAUSE_ORDER`), not the end that was seen first.
+
+Called by the agent at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Why this pod's part of the run ended; the agent makes the termination message from it."""
+    """The cause of the end of this pod's part of the run; the agent makes the termination message from it."""
 
     cause: Cause
     rank: int | None

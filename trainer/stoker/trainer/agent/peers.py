@@ -1,6 +1,8 @@
 """The state of the other pods, polled from their agents.
 
 Only node 0 polls regularly; a missing answer is no failure by itself.
+
+Owned by the agent.
 """
 
 from __future__ import annotations

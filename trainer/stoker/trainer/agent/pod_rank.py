@@ -1,4 +1,7 @@
-"""The ranks of this pod: their numbers in the gang, the rendezvous address, and the environment of each."""
+"""The ranks of this pod: their numbers in the gang, the rendezvous address, and the environment of each.
+
+Values that never change, made by `program` at the start of a pod.
+"""
 
 from __future__ import annotations
 

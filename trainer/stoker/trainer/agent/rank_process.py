@@ -1,4 +1,7 @@
-"""One rank as the agent's child process: start, events from its channel, its log lines, signals, end."""
+"""One rank as the agent's child process: start, events from its channel, its log lines, signals, end.
+
+Started, signalled and killed by the agent alone.
+"""
 
 from __future__ import annotations
 

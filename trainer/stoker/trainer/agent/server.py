@@ -1,6 +1,8 @@
 """The agent's HTTP server: probes, status, metrics and signed control calls on the pod's address.
 
 A Unix socket, if configured, serves the same without signatures.
+
+Owned by the agent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The stacks of all ranks when one hangs.
 
 A signal makes each rank write its own, also while its Python code is blocked.
+
+Called by the agent when its hang detector fires.
 """
 
 from __future__ import annotations

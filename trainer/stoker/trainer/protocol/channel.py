@@ -12,12 +12,13 @@ keeps the other:
 Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
 `phase`, `step` and `end`; only global rank 0 sends `validation`, `save`, `retention` and `request`:
 
-    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0} {"event": "step",
-    "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...} {"event": "validation",
-    "step": 50, "loss": 2.41, "tokens": 4096} {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" |
-    "Committed" | "Failed", ...} {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []} {"event":
-    "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...} {"event": "end", "cause":
-    "Completed", "step": 60, "detail": ""}   # the last line; the exit code is EXIT_CODES[cause]
+    {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
+    {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...}
+    {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
+    {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", ...}
+    {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
+    {"event": "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...}
+    {"event": "end", "cause": "Completed", "step": 60, "detail": ""}   # the last line; the cause gives the exit code
 
 Agent to rank: one command per line; `command` names the kind:
 

@@ -1,4 +1,7 @@
-"""The cause that each error of agent and ranks has in the termination message."""
+"""The cause that each error of agent and ranks has in the termination message.
+
+A constant table, read where a program ends: by `agent/program` and by `rank/main`.
+"""
 
 from __future__ import annotations
 

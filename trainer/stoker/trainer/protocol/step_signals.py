@@ -1,4 +1,8 @@
-"""Signals to a rank for the next step boundary, and their reduction over all ranks to one decision."""
+"""Signals to a rank for the next step boundary, and their reduction over all ranks to one decision.
+
+The agent sends them. `SignalInbox` collects them on a rank (made by `build`, read by the loop), and the training step
+reduces `StepSignals` over the ranks.
+"""
 
 from __future__ import annotations
 

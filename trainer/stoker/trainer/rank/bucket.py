@@ -1,6 +1,8 @@
 """Flat buckets: the parameters of one block side by side in one buffer, and the table of their positions.
 
 A bucket is layout only. `zero.py` communicates and updates.
+
+Made by `build`; the buffers' contents change in `zero`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Builds the loop of one rank from its context and its inputs."""
+"""Builds the loop of one rank from its context and its inputs.
+
+Called once by the rank's `main`. Owns nothing: the loop owns the parts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The global norm of the gradient over sharded buckets, and the factor that clips it.
 
 Computed on the device without blocking the host.
+
+Called by the training step, after the reduction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One bucket's fp32 gradient over the micro-batches of a step, summed on this rank."""
+"""One bucket's fp32 gradient over the micro-batches of a step, summed on this rank.
+
+Owned by a ZeRO bucket (`zero`), for steps in which this rank sums its micro-batches before a reduction. Backward adds
+to it, micro-batch by micro-batch. No communication here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One bucket's gradient of one micro-batch in the compute dtype, on its way to the other ranks."""
+"""One bucket's gradient of one micro-batch in the compute dtype, on its way to the other ranks.
+
+Owned by a ZeRO bucket (`zero`), for steps in which each micro-batch's gradient is sent alone. Backward fills a borrowed
+buffer, and the reduction returns it; `communicator` sends.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The initial weights of a run: random numbers, or a store of weights.
 
 They are filled in parameter by parameter, so that no rank ever holds the whole model in fp32.
+
+Called once by `run_inputs`; changes the decoder's parameters in place.
 """
 
 from __future__ import annotations

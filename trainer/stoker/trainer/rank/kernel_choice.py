@@ -1,4 +1,7 @@
-"""The kernels and the attention that one run uses."""
+"""The kernels and the attention that one run uses.
+
+Pure; called by `run_inputs` and `build` at the start.
+"""
 
 from __future__ import annotations
 

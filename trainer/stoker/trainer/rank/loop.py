@@ -1,4 +1,8 @@
-"""The training loop: step, log, validate, save, stop on request."""
+"""The training loop: step, log, validate, save, stop on request.
+
+Owns the progress of the run and the order of work in a step; `train_step`, the saver and `metrics` do the work. Made by
+`build`, run by `main`.
+"""
 
 from __future__ import annotations
 

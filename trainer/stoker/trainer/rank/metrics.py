@@ -1,4 +1,7 @@
-"""Metrics of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to."""
+"""Metrics of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to.
+
+Changed by the loop alone, after each step.
+"""
 
 from __future__ import annotations
 

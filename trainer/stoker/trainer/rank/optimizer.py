@@ -1,4 +1,7 @@
-"""Adam and AdamW on flat shards, with the kernel of `Ops`."""
+"""Adam and AdamW on flat shards, with the kernel of `Ops`.
+
+Changes masters and moments in place. Called by `zero`, shard by shard.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The sum of the ranks' slices in fp32 and in a fixed order: recursive halving of the index.
 
 With this order, the sum of 2, 4, 8, ... neighbouring rows is the same subtree, however many ranks hold them.
+
+Called by `communicator`, `zero` and `clip`.
 """
 
 from __future__ import annotations

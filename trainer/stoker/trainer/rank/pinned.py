@@ -1,4 +1,7 @@
-"""Page-locked host memory, which a GPU can copy to directly."""
+"""Page-locked host memory, which a GPU can copy to directly.
+
+Called by `snapshot`, which owns the memory and uses it again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The process group of all ranks (Gloo on the CPU, NCCL on GPUs), and device and threads of this one."""
+"""The process group of all ranks (Gloo on the CPU, NCCL on GPUs), and device and threads of this one.
+
+Called once by the rank's `main`, which also ends the group. Every other module gets the group passed.
+"""
 
 from __future__ import annotations
 

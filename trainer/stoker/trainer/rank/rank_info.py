@@ -1,4 +1,7 @@
-"""The numbers of one rank in its gang, from the environment that the agent sets."""
+"""The numbers of one rank in its gang, from the environment that the agent sets.
+
+Immutable. Read once by the rank's `main`.
+"""
 
 from __future__ import annotations
 

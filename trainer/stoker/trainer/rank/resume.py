@@ -1,4 +1,8 @@
-"""The choice of the checkpoint that a run resumes from."""
+"""The choice of the checkpoint that a run resumes from.
+
+Called once at the start by the rank's `main`, on every rank (collective). Reads the checkpoint root and changes
+nothing.
+"""
 
 from __future__ import annotations
 

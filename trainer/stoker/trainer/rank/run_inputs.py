@@ -1,4 +1,7 @@
-"""The inputs of a run: model, initial weights, tokenizer, corpus."""
+"""The inputs of a run: model, initial weights, tokenizer, corpus.
+
+Called once by the rank's `main`, on every rank, before the loop is built.
+"""
 
 from __future__ import annotations
 

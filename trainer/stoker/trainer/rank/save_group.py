@@ -1,6 +1,8 @@
 """Communication between the ranks of a save.
 
 It has a Gloo process group of its own, because the save thread must not use the communicators of the training.
+
+Made by `main`; used by the saver, and at the start for the choice of a checkpoint.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A save works on one snapshot in host memory; the training may change its tensors as soon as `start` returns. One save is
 in flight at a time.
+
+Made by `build`, called by the loop. Owns the save that runs; at most one runs at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The learning rate as a pure function of the step: warm-up, then constant, linear or cosine."""
+"""The learning rate as a pure function of the step: warm-up, then constant, linear or cosine.
+
+Called by the loop at each step.
+"""
 
 from __future__ import annotations
 

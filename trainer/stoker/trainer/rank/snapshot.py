@@ -1,4 +1,8 @@
-"""Snapshots of a rank's state to host memory, and loading of state from a checkpoint of any layout."""
+"""Snapshots of a rank's state to host memory, and loading of state from a checkpoint of any layout.
+
+`Snapshots` owns the host buffers: the loop makes it, and a save takes the pieces. `load_state` writes the shards of
+`zero` when `build` resumes a run.
+"""
 
 from __future__ import annotations
 

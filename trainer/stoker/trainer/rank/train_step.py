@@ -1,6 +1,8 @@
 """One optimizer step: forward and backward of the micro-batches, reduction, one exchange of losses and signals, update.
 
 T tokens of one micro-batch, packed; D hidden.
+
+Called by the loop. Parameters and optimizer state change through `zero`.
 """
 
 from __future__ import annotations

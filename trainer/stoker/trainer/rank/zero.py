@@ -5,6 +5,8 @@ all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at 
 its shard of the sum. Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
 starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
 gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
+
+Owns the buckets' state. Called by the training step; `snapshot` reads it for saves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The parts that both kinds of completion share in their answers."""
+"""The parts that both kinds of completion share in their answers.
+
+Called by `chat` and `completions`; the front makes the envelope, and the server writes an `Answer`.
+"""
 
 from __future__ import annotations
 

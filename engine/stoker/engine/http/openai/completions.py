@@ -1,4 +1,7 @@
-"""`POST /v1/completions`: the answer's shape, whole and in chunks."""
+"""`POST /v1/completions`: the answer's shape, whole and in chunks.
+
+Pure; called by `front`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Log-probabilities as the two kinds of completion write them."""
+"""Log-probabilities as the two kinds of completion write them.
+
+Called by `chat` and `completions`.
+"""
 
 from __future__ import annotations
 

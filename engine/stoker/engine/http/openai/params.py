@@ -1,4 +1,7 @@
-"""Sampling parameters from a body's fields and the model's defaults, checked."""
+"""Sampling parameters from a body's fields and the model's defaults, checked.
+
+Pure; called by `front`. The result is a `SamplingParams`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Fields that only describe the caller (`user`, `metadata`, `store`, ...) have no effect, and neither have unknown fields.
 A known field that would change the answer and is not built is refused by name.
+
+Values; parsed by `server` and read by the front.
 """
 
 from __future__ import annotations

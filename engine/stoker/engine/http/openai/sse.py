@@ -1,4 +1,7 @@
-"""Server-sent events as OpenAI's clients read them: `data: {json}`, a blank line, and `data: [DONE]` at the end."""
+"""Server-sent events as OpenAI's clients read them: `data: {json}`, a blank line, and `data: [DONE]` at the end.
+
+Pure; called by `reply` and `server`.
+"""
 
 from __future__ import annotations
 

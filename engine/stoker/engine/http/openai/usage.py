@@ -1,4 +1,7 @@
-"""The `usage` object."""
+"""The `usage` object.
+
+Counts of prompt, cached and output tokens of one request. Pure; called by `chat` and `completions`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Adam and AdamW over flat buffers in one pass: clip factor, moments, masters and their cast.
 
 30 bytes per element with bfloat16 parameters.
+
+Changes masters and moments in place. Called through `Ops` by the trainer's optimizer.
 """
 
 from __future__ import annotations

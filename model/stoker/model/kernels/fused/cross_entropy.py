@@ -3,6 +3,8 @@ by one kernel in place.
 
 Logits live for one chunk of tokens. Gradients are made in the forward pass, backward multiplies them by the loss's
 gradient where that is not one. T tokens, n tokens of a chunk, D hidden, V this rank's vocabulary rows.
+
+Called through `Ops` by the trainer's step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Rows of a table.
+"""Lookup of rows in the embedding table.
 
 One gather, which torch does at the memory's speed; its gradient is added in token order, so it repeats bitwise.
+
+Called through `Ops`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Such a product is as fast as its weights come. A program therefore asks for all weights of its outputs at once, and does
 so before it waits for the kernel before; the rows are read, summed and normalised by every program anew. T rows, D
 input size, E output size, F columns of one half.
+
+Called by `linear`, `logits` and `norm_linear`.
 """
 
 from __future__ import annotations

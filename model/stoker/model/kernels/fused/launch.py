@@ -5,6 +5,8 @@ That hides one or two microseconds per kernel.
 Such a kernel calls `wait_for_last` before it touches anything that another kernel writes or reads. The one after it may
 be set up from then on, and waits in turn; so all kernels before it are complete then.
 Triton 3.6 and later; on devices before Hopper and in the interpreter the launches are ordinary.
+
+Called by the small kernels of this folder.
 """
 
 from __future__ import annotations

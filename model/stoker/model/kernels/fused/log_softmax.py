@@ -1,4 +1,7 @@
-"""Log-probabilities in float32, one program per row: the running maximum and sum, then the result. V vocabulary."""
+"""Log-probabilities in float32, one program per row: the running maximum and sum, then the result. V vocabulary.
+
+Called through `Ops`, and by `cross_entropy`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 So two candidates that differ by less than bfloat16 can express keep their order.
 
 T rows, D input size, V vocabulary.
+
+Called through `Ops`.
 """
 
 from __future__ import annotations

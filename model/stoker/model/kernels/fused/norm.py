@@ -4,6 +4,8 @@ One program per row forward; backward keeps the weight's gradient in registers o
 
 T rows, D columns. Statistics and products in float32; a sum is rounded to its dtype before it is normalised, as it is
 stored.
+
+Called through `Ops`, and by `norm_linear`.
 """
 
 from __future__ import annotations

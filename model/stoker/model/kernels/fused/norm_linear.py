@@ -4,6 +4,8 @@ microseconds beside its bytes.
 Without gradient only.
 
 T rows, D input size, E output size, F columns of one half.
+
+Called through `Ops`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@ cache.
 
 One program takes some heads of one token. All arithmetic is float32; only results are rounded. T tokens, N heads, K kv
 heads, H head_dim.
+
+Called through `Ops`.
 """
 
 from __future__ import annotations

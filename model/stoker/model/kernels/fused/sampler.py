@@ -1,4 +1,4 @@
-"""Choosing the next tokens without a sort and without a word to the host.
+"""Choice of the next tokens without a sort and without a copy to the host.
 
 A row is cut into splits of a fixed size, so its token does not depend on its batch. Plain sampling reads the logits
 once: `scan` gives each split's maximum and its sum of weights, `draw` finds the split and then the token where the
@@ -6,6 +6,8 @@ cumulative sum passes the random number, in the order of the vocabulary. With to
 between: it finds the smallest logit that is left, in a range that is made narrower until few logits lie in it, and puts
 in place of the splits' sums those of what is left. Rows without a limit keep theirs, so that they draw the same token
 beside any other row. B rows, S seats, V vocabulary, L longest sequence.
+
+Called through `Ops` by the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sums of squares of flat buffers in a fixed order, left on the device."""
+"""Sums of squares of flat buffers in a fixed order, left on the device.
+
+Called through `Ops`.
+"""
 
 from __future__ import annotations
 

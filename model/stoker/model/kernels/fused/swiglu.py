@@ -1,4 +1,7 @@
-"""silu(gate) * up over the halves of the last dim, elementwise in float32. T rows, F columns of one half."""
+"""silu(gate) * up over the halves of the last dim, elementwise in float32. T rows, F columns of one half.
+
+Called through `Ops`.
+"""
 
 from __future__ import annotations
 

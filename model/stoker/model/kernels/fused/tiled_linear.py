@@ -3,6 +3,8 @@ tensor-core steps over the columns in order.
 
 Never split over the columns, never padded into another instruction: a row's bits are the same in a batch of 1 and of
 8,192. Gradients are plain products. T rows, D input size, E output size.
+
+Called by the deterministic fused kernels.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Objects are plain dicts; nothing is ever decoded into models. After a 401 the credentials are loaded again
 and the request is repeated once.
+
+Made by `service/program`; called by `kube_cluster` and the Lease.
 """
 
 from __future__ import annotations

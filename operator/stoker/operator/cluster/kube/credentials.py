@@ -2,6 +2,8 @@
 
 Tokens are read again when the client library finds them expired; after a refused request the connection loads
 everything again.
+
+Called by `service/program`, `connection` and Kopf's shell. Reads files and changes none.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class NoCredentials(ValueError):
-    """The API server cannot be found; the message says which file is wrong."""
+    """The API server cannot be found; the message names the file that is wrong."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Which credentials to load."""
+    """The choice of credentials to load."""
 
     kubeconfig: str | None = None
     """A kubeconfig file; None uses the service account of this pod."""

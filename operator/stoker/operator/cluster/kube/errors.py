@@ -1,4 +1,7 @@
-"""Translate the API server's refusals into the interface's errors. Pure."""
+"""Translate the API server's refusals into the interface's errors. Pure.
+
+Called by `connection` and `kube_cluster`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A Kubernetes API server as a `Cluster`: pages, watches with bookmarks, server-side apply, uid preconditions.
 
 Every write names the uid of its object. Objects are plain dicts from end to end. Pods are called at their addresses.
+
+Made by `service/program`, called by the loop. No state beside its connections.
 """
 
 from __future__ import annotations

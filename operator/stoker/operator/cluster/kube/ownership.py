@@ -3,6 +3,8 @@
 The POST owns its fields as an Update. Without a change, a list item that leaves the applied set would keep what the
 POST still owns of it, and half an item is refused. So ownership moves to Apply first, as kubectl does when it goes over
 to server-side apply.
+
+Called by `kube_cluster`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""URL paths of kinds and objects in the API. Pure."""
+"""URL paths of kinds and objects in the API. Pure.
+
+Called by `kube_cluster` and `service/lease_object`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A token bucket: a rate in the long run, a burst after a rest, first come first served."""
+"""A token bucket: a rate in the long run, a burst after a rest, first come first served.
+
+Owns its tokens; `connection` waits on it before each request. Time is passed in as a clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Admission of Kubernetes' own kinds and of every object's metadata. What cannot run here is refused by name."""
+"""Admission of Kubernetes' own kinds and of every object's metadata. What cannot run here is refused by name.
+
+Pure checks, called by the object store (`objects`) before it stores an object.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The layout of a state folder. Names are short: the path of a Unix socket below a pod's folder has 107 bytes."""
+"""The layout of a state folder. Names are short: the path of a Unix socket below a pod's folder has 107 bytes.
+
+Creates the state folder and its `pods` folder; the callers create the rest. Values otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The GPUs of this machine and which pod has them. A pod that asks for none sees none."""
+"""The GPUs of this machine and which pod has them. A pod that asks for none sees none.
+
+Owned by the node: `pod_schedule` takes GPUs, and the end of a pod returns them.
+"""
 
 from __future__ import annotations
 

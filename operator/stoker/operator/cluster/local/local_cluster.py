@@ -1,4 +1,7 @@
-"""The embedded cluster as a `Cluster`: the object store, and pods reached at their local addresses."""
+"""The embedded cluster as a `Cluster`: the object store, and pods reached at their local addresses.
+
+Made by the supervisor and called by the operator's loop. Owns no object: `objects` does.
+"""
 
 from __future__ import annotations
 

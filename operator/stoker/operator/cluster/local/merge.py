@@ -1,4 +1,7 @@
-"""The effect of a write on an object: JSON merge patch, and as much of server-side apply as our children use. Pure."""
+"""The effect of a write on an object: JSON merge patch, and as much of server-side apply as our children use. Pure.
+
+Called by the object store.
+"""
 
 from __future__ import annotations
 

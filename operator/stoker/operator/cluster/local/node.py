@@ -1,4 +1,7 @@
-"""This machine as the one node of the embedded cluster: what all its pods share."""
+"""This machine as the one node of the embedded cluster: what all its pods share.
+
+Made once by the supervisor, passed to each pod's task.
+"""
 
 from __future__ import annotations
 

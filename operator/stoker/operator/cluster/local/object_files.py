@@ -2,6 +2,8 @@
 
 `objects/index.json` lists the uid of every object, so that a file that disappears is noticed. A damaged file is renamed
 to `NAME.json.damaged` and reported; the others are loaded. Only the supervisor writes here.
+
+Made by the supervisor; the object store writes through it.
 """
 
 from __future__ import annotations

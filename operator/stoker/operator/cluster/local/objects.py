@@ -2,6 +2,8 @@
 
 Resource versions, generations, status apart from spec, finalizers with deletion in two steps, owner references, and the
 history that watches read. Stored objects are never changed in place. Not thread-safe: one event loop uses it.
+
+Made by the supervisor. Called by `LocalCluster`, the kubelet and the supervisor's API.
 """
 
 from __future__ import annotations

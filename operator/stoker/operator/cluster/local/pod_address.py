@@ -1,4 +1,7 @@
-"""The names and ports of a pod inside the cluster. Pure."""
+"""The names and ports of a pod inside the cluster. Pure.
+
+Called wherever a pod is reached: `local_cluster`, `pod_life`, and the Services.
+"""
 
 from __future__ import annotations
 

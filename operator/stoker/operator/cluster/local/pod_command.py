@@ -1,4 +1,7 @@
-"""The command of a pod as this machine runs it: volumes made, paths and names rewritten, devices chosen."""
+"""The command of a pod as this machine runs it: volumes made, paths and names rewritten, devices chosen.
+
+Called by `pod_life` at each start of a container. It writes the pod's volumes and starts no process.
+"""
 
 from __future__ import annotations
 

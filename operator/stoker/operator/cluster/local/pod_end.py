@@ -1,4 +1,7 @@
-"""The end of a pod as its status reports it: the terminated state of the container and its termination message."""
+"""The end of a pod as its status reports it: the terminated state of the container and its termination message.
+
+Called by `pod_life` once the process has ended.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The life of one pod on this machine: scheduled, started, watched, ended. One task each, woken by the kubelet.
 
 The pod's status is written by this task only. A full disk delays a step of the life; it never ends it.
+
+The task owns the pod's processes; its status goes through `pod_status_writer`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class _Stop:
 
 
 class PodLife:
-    """From the first sight of a pod to its end. `run` returns when nothing is left to do for it."""
+    """The life of one pod, from its creation to its end. `run` returns when nothing is left to do for it."""
 
     def __init__(self, pod: Object, node: Node, release: Callable[[], None]) -> None:
         metadata = pod["metadata"]

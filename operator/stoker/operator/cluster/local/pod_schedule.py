@@ -1,4 +1,7 @@
-"""Scheduling on this machine: the gates, claims and GPUs that a pod waits for."""
+"""Scheduling on this machine: the gates, claims and GPUs that a pod waits for.
+
+Called by `pod_life` until the pod can start; it changes only the node's GPUs.
+"""
 
 from __future__ import annotations
 

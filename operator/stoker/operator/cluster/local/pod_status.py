@@ -1,4 +1,7 @@
-"""A pod's status as a kubelet writes it: phase, conditions and the state of the one container. Pure."""
+"""A pod's status as a kubelet writes it: phase, conditions and the state of the one container. Pure.
+
+Called by `pod_status_writer`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write the status of one pod, and repeat the newest one until the state folder has it."""
+"""The status of one pod in the object store: written at each change, and repeated until the state folder has it.
+
+The only writer of that status. Owned by `PodLife`, which passes a new `PodView` at each change.
+"""
 
 from __future__ import annotations
 

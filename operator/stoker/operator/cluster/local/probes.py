@@ -1,4 +1,7 @@
-"""Startup, readiness and liveness probes of one container, by HTTP. Until its first success a probe runs more often."""
+"""Startup, readiness and liveness probes of one container, by HTTP. Until its first success a probe runs more often.
+
+Made by `pod_life` for each container; a result wakes the pod's task.
+"""
 
 from __future__ import annotations
 

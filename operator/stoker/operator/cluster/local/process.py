@@ -1,4 +1,7 @@
-"""A pod's command as local processes. Tests pass another `ProcessRunner`."""
+"""A pod's command as local processes. Tests pass another `ProcessRunner`.
+
+Started and signalled by `pod_life` through the node's runner.
+"""
 
 from __future__ import annotations
 

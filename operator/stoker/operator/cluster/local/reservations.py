@@ -1,4 +1,7 @@
-"""Names that one process of this machine holds at a time; they are free again when it ends in any way."""
+"""Names that one process of this machine holds at a time; they are free again when it ends in any way.
+
+Called by the supervisor.
+"""
 
 from __future__ import annotations
 

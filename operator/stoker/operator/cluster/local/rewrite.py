@@ -2,6 +2,8 @@
 `listen`. Pure.
 
 Mounted JSON is rewritten value by value, every other text by patterns at the borders of words.
+
+Called by `pod_command` and `local_cluster`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Stands between the supervisor and one pod, as its init process: nothing of a pod outlives the pod, and no pod
-outlives the supervisor.
+"""The init process of one pod: no process of a pod outlives the pod, and no pod outlives the supervisor.
 
 Run as a file by `python -I -S`, with nothing but the standard library, so that it starts in milliseconds. Standard
 input is a pipe from the supervisor: `T` sends SIGTERM to the pod's main process, `K` kills everything, its end means

@@ -1,4 +1,7 @@
-"""Paths of Unix sockets in deep folders: an address holds 107 bytes, a path may be longer."""
+"""Paths of Unix sockets in deep folders: an address holds 107 bytes, a path may be longer.
+
+Called by both ends of the supervisor's socket: `control_socket` and the command line.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Two locks make it: one on the folder itself, which stays when the files inside are deleted, and one on
 `supervisor.lock`, which also holds on network file systems without locks for folders, and names the process. The holder
 makes a deleted lock file again; when the folder was replaced, it may not write there any more.
+
+Taken by the supervisor; the command line only tests it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes that must reach the object store: repeated while the state folder cannot be written."""
+"""Writes that must reach the object store: repeated while the state folder cannot be written.
+
+Called by the pods' tasks, the kubelet and the Services.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ RETRY_S = 1.0
 
 
 async def until_stored(write: Callable[[], object], clock: Clock, *, give_up: Callable[[], bool]) -> bool:
-    """Repeat `write` once a second until it succeeds; False when `give_up` says to stop.
+    """Repeat `write` once a second until it succeeds; False when `give_up` returns true.
 
     An object that is gone, or another one of the same name, ends it too: nothing is left to write.
     """

@@ -1,4 +1,7 @@
-"""A pod's volumes as folders. ConfigMaps and Secrets are written out for this machine and follow later changes."""
+"""A pod's volumes as folders. ConfigMaps and Secrets are written out for this machine and follow later changes.
+
+Called by `pod_command` at a start, and by `pod_life` when an object changes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Write files whole: after a crash or on a full disk a file has its old or its new content, never a part of it.
 
 A sealed file begins with a line that holds the checksum of the rest, so that damage is found when it is read.
+
+Called by the object store's files, the addresses and the supervisor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Deletion of a Checkpoint.
 
 Only `deletionPolicy: Delete`, or the job's retention, touches data, and never while a resource uses it.
+
+Pure; called by `reconcile`.
 """
 
 from __future__ import annotations

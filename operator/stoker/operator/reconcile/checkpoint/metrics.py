@@ -1,4 +1,7 @@
-"""Numbers of a save, as an agent's report or a task's result has them, in the form of the status. Pure."""
+"""Numbers of a save, as an agent's report or a task's result has them, in the form of the status. Pure.
+
+Called by `reconcile`.
+"""
 
 from __future__ import annotations
 

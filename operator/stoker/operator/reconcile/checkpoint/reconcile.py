@@ -2,6 +2,8 @@
 
 A save becomes known by its own spec (made by the job's reconcile), by the answer to a request (`source.jobRef`) or by
 an import. It counts as verified when the agent has read it back; where no agent can do that any more, a task pod does.
+
+Called by the loop's workers through `service/reconcilers`.
 """
 
 from __future__ import annotations

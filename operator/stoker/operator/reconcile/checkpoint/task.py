@@ -1,4 +1,7 @@
-"""Task pods of a Checkpoint: one at a time, a few tries with growing delays, answers by termination message."""
+"""Task pods of a Checkpoint: one at a time, a few tries with growing delays, answers by termination message.
+
+Called by `reconcile` and `delete`; the pods' rendering is `render/task`. Pure.
+"""
 
 from __future__ import annotations
 

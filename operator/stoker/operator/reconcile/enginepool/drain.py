@@ -1,4 +1,7 @@
-"""Take an engine pod away without losing a request: cordon, wait for the routers, drain, delete. Pure."""
+"""Take an engine pod away without losing a request: cordon, wait for the routers, drain, delete. Pure.
+
+Called by `replicas` for each pod that must go.
+"""
 
 from __future__ import annotations
 

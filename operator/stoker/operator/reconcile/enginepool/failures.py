@@ -1,4 +1,7 @@
-"""Engines that end by themselves: how many in a row, why the last one ended, when the next pod may be made. Pure."""
+"""Engines that end by themselves: how many in a row, why the last one ended, when the next pod may be made. Pure.
+
+Called by `reconcile` and `replicas`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One pass over an EnginePool: keep the wanted replicas and report on them. Pure."""
+"""One pass over an EnginePool: keep the wanted replicas and report on them. Pure.
+
+Called by the loop's workers through `service/reconcilers`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which engine pods and other children an EnginePool makes, drains and deletes next. Pure."""
+"""The engine pods and other children of an EnginePool to make, drain and delete next. Pure.
+
+Called by `reconcile`.
+"""
 
 from __future__ import annotations
 

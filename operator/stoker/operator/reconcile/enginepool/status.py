@@ -1,4 +1,7 @@
-"""The whole status of an EnginePool, derived from what is observed and what the pass decided. Pure."""
+"""The whole status of an EnginePool, derived from what is observed and what the pass decided. Pure.
+
+Called by `reconcile`; no other module derives the pool's status.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""How many replicas to make and to take away next: a pure step on numbers, for scaling and for moving revisions.
+"""The numbers of replicas to make and to remove next: one pure step, for scaling and for moving revisions.
 
 Invariants: at most `replicas + surge` pods are not draining. A step drains no pod if fewer than
 `replicas - unavailable` would stay ready. Repeated steps end at `replicas` pods of the wanted revision.
+
+Called by `replicas`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ReplicaStep:
-    """How many replicas to make, drop and drain now."""
+    """Numbers of replicas to make, drop and drain now."""
 
     create_new: int = 0
     drop_old_unready: int = 0

@@ -1,4 +1,7 @@
-"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them."""
+"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them.
+
+Read-only. Made once per pass; also by the InferenceDeployment for its pools.
+"""
 
 from __future__ import annotations
 

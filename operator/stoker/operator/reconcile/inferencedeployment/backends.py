@@ -1,4 +1,7 @@
-"""The versioned snapshot of backends that the routers follow, written to a ConfigMap before it is sent. Pure."""
+"""The versioned snapshot of backends that the routers follow, written to a ConfigMap before it is sent. Pure.
+
+Called by `reconcile` and `routers`.
+"""
 
 from __future__ import annotations
 

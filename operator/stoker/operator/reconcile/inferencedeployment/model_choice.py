@@ -1,4 +1,7 @@
-"""Which model an InferenceDeployment serves: the Checkpoint or folder that `spec.model` resolves to now. Pure."""
+"""The model that an InferenceDeployment serves: the Checkpoint or folder that `spec.model` resolves to now. Pure.
+
+Called by `reconcile`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_so
 
 @dataclass(frozen=True)
 class NoModel:
-    """Why `spec.model` resolves to nothing."""
+    """The reason why `spec.model` resolves to nothing."""
 
     reason: str
     message: str

@@ -1,4 +1,7 @@
-"""The typed result of one pass over an InferenceDeployment, before it becomes a status."""
+"""The typed result of one pass over an InferenceDeployment, before it becomes a status.
+
+Made by `reconcile`; `status` turns it into the status.
+"""
 
 from __future__ import annotations
 

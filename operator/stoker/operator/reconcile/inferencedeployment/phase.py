@@ -1,4 +1,7 @@
-"""The state of an InferenceDeployment in one word and one line. Pure."""
+"""The state of an InferenceDeployment in one word and one line. Pure.
+
+Called by `reconcile` at the end of a pass.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One pass over an InferenceDeployment: choose the model, move the pools to it, keep the routers. Pure."""
+"""One pass over an InferenceDeployment: choose the model, move the pools to it, keep the routers. Pure.
+
+Called by the loop's workers through `service/reconcilers`.
+"""
 
 from __future__ import annotations
 

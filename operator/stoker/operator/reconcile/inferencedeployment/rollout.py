@@ -2,6 +2,8 @@
 
 A revision's name is a hash of the user's intent and the checkpoint. Its template is frozen in the EnginePools when it
 is first made.
+
+Called by `reconcile`; the step of a rollout is kept in the status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The router pods of an InferenceDeployment: moved from one revision to the next, and replaced when they end. Pure."""
+"""The router pods of an InferenceDeployment: moved from one revision to the next, and replaced when they end. Pure.
+
+Called by `reconcile`; pods are rendered by `render/router`.
+"""
 
 from __future__ import annotations
 

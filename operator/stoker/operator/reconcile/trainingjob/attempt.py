@@ -1,4 +1,7 @@
-"""Facts about the attempt of a TrainingJob: the size of its gang, whether it is complete, how far it got."""
+"""Facts about the attempt of a TrainingJob: the size of its gang, whether it is complete, how far it got.
+
+Pure. Called by the other modules of this folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The end of a TrainingJob: terminal phases are sticky, and only clean-up happens in them."""
+"""The end of a TrainingJob: terminal phases are sticky, and only clean-up happens in them.
+
+Pure. Called by `reconcile`, and by the modules that end an attempt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The pass over a TrainingJob whose gang runs: phase from pods and report, Checkpoints from saves, retention."""
+"""The pass over a TrainingJob whose gang runs: phase from pods and report, Checkpoints from saves, retention.
+
+Pure. Called by `reconcile` when nothing has to start, stop or recover.
+"""
 
 from __future__ import annotations
 

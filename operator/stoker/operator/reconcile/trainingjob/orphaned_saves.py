@@ -1,4 +1,7 @@
-"""Saves that no report names: a task pod lists what the writer of a lost attempt left behind."""
+"""Saves that no report names: a task pod lists what the writer of a lost attempt left behind.
+
+Pure. Called by `start` and `stop` before the next decision.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The trainer's image is pinned by the digest that pod 0's node reports, so a tag that moves changes no restarted attempt.
 Where no digest is known (an image that was loaded by hand, the embedded cluster) the image stays as it is written.
+
+Called by `start` and `status`; the pinned form is kept in the status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The order of decisions about a TrainingJob. Pure: the same observation gives the same plan."""
+"""The order of decisions about a TrainingJob. Pure: the same observation gives the same plan.
+
+Called by the loop's workers through `service/reconcilers`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The end of a failed attempt: its cause is written, its saves become known, its pods go."""
+"""The end of a failed attempt: its cause is written, its saves become known, its pods go.
+
+Pure. Called by `reconcile`; the policy is `domain/recovery`.
+"""
 
 from __future__ import annotations
 

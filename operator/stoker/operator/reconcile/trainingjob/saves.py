@@ -1,4 +1,7 @@
-"""Saves of a TrainingJob: Checkpoint objects for what its attempts announce, and their retention. Pure."""
+"""Saves of a TrainingJob: Checkpoint objects for what its attempts announce, and their retention. Pure.
+
+Called by the other modules of this folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The next attempt of a TrainingJob: open it, then make its gang of pods."""
+"""The next attempt of a TrainingJob: open it, then make its gang of pods.
+
+Pure. Called by `reconcile`; pods are rendered by `render/trainer`.
+"""
 
 from __future__ import annotations
 

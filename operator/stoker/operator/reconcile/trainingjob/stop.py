@@ -1,4 +1,7 @@
-"""Suspend, cancel and the deadline of a run: save first, then release the pods."""
+"""Suspend, cancel and the deadline of a run: save first, then release the pods.
+
+Pure. Called by `reconcile`.
+"""
 
 from __future__ import annotations
 

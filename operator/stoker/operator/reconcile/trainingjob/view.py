@@ -1,6 +1,8 @@
 """The observation of a TrainingJob, sorted once.
 
 The gang of the current attempt, older pods, tasks, Checkpoints, the agent's report, the spec in force.
+
+Read-only; made once per pass by `reconcile`.
 """
 
 from __future__ import annotations

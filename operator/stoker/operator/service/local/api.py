@@ -1,6 +1,8 @@
 """The supervisor's HTTP API, for the command line of the same user only (Unix socket, mode 0600).
 
 Objects are applied as with `kubectl`; errors carry the message that an API server would give.
+
+Made by the supervisor; called by `stoker local`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The Unix socket of the supervisor's API: bound with mode 0600, and bound again when its file is deleted."""
+"""The Unix socket of the supervisor's API: bound with mode 0600, and bound again when its file is deleted.
+
+Owned by the supervisor.
+"""
 
 from __future__ import annotations
 

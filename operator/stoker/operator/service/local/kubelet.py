@@ -1,4 +1,7 @@
-"""Runs the pods of the object store on this machine: one task per pod, woken when something it waits for changes."""
+"""Runs the pods of the object store on this machine: one task per pod, woken when something it waits for changes.
+
+Owned by the supervisor. It owns the pods' tasks; each task writes its pod's status.
+"""
 
 from __future__ import annotations
 

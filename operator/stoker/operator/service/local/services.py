@@ -1,5 +1,8 @@
 """Services: each port of a ClusterIP Service is a TCP forwarder to Ready pods. Pods of headless Services are reached
-at their own addresses."""
+at their own addresses.
+
+Owned by the supervisor; follows the objects of the store.
+"""
 
 from __future__ import annotations
 

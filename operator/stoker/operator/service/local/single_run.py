@@ -2,6 +2,8 @@
 its claims.
 
 `prepare_run` makes the folders and files that the job mounts and returns what the trainer needs; it starts nothing.
+
+Called by `stoker train`.
 """
 
 from __future__ import annotations

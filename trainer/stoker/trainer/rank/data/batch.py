@@ -1,6 +1,8 @@
 """The micro-batch: the packed tokens of one forward and backward pass, as numpy arrays.
 
 Shape legend: T tokens of all sequences of the micro-batch, laid end to end.
+
+Made by the loader, read by the training step. Never changed.
 """
 
 # ruff: noqa: N815  (fields carry shape suffixes)

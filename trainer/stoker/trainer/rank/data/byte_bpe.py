@@ -2,6 +2,8 @@
 
 The result is a folder as Hugging Face's tools write it (`tokenizer.json`, `tokenizer_config.json`), and equal for equal
 corpora and sizes.
+
+Called by `tokens`; the result is kept in the token cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The token cache that the ranks of a pod share: one writer at a time, names by content."""
+"""The token cache that the ranks of a pod share: one writer at a time, names by content.
+
+Called by `corpus` and `byte_bpe`. An entry never changes once it has its name.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Step s (the first is 0; a run that has finished k steps goes on with step k) trains the samples `s * global_batch_size`
 and the following ones. They form `global_batch_size / micro_batch_size` micro-batches, of which each data-parallel rank
 takes one contiguous, equal run.
+
+Made by `run_inputs`, read by the loop.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Each source is walked epoch by epoch through a keyed permutation that is computed, not stored: any sample is found
 without the earlier ones. The arithmetic is our own, not a library's generator, because a run must find the same order
 after an upgrade.
+
+Called by the loader.
 """
 
 from __future__ import annotations

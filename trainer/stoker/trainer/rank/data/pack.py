@@ -2,6 +2,8 @@
 
 A document of n tokens trains n - 1 positions (token i predicts token i + 1). A sequence holds spans of positions of
 several documents, or of one document when packing is off; the rest is padding.
+
+Called by `corpus` and the loader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A tokenised source on disk: memory-mapped arrays that every rank of a pod shares.
 
-A shard folder appears whole (written aside, then renamed) and never changes; its name says which contents and which
-tokenizer it is of.
+A shard folder appears whole (written aside, then renamed) and never changes; its name identifies the contents and
+the tokenizer.
+
+Written and opened by `corpus`.
 """
 
 from __future__ import annotations

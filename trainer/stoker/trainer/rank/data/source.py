@@ -10,6 +10,8 @@ goes down).
   "content"}, ...]}`.
 
 Empty files, lines and texts are skipped; input that cannot be read is a `DataError`.
+
+Read-only; called by `corpus`, `byte_bpe` and `tokens`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The encoder of a run: its tokenizer, and the encoding of documents."""
+"""The encoder of a run: its tokenizer, and the encoding of documents.
+
+Made once by `run_inputs`; called while a source is tokenised. No state beyond the tokenizer.
+"""
 
 from __future__ import annotations
 

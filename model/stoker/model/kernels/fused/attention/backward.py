@@ -5,6 +5,8 @@ No atomics: every gradient is summed by one program in a fixed order, so a backw
 The weights are made again from the scores and the forward's log-sums. One kernel walks the queries for each tile of
 keys (gradients of k and v), one walks the keys for each tile of queries (gradient of q). T tokens, S sequences, N
 heads, K kv heads, G = N / K, H head_dim; a row is a (query, head) pair as in the forward kernel.
+
+Pure; called by the autograd function of `packed`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

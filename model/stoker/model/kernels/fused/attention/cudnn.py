@@ -1,6 +1,8 @@
 """Attention by cuDNN through torch, which takes neither packing nor windows: documents of one length.
 
 T tokens, L tokens of a document, N heads, K kv heads, H head_dim.
+
+Called by `packed`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ their results together.
 The number of splits follows from the number of rows alone, so a launch can be captured in a graph: splits beyond a
 sequence's end leave at once. The parts are added in the order of the splits, so a result repeats bitwise. S sequences,
 N heads, K kv heads, G = N / K, H head_dim.
+
+Reads the cache and changes nothing. Called by `paged`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

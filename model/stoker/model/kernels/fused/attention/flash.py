@@ -1,5 +1,7 @@
 """Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled
 for each new kind of call.
+
+Called by `packed`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ A query's result depends on its sequence alone: keys are taken in tiles of a fix
 tile where its tile's window begins), and tiles that a row cannot see change no bit of it. So the bits are the same
 packed or paged, whole or in chunks, in whatever batch. T tokens, S sequences, N heads, K kv heads, G = N / K, H
 head_dim.
+
+Called by `packed` and `paged`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -1,6 +1,8 @@
 """Causal attention over packed sequences for training: which kernels do it is the caller's choice, made once.
 
 T tokens, N heads, K kv heads, H head_dim.
+
+Called through `Ops` by `attend`.
 """
 
 from __future__ import annotations

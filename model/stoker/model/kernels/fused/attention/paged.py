@@ -1,6 +1,8 @@
 """Attention over a block cache for the engine: split-KV decode and chunked prefill, always our own kernels.
 
 T tokens, S sequences, N heads, H head_dim.
+
+Reads the cache and changes nothing; `rotation` writes it. Called through `Ops` by `paged_attend`.
 """
 
 from __future__ import annotations

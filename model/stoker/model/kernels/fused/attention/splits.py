@@ -1,6 +1,8 @@
-"""Into how many splits the keys of a decode step are cut, and where the splits leave their parts.
+"""Number of splits into which the keys of a decode step are cut, and the places of their partial results.
 
 Free of Triton, so that buffers can be planned anywhere.
+
+Called by `decode`; `sequences` and `paged_buffers` hold its scratch memory.
 """
 
 from __future__ import annotations

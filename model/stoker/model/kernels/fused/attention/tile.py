@@ -2,6 +2,8 @@
 
 Rows of a tile are (query, head) pairs: the G heads of a kv head stand side by side, so that keys and values are read
 once for all of them. Scores are in units of log2, so that the hardware's exp2 serves as the softmax's exponential.
+
+Device functions without state; called by `forward`, `backward` and `decode`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -1,6 +1,8 @@
 """Changes of logits before anything else: additions, then penalties of the tokens that were seen.
 
 L longest sequence.
+
+Called first by `sampler`.
 """
 
 from __future__ import annotations

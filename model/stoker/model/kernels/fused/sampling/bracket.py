@@ -5,6 +5,8 @@ it, and only those are read again. Another is cut into equal ranges by every pas
 lies; each pass works that out from the sums of the last, and does nothing where few logits of each split are expected
 in the range. A row with both top-k and top-p is not made narrower, because top-p's limit lies elsewhere. B rows, N
 splits of a row, P parts of a row.
+
+Called by `limits` and `selection`. Changes only its own buffers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """One draw per row from the sums of its splits: the split in which the cumulative sum passes the random number, then
 the token.
+
+Called last by `sampler`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """One reading of the logits: each split's largest one and its sum of weights.
 
 B rows, N splits of a row, P parts of a row.
+
+Called by `sampler`, after `adjustment` and before `limits` and `draw`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Logits are compared by integer keys of the same order, so that a range of them can be cut into equal parts until one key
 is left. What is searched lies in segments, as many as the row has splits.
+
+Called by `bracket` and `selection`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A seat's numbers as the kernels read them: columns of `SamplingTable.numbers`."""
+"""Sampling parameters of one seat, read inside a Triton kernel: column numbers and loads of `SamplingTable.numbers`.
+
+The layout is `stoker.model.kernels.sampling.NUMBERS`. The engine writes the table; the kernels of this folder only read
+it.
+"""
 
 from __future__ import annotations
 

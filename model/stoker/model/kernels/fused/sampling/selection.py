@@ -3,6 +3,8 @@ each split keeps is summed.
 
 Where few parts reach into the range, the row's program lists what they have. Else each split lists its own, and where
 one has more than fit, the row itself is the list.
+
+Called by `limits`.
 """
 
 from __future__ import annotations

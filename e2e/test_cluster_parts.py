@@ -231,7 +231,7 @@ def kubectl(plane: ControlPlane, *arguments: str, config: Path | None = None) ->
 
 
 def test_a_layer_is_named_by_what_lies_below_it() -> None:
-    """By hand: printf 'sha256:AA.. sha256:BB..' | sha256sum."""
+    """The value comes from: printf 'sha256:AA.. sha256:BB..' | sha256sum."""
     first, second = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
     assert chain_ids([]) == []
     assert chain_ids([first]) == [first]

@@ -1,4 +1,4 @@
-"""The operator dies between any two writes: its successor carries on, and nothing is done twice."""
+"""Crashes of the operator between any two writes: its successor carries on and repeats nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ FIRST_WRITE = {f"{verb} {what}": Script((Rule(Hang(), verb, what),)) for verb, w
 
 
 async def with_a_crash(world: World, plan: FaultPlan) -> bool:
-    """The whole life of a job, in which the first operator dies once a write is done, before it hears of it.
+    """Run the whole life of a job whose first operator dies after a write, before the answer reaches it.
+
+    Return whether the life has that write.
 
     Whether it came to that write.
     """
@@ -45,7 +47,7 @@ async def with_a_crash(world: World, plan: FaultPlan) -> bool:
 
 
 async def _comes_to_it(first: Running, life: asyncio.Task[None]) -> bool:
-    """Whether the write is done; if not, the life is over and nothing more is about to be written."""
+    """Wait for the write and return whether it is done; False once the job's life is over without it."""
 
     async def over() -> None:
         await asyncio.wait((life,))

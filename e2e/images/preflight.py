@@ -1,4 +1,4 @@
-"""What building images takes from this machine, and the packages that bring it."""
+"""Requirements of the image build that this machine lacks, and the packages that bring them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ between.
 
 
 def missing(cache: Path) -> list[str]:
-    """One line for each thing that is not there; empty when images can be built."""
+    """Return one line for each missing requirement; empty when images can be built."""
     lines = [
         f"no program {program}: apt-get install -y {package}"
         for program, package in PROGRAMS.items()

@@ -1,4 +1,4 @@
-"""Which images the end-to-end run needs, and what goes into each. Values only; `builder.py` builds them."""
+"""The images of the end-to-end run and their contents. Values only; `builder.py` builds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recipe:
 
     @property
     def large_layers(self) -> tuple[str, ...]:
-        """The files that its large layers follow from, relative to the repository."""
+        """The inputs of its large layers, relative to the repository."""
         return (self.dockerfile, INSTALLER, self.lock)
 
     @property
@@ -51,6 +51,6 @@ ALL = (CONTROL, CONTROL_NEXT, RUNTIME)
 
 
 def base_name() -> str:
-    """The base image; its tag changes with what is put into it."""
+    """Return the name of the base image; its tag changes with its content."""
     key = hashlib.sha256(json.dumps([DEBIAN, BASE_PACKAGES]).encode()).hexdigest()[:12]
     return f"{REGISTRY}/python-base:{key}"

@@ -1,4 +1,4 @@
-"""Chat templates that grow or run without end: one of each way that Jinja gives, for the tests of the limits."""
+"""Chat templates that grow or run without end, one for each construct of Jinja, for the tests of the limits."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ GROUPS = {
     "PodDisruptionBudget": "apis/policy/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
 }
-"""Where the kinds live that are not in the core group."""
+"""API paths of the kinds outside the core group."""
 CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})
 
 

@@ -30,12 +30,12 @@ class FakeKubelet:
         self.created: dict[str, str] = {}
         """uid -> name of every pod that ever was."""
         self.runs: Callable[[Object], bool] = lambda pod: True
-        """Which pods are started."""
+        """The choice of the pods to be started."""
         self.tasks: Callable[[Object], dict[str, Any]] = lambda pod: {
             "task": pod["metadata"]["labels"]["stoker.dev/task"],
             "ok": True,
         }
-        """What a task pod finds."""
+        """The result of a task pod."""
 
     async def __aenter__(self) -> FakeKubelet:
         listed = await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")

@@ -34,7 +34,7 @@ FOLLOW_UPS = (
     "should be a non-negative integer",
     "pools must be one colocated pool, or one prefill and one decode pool, got 0 colocated",
 )
-"""What the API server adds to a first mistake; the embedded cluster says the mistake alone."""
+"""Messages that the API server adds to a first mistake; the embedded cluster reports the mistake alone."""
 
 Causes = set[tuple[str, str]]
 """(field, message)."""

@@ -25,7 +25,7 @@ GITOPS = {
     "kustomize.toolkit.fluxcd.io/name": "training",
     "helm.toolkit.fluxcd.io/name": "training",
 }
-"""Labels by which these tools know what is theirs; a child that carries one would be adopted, and pruned."""
+"""Labels by which these tools recognise their objects; a child that carries one would be adopted, and pruned."""
 TOOLS = ("helm", "kustomize-controller", "argocd-controller")
 
 

@@ -56,7 +56,7 @@ class Replica:
 
     @property
     def text(self) -> str:
-        """Its log so far."""
+        """The log so far."""
         return Path(self.log.name).read_text(encoding="utf-8")
 
     def get(self, path: str) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The surroundings of one test: a namespace with a fake kubelet and fake programs, and operators behind fault proxies."""
+"""The surroundings of one test: a namespace with fake kubelet and programs, and operators behind fault proxies."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def rules(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return (path, default) of every value.
+    """Yield (path, default) of every value.
 
     Maps of resources and images are followed; empty maps are values.
     """

@@ -43,7 +43,7 @@ class Cluster:
         nodes: what `up` starts with.
         detached: processes outlive this one, until `down`; otherwise they die with the thread that started them.
         lost_pods_after_s: how long after its node is lost a pod is deleted (the default toleration of pods).
-        report: told each step of starting.
+        report: receives each step of the start.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Cluster:
         """Run kubectl and return its output.
 
         Raises:
-            ClusterError: if it fails, with what it said.
+            ClusterError: if it fails, with its output.
         """
         command = [str(binaries.bin_folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s)

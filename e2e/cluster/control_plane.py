@@ -1,5 +1,6 @@
-"""etcd and kube-apiserver, and, when asked for, the controller-manager and the scheduler: a real Kubernetes API in
-about three seconds, without root.
+"""A real Kubernetes API in about three seconds, without root.
+
+It runs etcd and kube-apiserver and, if configured, the controller-manager and the scheduler.
 
     with ControlPlane(folder) as plane:
         subprocess.run(["kubectl", "--kubeconfig", plane.kubeconfig, "get", "ns"])

@@ -6,7 +6,7 @@ Run by file name with the standard library alone; `node.py` writes the configura
     python -I node_init.py init CONFIG    pid 1: mounts, network, containerd; kubelet and kube-proxy when the API server
     answers; then it reaps and restarts
 
-All mounts happen in the node's own mount namespace. Files in the node's folder tell the two sides about each other:
+All mounts happen in the node's own mount namespace. Files in the node's folder connect the two sides:
 `opened` (our pid as this machine sees it), `connected` (the cable is in), `joinable` (the API server answers).
 """
 

@@ -13,10 +13,10 @@ class NodeSpec:
     """One node."""
 
     name: str
-    """Also its host name in the cluster."""
+    """The node's name, which is its host name in the cluster too."""
 
     gpus: int = 0
-    """How many `nvidia.com/gpu` it advertises; there are no devices behind them."""
+    """Number of `nvidia.com/gpu` that it advertises; there are no devices behind them."""
 
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of its Node object, for example `topology.kubernetes.io/zone`."""

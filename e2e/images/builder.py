@@ -24,7 +24,7 @@ from e2e.images.recipe import BASE_PACKAGES, DEBIAN, REPOSITORY, Recipe, base_na
 
 CACHE_IN_BUILD = "/var/cache/uv"
 MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
-"""How this machine reaches the package index. Mounted while a layer is built, never part of it."""
+"""Configuration for access to the package index. Mounted while a layer is built, never part of it."""
 DRIVER = "overlay"
 DRIVER_OPTION = "overlay.skip_mount_home=true"
 """Layers lie on the file system of the store, not on a mount of their own: files there can be linked from elsewhere."""

@@ -23,7 +23,7 @@ class Recipe:
     dockerfile: str
     """Relative to the repository."""
     lock: str
-    """What its large layers hold; relative to the repository."""
+    """The lock file of its large layers, relative to the repository."""
     labels: dict[str, str] = field(default_factory=dict)
     """Beyond the Dockerfile's; a label makes another image of the same layers."""
 

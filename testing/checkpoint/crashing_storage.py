@@ -181,7 +181,7 @@ class ForgetfulStorage(PosixStorage):
 
 
 def walk(node: FolderNode, prefix: str, *, synced: bool) -> Iterator[tuple[str, bytes]]:
-    """Return the paths and bytes that a power cut leaves; empty folders are omitted."""
+    """Yield the paths and bytes that a power cut leaves; empty folders are omitted."""
     for name, child in (node.durable if synced else node.entries).items():
         if isinstance(child, FolderNode):
             yield from walk(child, f"{prefix}{name}/", synced=synced)

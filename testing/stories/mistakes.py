@@ -16,7 +16,7 @@ from testing.stories.waits import phase
 
 Check = Callable[[Object], bool]
 Mistake = tuple[Manifest, Check, str]
-"""(what is applied, how it ends, what its conditions say)."""
+"""(manifest, expected end, expected text of a condition)."""
 BROKEN = {"uri": "pvc://models/broken"}
 """A model that `break_model` has put there."""
 

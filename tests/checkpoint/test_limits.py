@@ -1,4 +1,4 @@
-"""A checkpoint folder is foreign input: reading one takes bounded time and memory, whatever its manifest says."""
+"""Bounded time and memory for reading a checkpoint folder, which is foreign input, whatever its manifest holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EMPTY: dict[str, Any] = {
 
 
 def write(folder: Path, content: dict[str, Any], meta: str = "{}") -> Path:
-    """A folder whose manifest has this content, with the digest that fits it. `meta`: canonical JSON."""
+    """Write a folder whose manifest has this content, with the matching digest. `meta`: canonical JSON."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     canonical = canonical.replace('"meta":{}', f'"meta":{meta}')
     sealed = canonical[:-1] + f',"digest":"{blake3(canonical.encode()).hexdigest()}"}}'
@@ -122,7 +122,7 @@ def test_many_pieces_are_read_in_bounded_memory_and_time(tmp_path: Path) -> None
 
 
 def gappy(tensors: int, pieces: int) -> Manifest:
-    """Tensors of every second row."""
+    """Return a manifest whose pieces cover every second row."""
     infos = [TensorInfo(f"t{index}", (2 * pieces, 4), "uint8") for index in range(tensors)]
     return Manifest.build(
         step=1,

@@ -1,4 +1,4 @@
-"""Retention: who reads a checkpoint keeps it, and what cannot be deleted is told and tried again."""
+"""Retention: a checkpoint with a reader stays, and a failed deletion is reported and retried."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_no_checkpoint_is_let_through(tmp_path: Path, place: str) -> Non
 
 
 class BadDisk(PosixStorage):
-    """Refuses to remove the files of one checkpoint until it is repaired."""
+    """A disk that cannot remove the files of one checkpoint until it is repaired."""
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint

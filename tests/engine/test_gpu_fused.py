@@ -112,7 +112,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 
 def answer(engine: LLMEngine, prompts: list[list[int]], params: Callable[[int], SamplingParams]) -> list[list[Delta]]:
-    """Deltas per request; all in one queue."""
+    """Return the deltas per request; all requests share one queue."""
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), prompt, params(index))
     deltas = drive(engine)
@@ -154,7 +154,7 @@ def test_greedy_tokens_in_fp32_are_the_reference_s(twin: Any) -> None:
 
 
 def kinds(index: int) -> SamplingParams:
-    """Every kind of sampling, and stop tokens."""
+    """Return requests with every kind of sampling, and with stop tokens."""
     return (
         SamplingParams(temperature=0.6, seed=index, max_tokens=40, ignore_eos=True),
         SamplingParams(temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, seed=index, max_tokens=30),
@@ -233,7 +233,7 @@ def test_requests_that_join_while_others_decode_get_the_same_answers_from_graphs
 
 
 def closeness(ours: list[Delta], theirs: list[Delta], count: int) -> tuple[list[float], int]:
-    """Gaps of log-probabilities up to each request's first different token, and how many requests have none."""
+    """Return the gaps of log-probabilities up to each request's first difference, and the requests without one."""
     gaps, equal = [0.0], 0
     for number in range(count):
         mine, yours = (scored([d for d in deltas if d.request_id == str(number)]) for deltas in (ours, theirs))
@@ -256,7 +256,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def trainer_logprobs(twin: Any, sequences: list[list[int]], dtype: torch.dtype, deterministic: bool) -> list[Tensor]:
-    """Log-probability of every following token from one packed pass, as the trainer computes it."""
+    """Return the log-probability of every following token from one packed pass, as the trainer computes it."""
     ops = Ops("fused", deterministic=deterministic)
     decoder = decoder_of(twin, ops, dtype)
     bounds = torch.tensor([0, *[len(tokens) for tokens in sequences]], dtype=torch.int32).cumsum(0).int()

@@ -1,5 +1,7 @@
-"""A real engine whose core process is stopped: no longer ready, then not alive, and back where it was when it goes
-on."""
+"""A real engine whose core process is stopped.
+
+It is no longer ready, then not alive, and recovers when the process goes on.
+"""
 
 from __future__ import annotations
 

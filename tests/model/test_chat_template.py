@@ -115,7 +115,7 @@ def test_what_would_hurt_is_refused_soon(source: str, message: str) -> None:
 
 @pytest.fixture(scope="module")
 def attacked() -> Mapping[str, Any]:
-    """What each attack ended with and cost, and the most memory that one process held."""
+    """The end and the cost of each attack, and the most memory that one process held."""
     ran = subprocess.run(
         [sys.executable, "-m", "testing.model.run_attacks"], capture_output=True, text=True, check=True
     )
@@ -210,7 +210,7 @@ def test_messages_that_are_no_json_are_refused() -> None:
 
 
 def children() -> list[int]:
-    """Process ids of this process's render processes."""
+    """Return the process ids of this process's render processes."""
     pids = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     return [pid for pid in pids if b"render_child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 

@@ -1,4 +1,4 @@
-"""Weights read by threads, run by run, are those that are read tensor by tensor."""
+"""Weights read by threads, run by run, equal those read tensor by tensor."""
 
 from __future__ import annotations
 

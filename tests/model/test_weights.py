@@ -238,7 +238,7 @@ def test_a_path_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
 
 
 def write_checkpoint(root: Path, decoder: Decoder, files: dict[str, bytes]) -> Any:
-    """A checkpoint as a trainer leaves it, with one tensor cut in two."""
+    """Write a checkpoint like a trainer's, with one tensor cut in two."""
     store = CheckpointRoot(root)
     staging = store.begin(7, "0123abcd")
     writer, tensors = PieceWriter(staging, "rank-00000.bin"), {}

@@ -139,7 +139,10 @@ async def refuse(exchange: Exchange) -> None:
 
 
 async def _load(client: httpx.AsyncClient, done: asyncio.Event, *, cuts_allowed: bool = False) -> int:
-    """Send requests one after another until `done`; each answer must be whole, or marked as cut if that is allowed."""
+    """Send requests one after another until `done`.
+
+    Each answer must be whole, or marked as cut if that is allowed.
+    """
     answered = 0
     while not done.is_set():
         answer = await client.post("/v1/completions", content=b"{}")

@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def memory_mib(pid: int) -> float:
-    """The most memory that a process has had so far."""
+    """Return the most memory that a process has had so far."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) / 1024

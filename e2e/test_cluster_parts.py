@@ -116,7 +116,7 @@ mkdir -p "$GOCACHE" "$GOMODCACHE" && touch "$GOCACHE/object" "$GOMODCACHE/module
 while [ "$1" != -o ]; do shift; done
 mkdir -p "$(dirname "$2")" && printf "#!/bin/sh\\n" >"$2" && chmod 755 "$2"
 """
-"""Builds a program that does nothing and, as the real one, fills its caches."""
+"""A fake `go` that builds a program without effect and, as the real one, fills its caches."""
 
 
 def with_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

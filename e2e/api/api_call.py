@@ -13,7 +13,7 @@ _BY_METHOD = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
 class ApiCall:
     """A request as RBAC names it.
 
-    `resource` is a plural; `verb` tells a server-side apply from a patch, and a list from a watch.
+    `resource` is a plural; `verb` distinguishes apply from patch and list from watch.
     """
 
     verb: str

@@ -28,7 +28,7 @@ class FakeKubelet:
         self.namespace = namespace
         self.agents = agents
         self.created: dict[str, str] = {}
-        """uid -> name of every pod that ever was."""
+        """uid -> name of every pod ever created."""
         self.runs: Callable[[Object], bool] = lambda pod: True
         """The choice of the pods to be started."""
         self.tasks: Callable[[Object], dict[str, Any]] = lambda pod: {

@@ -47,7 +47,7 @@ class FaultProxy:
         self.hung = asyncio.Event()
         self.released = asyncio.Event()
         self.late: list[asyncio.Task[None]] = []
-        """Requests that were held, until they are through."""
+        """Held requests that have not been passed on yet."""
         self.url = ""
 
     async def __aenter__(self) -> FaultProxy:

@@ -229,7 +229,7 @@ def test_a_pod_without_an_address_cannot_be_asked(plane: Plane) -> None:
 
 
 def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
-    """Calls fail as transport errors while it is away, and work when it is back: on the same client."""
+    """While the server is away, calls fail as transport errors; afterwards they work on the same client."""
 
     async def story(cluster: KubeCluster) -> None:
         await cluster.create(config_map("before"))
@@ -244,7 +244,7 @@ def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
 
 
 def test_an_opaque_template_is_fixed_to_its_last_leaf(plane: Plane) -> None:
-    """`self == oldSelf` holds for objects whose fields no schema knows."""
+    """`self == oldSelf` holds for objects whose fields are in no schema."""
 
     def with_config(**config: Any) -> Object:
         body = pool("fixed")

@@ -111,7 +111,7 @@ def test_editors_of_a_namespace_may_apply_jobs_and_not_pools(installed: Releases
 
 
 def test_an_upgrade_that_keeps_ones_values_takes_those_that_are_new(releases: Releases, tmp_path: Path) -> None:
-    """The commands of docs/install.md, from a version without `workloads.nodeOutageShare`."""
+    """The commands are those of docs/install.md, from a version without `workloads.nodeOutageShare`."""
     releases.upgrade(
         "later", without_value(tmp_path, "workloads", "nodeOutageShare"), "later", values={"log": {"level": "debug"}}
     )

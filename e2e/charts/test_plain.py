@@ -49,7 +49,7 @@ def test_every_manifest_becomes_an_object(applied: Releases) -> None:
 
 
 def test_the_operator_is_the_one_of_the_chart(applied: Releases) -> None:
-    """Both are compared as the API server completes them."""
+    """The two are compared in the form that the API server completes."""
     of_chart = dict(one(rendered(STOKER), "Deployment"))
     of_chart["metadata"] = {"name": "of-the-chart", "namespace": NAMESPACE}
     completed = applied.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(of_chart))

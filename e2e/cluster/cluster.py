@@ -31,7 +31,7 @@ from e2e.cluster.waiting import wait_until
 from e2e.images.store import ImageStore
 
 LOST_AFTER_S = 6
-"""A node that is silent for so long is NotReady."""
+"""Silence after which a node is NotReady."""
 READY_S = 60.0
 
 

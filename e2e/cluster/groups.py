@@ -20,7 +20,7 @@ class Hierarchy:
     """`memory`, `cpu,cpuacct`, `name=systemd`; empty for the unified hierarchy."""
 
     path: str
-    """Our group in it, as this process sees it."""
+    """This process's group in it, as the process sees it."""
 
     @property
     def mount(self) -> Path:

@@ -16,7 +16,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
 
 BINDER = "setpriv"
-"""Asks the kernel to kill it together with the thread that started it, then becomes the command."""
+"""A launcher that asks the kernel to kill it together with the thread that started it, then becomes the command."""
 
 
 def started_at(pid: int) -> int | None:

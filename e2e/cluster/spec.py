@@ -31,7 +31,7 @@ class NodeSpec:
     """Further extended resources by name, for example `{"example.com/fpga": 2}`."""
 
     taints: tuple[str, ...] = ()
-    """In kubectl's form, `key=value:NoSchedule`."""
+    """Taints in kubectl's form, `key=value:NoSchedule`."""
 
     def __post_init__(self) -> None:
         check_name("nodes[].name", self.name)

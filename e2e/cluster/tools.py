@@ -79,4 +79,4 @@ COREDNS = Tool("coredns", {"github.com/coredns/coredns": "coredns"})
 KWOK = Tool("kwok", {"sigs.k8s.io/kwok/cmd/kwok": "kwok"})
 
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
-"""In the order in which they are built: what most tests wait for comes first."""
+"""Tools in the order of their build; those that most tests need come first."""

@@ -1,4 +1,4 @@
-"""Everything that a cluster could leave behind on this machine, as text."""
+"""Traces that a cluster could leave behind on this machine, as text."""
 
 import subprocess
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The images of the end-to-end run, in the store that nodes are cloned from.
 
 python -m e2e.images build    build what has changed and bring it into the store
-python -m e2e.images check    say what this machine lacks, one line each
+python -m e2e.images check    print what this machine lacks, one line each
 python -m e2e.images show     name the images in the store
 """
 

@@ -34,9 +34,10 @@ class Builder:
     """A builder of missing images, in a store of its own."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
-        """
+        """Use a store of layers and a cache of wheels.
+
         Args:
-            folder: where layers are kept.
+            folder: the folder of the layers.
             wheels: uv's cache on this machine, the one that `make setup` filled.
         """
         self.folder = folder

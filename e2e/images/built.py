@@ -20,7 +20,7 @@ class BuiltImage:
     """The two small documents of an OCI image, byte for byte; the layers stay in the builder's store."""
 
     name: str
-    """With its tag, as pods write it."""
+    """The image's name with its tag, as pods write it."""
     manifest: bytes
     config: bytes
 

@@ -15,8 +15,8 @@ PROGRAMS = {
 }
 """Program -> Debian package."""
 FREE_BYTES = 15 * 10**9
-"""Room for the first build: the layers as files, once more as archives in the seed store, and what building takes in
-between.
+"""Room for the first build: the layers as files, once more as archives in the seed store, and temporary
+files.
 """
 
 

@@ -19,13 +19,13 @@ class Recipe:
     """One image from one Dockerfile of the repository."""
 
     name: str
-    """With its tag, as pods write it."""
+    """The image's name with its tag, as pods write it."""
     dockerfile: str
-    """Relative to the repository."""
+    """Path of the Dockerfile, relative to the repository."""
     lock: str
     """The lock file of its large layers, relative to the repository."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Beyond the Dockerfile's; a label makes another image of the same layers."""
+    """Labels beyond the Dockerfile's; a label makes another image of the same layers."""
 
     @property
     def large_layers(self) -> tuple[str, ...]:

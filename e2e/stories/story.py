@@ -36,7 +36,7 @@ STORY = "stoker.dev/story"
 """Label of a story's namespace."""
 OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
 CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")
-"""Kinds of what the operator makes for them."""
+"""Kinds of the objects that the operator makes for them."""
 
 
 class Story(Waits):
@@ -83,7 +83,7 @@ class Story(Waits):
         """Close the connection to the API server."""
         self.api.close()
 
-    # What people type
+    # Commands of users
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Run `kubectl apply`; a refusal fails the story."""
@@ -109,7 +109,7 @@ class Story(Waits):
         """Run kubectl in the story's namespace."""
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
 
-    # What is there
+    # Objects, logs and folders
 
     def all(self, kind: str, **labels: str) -> list[Object]:
         """Return the objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 CHILDREN = 2
-"""At a time; each computes with one thread."""
+"""Child processes at a time; each computes with one thread."""
 
 
 def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:

@@ -43,7 +43,7 @@ class SimulatedCluster:
         self.gone: list[Object] = []
         """Pods that were evicted: they ended by themselves, and were removed before any pass."""
         self.ending: set[str] = set()
-        """Namespaces that take nothing new."""
+        """Namespaces that refuse new objects."""
         self.now = START
         self.version = 0
         self.uids = 0

@@ -93,7 +93,7 @@ class StoryCluster(Waits):
         root = str(self.client.folders.root)
         return [*_processes(root), *_unix_sockets(root), *_listeners(self.client.folders.addresses)]
 
-    # What people type
+    # Commands of users
 
     def apply(self, *objects: Mapping[str, Any]) -> list[Object]:
         """Apply a manifest; a refusal fails the story."""
@@ -113,7 +113,7 @@ class StoryCluster(Waits):
         """Delete an object; return True when it is gone already."""
         return self.client.delete(kind, NAMESPACE, name)
 
-    # What is there
+    # Objects and folders
 
     def all(self, kind: str, **labels: str) -> list[Object]:
         """Return the objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""

@@ -17,7 +17,7 @@ class Waits(ObjectViews):
     """Waits for a state of the views; each ends in time, or fails with the current state."""
 
     PAUSE_S: ClassVar[float] = 0.05
-    """Between two polls."""
+    """Pause between two polls."""
 
     @abstractmethod
     def picture(self, kind: str = "", name: str = "") -> str:

@@ -34,7 +34,7 @@ from testing.trainer.tiny_run import tiny_config
 START_S = 180.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""After a rank has failed: time for the others to report their errors."""
+"""Time for the other ranks to report their errors after one has failed."""
 LEAVE_S = 20.0
 DUMP_S = 3.0
 

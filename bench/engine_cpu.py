@@ -41,7 +41,7 @@ TOPICS = (
     "a library", "coffee", "a bridge", "the desert", "a clock", "salt",
 )  # fmt: skip
 Run = Callable[[], int]
-"""Generates once; returns how many tokens came out."""
+"""A function that generates once and returns the number of tokens."""
 
 
 def main() -> None:

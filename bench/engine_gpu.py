@@ -78,7 +78,7 @@ HBM_BYTES_PER_S = 4.4e12
 """Rate of a copy on the machine for which the floors are given."""
 DENSE_FLOPS = 780e12
 CACHE_BYTES = 90 * 2**30
-"""At most."""
+"""Largest size of the cache."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Options:
     profile: bool = False
     rounds: int = 1
     layers: int = 0
-    """Fewer than the shape's, to try the script out."""
+    """Number of layers below the shape's, to try the script out."""
 
 
 def main() -> None:
@@ -359,7 +359,7 @@ ROWS = {
 }
 
 
-# Where the time goes.
+# Time by part of a step.
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Llama-3.1-8B shape on one GPU, weights in the page cache.
 Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be
 named), reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed
 token as soon as it reports ready. The first round compiles kernels into an empty Triton cache, the others find them
-there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` tells.
+there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` reports.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from stoker.model.kernels.sampling import SampleRows, SamplingTable
 BYTES_PER_S = 4.4e12
 OPERATIONS_PER_S = 780e12
 COLD_BYTES = 160 * 2**20
-"""Inputs that take turns are at least so large together."""
+"""Least total size of the inputs that take turns."""
 BF16 = torch.bfloat16
 
 
@@ -89,7 +89,7 @@ class Time:
     limit_us: float
     reached_us: float
     twin_us: float | None
-    """The same by torch, where that is not the same kernel."""
+    """Time of torch, where that is not the same kernel."""
     share: float
     """limit / reached"""
 
@@ -131,7 +131,7 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return statistics.median(times[2:])
 
 
-# What is measured.
+# The measured kernels.
 
 
 def forward_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
@@ -345,9 +345,9 @@ def works(ops: Ops) -> Iterator[Work]:
 
 
 UNCAPTURED = ("cross_entropy",)
-"""They wait for the host or hold autograd's own streams: timed by events."""
+"""Kernels timed by events, because they wait for the host or hold autograd's own streams."""
 TWINLESS = ("sample", "cross_entropy", "adam_")
-"""torch's way waits for the device or does not fit."""
+"""Kernels without a time of torch's own, which waits for the device or does not fit."""
 
 
 def eager_us(make: Callable[[], Callable[[], object]]) -> float:

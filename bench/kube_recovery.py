@@ -8,7 +8,7 @@ failure is the first in a row.
 
   seen      the job's status names the end of the attempt
   created   all pods of the next attempt exist
-  running   the job's status says Running again, resumed from the newest verified save
+  running   the job's status is Running again, resumed from the newest verified save
 
 The kubelet reports a dead container within about a second, and the operator waits one second before a first retry:
 both are in the figures.

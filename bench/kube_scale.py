@@ -4,11 +4,11 @@
           Job with a headless Service, as a Job needs one
           for pods that shall find each other; same control plane, one after the other, each round in another order:
           seconds until all pods exist, until all of them are ready, and until the status counts all of them as ready
-  jobs    250 TrainingJobs of 4 pods posted at once: seconds until every status says Running
+  jobs    250 TrainingJobs of 4 pods posted at once: seconds until every status is Running
   memory  resident memory of the operator's process with 1,000 jobs and 4,000 pods, all Running
 
-What is real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as
-users run it. What is fake: kubelets and containers. A job is Running when its pods run and pod 0's agent says that it
+Real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as
+users run it. Fakes: kubelets and containers. A job is Running when its pods run and pod 0's agent reports that it
 trains, so an HTTP server at the pods' addresses answers every poll with that; no program runs, nothing is saved, there
 are no Checkpoints. Everything runs in a network of its own, where all those addresses are this machine.
 

@@ -74,7 +74,7 @@ class World:
         self.watches: list[tuple[str, asyncio.StreamWriter]] = []
         self._starting: list[Ref] = []
 
-    # What the operator asks
+    # Requests of the operator
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -155,7 +155,7 @@ class World:
             return {"program": "router", "pod_uid": pod[3], "snapshot_version": taken["version"], "backends": backends}
         return report(pod[3], labels, self.step)
 
-    # What happens by itself
+    # Background tasks
 
     async def bookmark(self) -> None:
         """Send a bookmark: an informer takes a watch for dead after a long silence."""

@@ -86,7 +86,7 @@ def test_what_is_being_verified_is_not_given_up(root: CheckpointRoot) -> None:
 
 
 def test_who_opens_a_checkpoint_while_it_is_given_up_finds_nothing(root: CheckpointRoot) -> None:
-    """The reader waits for the claim, and then its lock is on a file that has lost its name."""
+    """The reader waits for the claim; then its lock is on a file that has no name any more."""
     folder = root.root / name(1)
     found: list[type[BaseException]] = []
 

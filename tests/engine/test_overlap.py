@@ -230,7 +230,7 @@ def test_a_step_that_fails_once_costs_no_request_anything(execute: Any, make_eng
 def test_choices_are_right_whichever_step_fails_before_it_has_computed_anything(
     execute: Any, make_engine: MakeEngine
 ) -> None:
-    """The step after the one that fails has begun already, and has given choices copies of the prompt's last block."""
+    """The step after the failing one has begun already and has given choices copies of the prompt's last block."""
 
     def answers(failing_step: int | None, **setting: Any) -> Answers:
         engine = make_engine(deterministic=True, chunk=8, prefix_cache=False, **setting)

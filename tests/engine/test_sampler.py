@@ -182,7 +182,7 @@ def test_uniform_numbers_depend_on_all_three_keys_and_are_uniform() -> None:
 
 
 def test_uniform_numbers_never_change() -> None:
-    """Streams are continued by other versions of this program on other machines."""
+    """Other versions of this program continue the streams on other machines."""
     keys = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [-(2**63), 127, 2**31]])
     assert (uniform(*keys.T) * 2**32).long().tolist() == EXPECTED_BITS
 

@@ -201,7 +201,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(served: Served)
 
 
 def test_sigterm_lets_a_stream_end_and_leaves_a_last_word(served: Served) -> None:
-    """The last test of this module: it ends the engine."""
+    """This test is the last of its module, because it ends the engine."""
     body = {"prompt": "dog", "max_tokens": 60, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()

@@ -18,7 +18,7 @@ from tests.engine.test_server_program import COMPLETIONS, program, until_answers
 from tests.engine.test_server_real import write_model
 
 START_S = 200
-"""Until a core has imported torch on a machine with other work."""
+"""Time until a core has imported torch on a machine with other work."""
 
 
 def test_a_stopped_core_is_noticed_and_its_streams_go_on_after_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from testing.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
 LOOKED_AT = 8
-"""Every so many replays, which is slow."""
+"""Number of replays between two checks, which are slow."""
 KINDS = [
     SamplingParams(temperature=0.9, seed=3, max_tokens=4, ignore_eos=True),
     SamplingParams(temperature=0, max_tokens=5),

@@ -127,13 +127,13 @@ def attacked() -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_refused_within_its_time(name: str, attacked: Mapping[str, Any]) -> None:
-    """CPU time, not time on the clock: other work on this machine does not count."""
+    """The limit is CPU time, so that other work on this machine does not count."""
     assert attacked[name]["outcome"].startswith("refused: chat template: ")
     assert attacked[name]["cpu_s"] < 2
 
 
 def test_no_attack_takes_more_memory_than_the_limit(attacked: Mapping[str, Any]) -> None:
-    """The interpreter itself comes on top."""
+    """The memory of the interpreter itself is added to the limit."""
     assert attacked["peak_bytes"] < MEMORY_BYTES + 128 * 2**20
 
 
@@ -155,7 +155,7 @@ def test_a_refusal_leaves_the_render_process_in_place() -> None:
 
 
 def test_a_render_costs_about_a_millisecond() -> None:
-    """Measured 0.06 ms. The bound is generous: it fails when each render starts a process."""
+    """The measured time is 0.06 ms; the generous bound fails when each render starts a process."""
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}")
     took = []
     for _ in range(100):

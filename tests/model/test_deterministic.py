@@ -87,7 +87,7 @@ def test_random_schedules_give_the_trainers_bits(
 def test_reused_and_stale_blocks_change_no_bit(
     llama: ModelConfig, dtype: torch.dtype, make_decoder: Callable[..., Decoder], make_server: Callable[..., Any]
 ) -> None:
-    """A prefix another sequence left in the cache, and blocks that hold an ended sequence's numbers beyond the end."""
+    """Blocks hold the prefix of another sequence, or numbers of an ended sequence beyond the end."""
     decoder = make_decoder(llama, deterministic=True, dtype=dtype)
     server = make_server(decoder)
     first = SEQUENCES[3]

@@ -207,7 +207,7 @@ def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
 
 
 def test_a_panic_of_the_library_is_named() -> None:
-    """Three patterns of such a kind ended the whole program."""
+    """Three patterns of this kind ended the whole program."""
     tokenizer = Tokenizer({"tokenizer.json": split_by("a+a+a+a+a+c")})
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_many([text])):
         with pytest.raises(TokenizerLimitError, match=r"library gave up: Onig: .*retry-limit-in-match over"):

@@ -219,7 +219,7 @@ def test_the_choice_of_attention_is_resolved_by_a_table() -> None:
 
 
 def test_more_heads_of_a_kv_head_than_a_tile_holds_are_refused_with_the_limit() -> None:
-    """Also where only the backward pass, whose tiles are smaller, cannot take them."""
+    """The refusal also holds where only the backward pass, whose tiles are smaller, cannot take them."""
     from stoker.model.kernels.fused.attention.backward import attend_backward  # needs Triton
     from stoker.model.kernels.fused.attention.forward import attend_forward
 

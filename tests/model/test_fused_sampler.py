@@ -40,7 +40,7 @@ class Case(NamedTuple):
     dtype: torch.dtype
     settings: str
     levels: int = 0
-    """Logits are rounded to so many different numbers: many ties. 0: as they are."""
+    """Number of different values to which logits are rounded (many ties); 0: no rounding."""
 
 
 def table_for(device: str, seats: int, settings: dict[str, tuple[float, ...]]) -> SamplingTable:

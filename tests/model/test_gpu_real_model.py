@@ -88,7 +88,7 @@ def test_bf16_logprobs_are_within_their_bound_of_transformers(folder: Path) -> N
 @torch.inference_mode()
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_engine_and_trainer_agree_bit_for_bit(folder: Path, block_size: int, make_server: Callable[..., Any]) -> None:
-    """Chunks of any length, single tokens, and another sequence beside them."""
+    """The engine runs chunks of any length, single tokens, and another sequence beside them."""
     tokens_T = tokens_of(folder)
     decoder = open_decoder(folder, "fused", "cuda", deterministic=True)
     hidden_TD = hidden_of(decoder, tokens_T)

@@ -108,7 +108,7 @@ def test_every_resource_that_sees_an_object_looks_again_when_it_changes() -> Non
                 if found["metadata"]["name"] == "stoker-control-keys":
                     continue  # a rotation of keys is followed by the kubelet, not by reconciles
                 if kind == "Checkpoint" and found["metadata"]["name"].startswith("trainer-"):
-                    continue  # only while a save is wanted, see below
+                    continue  # only while a save is requested, see below
                 assert key in interested(store, found), (key, key_of(found))
 
 

@@ -83,7 +83,7 @@ def revision(name: str, share: int, **template: Any) -> dict[str, Any]:
 
 
 SERVING_EVENTS = serving_world.EVENTS.map(lambda events: [event for event in events if event[0] != "scale"])
-"""Without edits of the spec: whatever they change takes effect in one of the two worlds only."""
+"""Events without edits of the spec, which would take effect in one of the two worlds only."""
 
 LIVES = {
     "TrainingJob": Life(

@@ -111,7 +111,7 @@ VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.bool
 
 @given(VERSIONS, st.randoms(use_true_random=False))
 def test_news_in_any_order_end_in_the_newest_state(history: list[tuple[str, int, bool]], random: Any) -> None:
-    """Versions 1..n of each name, perhaps a deletion at the end: late or repeated news change nothing."""
+    """Versions 1..n of each name arrive, some with a deletion at the end; late or repeated changes have no effect."""
     last = {name: max(v for n, v, _ in history if n == name) for name in {n for n, _, _ in history}}
     deleted = {name for name, _, gone in history if gone}
     news = [*history, *random.sample(history, len(history) // 2)]

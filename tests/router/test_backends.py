@@ -22,7 +22,7 @@ def test_only_a_higher_version_is_taken_and_each_answer_says_which_holds() -> No
                 return answer.status_code, answer.json()
 
             assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})
-            assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})  # said again
+            assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})  # sent again
             assert await put(snapshot(5)) == (202, {"accepted": False, "version": 5})  # another content
             assert await put(snapshot(4)) == (202, {"accepted": False, "version": 5})
             assert len(router.backends.ready) == 1

@@ -110,7 +110,7 @@ def test_pipelined_requests_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_bodies_in_flight_are_bounded_and_the_router_recovers(tmp_path: Path) -> None:
-    """40 connections stop at 3.5 of 4 MiB: 140 MiB, if all were kept."""
+    """40 connections stop at 3.5 of 4 MiB, which would be 140 MiB if all were kept."""
     limits = {"max_body_bytes_in_flight": 12 * MIB}
 
     async def scenario() -> None:

@@ -110,7 +110,7 @@ def test_one_rank_equals_plain_torch(tmp_path: Path, changes: dict[str, Any]) ->
 
 
 def test_recomputed_activations_give_the_same_losses(tmp_path: Path) -> None:
-    """Equal to fp32 precision: autograd adds the gradients of a value with several uses in another order."""
+    """The losses agree to fp32 precision: autograd adds the gradients of a value with several uses in another order."""
     kept = train_alone(tiny_config(tmp_path / "kept"))
     again = train_alone(tiny_config(tmp_path / "full", memory__activation_checkpointing="full"))
     np.testing.assert_allclose(again, kept, rtol=1e-6)

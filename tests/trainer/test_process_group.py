@@ -95,7 +95,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
 def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
     """Each pod reads its own mounts.
 
-    Other numbers of steps or targets would hang the run or spoil its weights unnoticed.
+    Different numbers of steps or targets would hang the run or spoil its weights without an error.
     """
     with RankWorld(2) as world:
         assert world.call(agrees, ["a", "a"]) == ["", ""]

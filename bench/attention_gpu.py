@@ -4,7 +4,7 @@
 
 Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per
 call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the causal half only. FILE is written anew
-after each row; a row that fails or passes its limit says so and leaves the others alone. `--site DIR` adds a folder of
+after each row; a row that fails or passes its limit is named and leaves the others alone. `--site DIR` adds a folder of
 packages (flash-attn-4), whose rows are left out where it cannot be imported.
 """
 
@@ -131,7 +131,10 @@ def prefill_row(name: str, chunks: list[tuple[int, int]], heads: int, block_size
 def make_step(
     chunks: list[tuple[int, int]], heads: int, block_size: int, is_strided: bool
 ) -> tuple[list[tuple[Tensor, int]], DeviceSequences]:
-    """Layers of one cache in the engine's order, or each layer in a cache of its own; blocks in random order."""
+    """Return calls over the layers of one cache in the engine's order, or over a cache for each layer.
+
+    Blocks are in random order.
+    """
     lengths = [old + new for old, new in chunks]
     needs = [-(-length // block_size) for length in lengths]
     shape = (sum(needs), LAYERS if is_strided else 1, 2, block_size, 8, 128)
@@ -197,7 +200,7 @@ def training_row(name: str, lengths: list[int], heads: int, kv_heads: int, head_
 
 
 def time_graph(calls: list[Callable[[], object]], repeats: int = 20) -> float:
-    """Median seconds of one call, all captured in one graph."""
+    """Return the median seconds of one call, all captured in one graph."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -212,7 +215,7 @@ def time_graph(calls: list[Callable[[], object]], repeats: int = 20) -> float:
 
 
 def time_calls(call: Callable[[], object], repeats: int = 20) -> float:
-    """Median seconds between events around a call."""
+    """Return the median seconds between events around a call."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()

@@ -40,7 +40,7 @@ from stoker.trainer.rank.snapshot import Snapshots, state_tensors
 
 
 class TimedChannel(RankChannel):
-    """Keeps when each word about a save came, and passes it on."""
+    """A channel that records the time of each message about a save and passes it on."""
 
     def __init__(self, heard: Callable[[], None]) -> None:
         super().__init__(None)
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, device: torch.device, rank: int) -> Non
 
 
 def described(at_s: float, event: SaveEvent) -> dict[str, Any]:
-    """For who reads the file of a run that was cut short."""
+    """Return a record of the event, for the file of a run that may be interrupted."""
     return {
         "at_s": round(at_s, 2),
         "save": event.step,
@@ -100,7 +100,7 @@ def described(at_s: float, event: SaveEvent) -> dict[str, Any]:
 def save(
     run: Run, saver: Saver, snapshots: Snapshots, channel: TimedChannel, parts: Any, number: int
 ) -> tuple[float, list[float]]:
-    """When it began, and the steps' seconds until every rank's save is over."""
+    """Save once; return the start time and the seconds of each step until every rank's save is over."""
     plan = SavePlan(
         step=number,
         tokens=0,
@@ -140,7 +140,7 @@ def summary(channel: TimedChannel, number: int, begun: float, steps: list[float]
 
 
 def write_plain(options: argparse.Namespace, rank: int) -> float:
-    """GB/s of all ranks together, written and durable, through the storage of the format."""
+    """Return GB/s of all ranks together, written and durable, through the storage of the format."""
     data = np.random.default_rng(rank).integers(0, 256, 2**26, dtype=np.uint8).data
     path = options.work / f"plain-{rank}"
     if options.gpus > 1:

@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make_state(megabytes: int) -> State:
-    """Tensors as a transformer has them: most bytes in matrices, a few small vectors."""
+    """Return tensors like a transformer's: most bytes in matrices, a few small vectors."""
     random = np.random.default_rng(0)
     state: State = []
     for layer in range(max(megabytes // 32, 1)):
@@ -67,7 +67,7 @@ def make_state(megabytes: int) -> State:
 
 
 def measure(folder: Path, state: State, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round. The three change places, so that none always meets the emptier page cache."""
+    """Return the seconds of each round. The three change places, so that none always meets the emptier page cache."""
     kinds: list[tuple[str, Callable[[Path, State], None]]] = [
         ("plain", write_plain),
         ("pushed", write_pushed),

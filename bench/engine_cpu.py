@@ -1,5 +1,6 @@
-"""Tokens per second of the engine on the CPU against transformers and llama.cpp: SmolLM2-135M-Instruct, 64 greedy
-tokens.
+"""Tokens per second of the engine on the CPU against transformers and llama.cpp.
+
+SmolLM2-135M-Instruct, 64 greedy tokens.
 
 16 requests together against `generate` with one padded batch of 16; one request against `generate` alone; fp32 and
 bf16, all cores. llama.cpp takes part, one stream with f16 weights, where llama-cpp-python is installed and `--gguf`
@@ -40,7 +41,7 @@ TOPICS = (
     "a library", "coffee", "a bridge", "the desert", "a clock", "salt",
 )  # fmt: skip
 Run = Callable[[], int]
-"""Generates once; returns how many tokens came out."""
+"""A function that generates once and returns the number of tokens."""
 
 
 def main() -> None:
@@ -72,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def compare(runs: dict[str, Run], rounds: int) -> dict[str, Any]:
-    """Tokens per second of each, best and median round, and the ratios of the first to the second."""
+    """Return best and median tokens per second of both, and the ratios of the first to the second."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():

@@ -75,10 +75,10 @@ LLAMA31_8B = ModelConfig(
     max_position_embeddings=131072,
 )
 HBM_BYTES_PER_S = 4.4e12
-"""What a copy reached on the machine for which the floors are given."""
+"""Rate of a copy on the machine for which the floors are given."""
 DENSE_FLOPS = 780e12
 CACHE_BYTES = 90 * 2**30
-"""At most."""
+"""Largest size of the cache."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Options:
-    """How a row is run; written behind its name, as in `P1:deterministic:block-size=64`."""
+    """Options of a row's run, written behind its name, as in `P1:deterministic:block-size=64`."""
 
     block_size: int = 64
     max_batch_tokens: int = 0
@@ -109,7 +109,7 @@ class Options:
     profile: bool = False
     rounds: int = 1
     layers: int = 0
-    """Fewer than the shape's, to try the script out."""
+    """Number of layers below the shape's, to try the script out."""
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def parse_row(spec: str) -> tuple[str, Options]:
 
 
 def warm_up(engine: LLMEngine, row: Row) -> None:
-    """Some requests of the row's kind: two whole steps of prompts, and a few of decoding."""
+    """Run some requests of the row's kind: two whole steps of prompts, and a few of decoding."""
     start_workload(engine, row, max_requests=64, max_tokens=4)
     drain(engine, 0.0)
 
@@ -245,7 +245,7 @@ def random_decoder(shape: ModelConfig, ops: Ops) -> Decoder:
 
 
 def throughput(engine: LLMEngine) -> dict[str, float]:
-    """nano-vllm's bench."""
+    """Measure a row as nano-vllm's bench does."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
     lengths = [rng.randint(100, 1024) for _ in range(256)]
@@ -288,7 +288,7 @@ def one_stream(engine: LLMEngine) -> dict[str, float]:
 
 
 def paced(engine: LLMEngine, pace_s: float) -> dict[str, float]:
-    """One request each `pace_s`, whatever the engine is doing; it is slept through where nothing runs."""
+    """Send one request each `pace_s`, whatever the engine is doing; sleep while nothing runs."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(64, 256))] for _ in range(192)]
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=256, seed=0)
@@ -326,7 +326,7 @@ def paced_large(engine: LLMEngine) -> dict[str, float]:
 
 
 def first_token(engine: LLMEngine) -> dict[str, float]:
-    """The middle one of five."""
+    """Return the median time to the first token of five requests."""
     rng = random.Random(0)
     times = []
     for number in range(5):
@@ -339,7 +339,7 @@ def first_token(engine: LLMEngine) -> dict[str, float]:
 
 
 def drain(engine: LLMEngine, begin: float) -> tuple[float, int, int]:
-    """Seconds, tokens and steps until nothing is left."""
+    """Run until nothing is left; return seconds, tokens and steps."""
     tokens, first = 0, engine.num_steps
     while engine.has_unfinished:
         for _, delta in engine.step():
@@ -359,12 +359,12 @@ ROWS = {
 }
 
 
-# Where the time goes.
+# Time by part of a step.
 
 
 @contextmanager
 def timed_parts(engine: LLMEngine) -> Iterator[dict[str, float]]:
-    """Milliseconds per step that the host spends in each part; `wait` is for the device."""
+    """Record the milliseconds per step that the host spends in each part; `wait` is for the device."""
     parts: dict[str, float] = {}
     total: dict[str, float] = defaultdict(float)
     runner = engine.executor.runner  # type: ignore[attr-defined]
@@ -402,7 +402,7 @@ def timed(call: Callable[..., Any], name: str, total: dict[str, float]) -> Calla
 
 
 def profile(engine: LLMEngine, row: Row, file: Path) -> None:
-    """Kernels of some steps in the middle of the workload, and how long the device had nothing to do."""
+    """Profile the kernels of some steps in the middle of the workload, and the idle time of the device."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 

@@ -1,13 +1,14 @@
-"""P9: from the start of the server's process to the first token of an answer, Llama-3.1-8B shape on one GPU, weights in
-the page cache.
+"""P9: the time from the start of the server's process to the first token of an answer.
+
+Llama-3.1-8B shape on one GPU, weights in the page cache.
 
     python -m bench.engine_gpu_start --folder /data/model --out DIR
     python -m bench.engine_gpu_start --rounds 3
 
 Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be
 named), reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed
-token as soon as it says it is ready. The first round compiles kernels into an empty Triton cache, the others find them
-there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` tells.
+token as soon as it reports ready. The first round compiles kernels into an empty Triton cache, the others find them
+there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` reports.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, shape: str, layers: int | None) -> None:
-    """Headers and holes: files of the right size whose bytes are zeros, which take no time to write and the same time
-    to read.
+    """Write headers and holes: files of the right size whose bytes are zeros.
+
+    They take no time to write and the usual time to read.
     """
     config = replace(SHAPES[shape], num_layers=layers or SHAPES[shape].num_layers)
     parts = list(Decoder(config, Ops(), dtype=torch.bfloat16, device="meta").named_parts())
@@ -169,7 +171,7 @@ def get(port: int, path: str) -> Any:
 
 
 def first_token(port: int, begin: float) -> float:
-    """Seconds until the first streamed piece of an answer to 128 tokens."""
+    """Return the seconds until the first streamed piece of an answer to 128 tokens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = {"model": "m", "prompt": list(range(3, 131)), "max_tokens": 8, "stream": True, "ignore_eos": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})

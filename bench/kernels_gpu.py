@@ -1,5 +1,6 @@
-"""Times of the fused kernels on one GPU against what the memory and the tensor cores allow, for the shapes of
-Llama-3.1-8B and Qwen3-0.6B.
+"""Times of the fused kernels on one GPU against the limits of its memory and tensor cores.
+
+The shapes are those of Llama-3.1-8B and Qwen3-0.6B.
 
 `python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew
 after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a
@@ -30,13 +31,13 @@ from stoker.model.kernels.sampling import SampleRows, SamplingTable
 BYTES_PER_S = 4.4e12
 OPERATIONS_PER_S = 780e12
 COLD_BYTES = 160 * 2**20
-"""Inputs that take turns are at least so large together."""
+"""Least total size of the inputs that take turns."""
 BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernels need to know of a model."""
+    """The sizes of a model that the kernels depend on."""
 
     name: str
     hidden: int
@@ -53,7 +54,7 @@ class Shape:
 
     @property
     def products(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of a layer's products and of the head."""
+        """Return outputs and inputs of a layer's products and of the head."""
         return {
             "qkv": (self.qkv, self.hidden),
             "o": (self.hidden, self.heads * self.head_dim),
@@ -88,7 +89,7 @@ class Time:
     limit_us: float
     reached_us: float
     twin_us: float | None
-    """The same by torch, where that is not the same kernel."""
+    """Time of torch, where that is not the same kernel."""
     share: float
     """limit / reached"""
 
@@ -102,7 +103,7 @@ def turns_for(num_bytes: float) -> int:
 
 
 def time_us(make: Callable[[], Callable[[], object]], turns: int) -> float:
-    """Median over replays of a graph that calls each of `turns` copies once or more."""
+    """Return the median over replays of a graph that calls each of `turns` copies once or more."""
     rounds = max(1, 16 // turns)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # backward runs on the stream of its forward
@@ -130,11 +131,11 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return statistics.median(times[2:])
 
 
-# What is measured.
+# The measured kernels.
 
 
 def forward_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
-    """The kernels of one layer without gradient."""
+    """Yield the kernels of one layer without gradient."""
     hidden, ffn, name = shape.hidden, shape.ffn, f"{shape.name} T={tokens}"
     num_bytes = 2 * 4 * tokens * hidden
 
@@ -197,7 +198,10 @@ def product_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
 
 
 def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
-    """Logits in float32, as the output layer gives them on a GPU. With limits for both kinds of logits."""
+    """Yield the sampler's kernels on float32 logits, as the output layer gives them on a GPU.
+
+    Both kinds of logits come with limits.
+    """
     numbers = {
         "greedy": (0.0, 1, 0, 0, 0, 0, 1),
         "temperature": (0.6, 1, 0, 0, 0, 0, 1),
@@ -225,7 +229,9 @@ def sampler_works(shape: Shape, rows: int, ops: Ops) -> Iterator[Work]:
 
 
 def peaked_logits(rows: int, vocab: int) -> Tensor:
-    """As a language model's: probabilities fall with the power 1.5 of the rank (entropy 3.2 nats), in random places.
+    """Return logits like a language model's: probabilities fall with the power 1.5 of the rank, in random places.
+
+    Their entropy is 3.2 nats.
 
     The others are nearly flat.
     """
@@ -235,7 +241,7 @@ def peaked_logits(rows: int, vocab: int) -> Tensor:
 
 
 def backward(forward: Callable[[], tuple[Tensor, list[Tensor]]]) -> Callable[[], object]:
-    """The gradient alone: the forward pass is made once."""
+    """Return the gradient alone: the forward pass runs once."""
     output, leaves = forward()
     grad = torch.randn_like(output)
     return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
@@ -276,7 +282,10 @@ def training_works(shape: Shape, tokens: int, ops: Ops) -> Iterator[Work]:
 
 
 def loss_work(shape: Shape, tokens: int, ops: Ops, name: str) -> Work:
-    """Three products; the logits are written once and read twice, their gradient written once and read twice."""
+    """Return the loss: three products.
+
+    The logits are written once and read twice, their gradient written once and read twice.
+    """
 
     def make() -> Callable[[], object]:
         hidden, table = random(tokens, shape.hidden).requires_grad_(), random(shape.vocab, shape.hidden)
@@ -336,9 +345,9 @@ def works(ops: Ops) -> Iterator[Work]:
 
 
 UNCAPTURED = ("cross_entropy",)
-"""They wait for the host or hold autograd's own streams: timed by events."""
+"""Kernels timed by events, because they wait for the host or hold autograd's own streams."""
 TWINLESS = ("sample", "cross_entropy", "adam_")
-"""torch's way waits for the device or does not fit."""
+"""Kernels without a time of torch's own, which waits for the device or does not fit."""
 
 
 def eager_us(make: Callable[[], Callable[[], object]]) -> float:

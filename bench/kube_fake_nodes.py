@@ -1,5 +1,10 @@
-"""A whole control plane with fake nodes for `kube_scale.py`: etcd, API server, controller-manager, scheduler and kwok,
-all from `make kube-binaries`.
+"""A whole control plane with fake nodes for `kube_scale.py`.
+
+It consists of etcd, API server, controller-manager, scheduler and kwok, all from `make kube-binaries`.
+
+Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
+can be the agent of every one of them. Loopback addresses would serve that too, but no Endpoints may have them: the
+endpoint controllers would be refused, and would retry for as long as a Service has such pods.
 
 Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
 can be the agent of every one of them. Loopback addresses would do for that too, but no Endpoints may have them: the
@@ -30,8 +35,9 @@ ANNOTATION = "kwok.x-k8s.io/node"
 
 
 def enter_pod_network() -> None:
-    """Begins this program anew in a network of its own, where every address of POD_RANGE is this machine; inside it
-    does nothing.
+    """Restart this program in a network of its own, where every address of POD_RANGE is this machine.
+
+    Inside that network it does nothing.
 
     The network ends with the program.
     """
@@ -43,7 +49,7 @@ def enter_pod_network() -> None:
 
 
 class FakeNodes:
-    """An async context manager; `api` is its client."""
+    """A control plane with fake nodes as an async context manager; `api` is its client."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -75,7 +81,7 @@ class FakeNodes:
         self.plane.stop()
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds of processor time of each part of the cluster so far."""
+        """Return the seconds of processor time of each part of the cluster so far."""
         plane = self.plane
         parts = (plane.etcd, plane.api_server, plane.controller_manager, plane.scheduler, self.kwok)
         return {part.name: cpu_s(part.pid) for part in parts if part.pid is not None}
@@ -104,11 +110,11 @@ class FakeNodes:
 
 
 AS_IN_THE_IMAGE = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""What images/control.Dockerfile sets for the operator."""
+"""Variables that images/control.Dockerfile sets for the operator."""
 
 
 class OperatorProcess:
-    """`python -m stoker.operator` as users run it, in a process of its own."""
+    """`python -m stoker.operator` in a process of its own, as users run it."""
 
     def __init__(self, config: Path, folder: Path, profile: str | None = None) -> None:
         self.program = Program("operator", folder)
@@ -120,14 +126,14 @@ class OperatorProcess:
 
     @property
     def pid(self) -> int:
-        """Raises SystemExit when it has ended."""
+        """The pid; raises SystemExit when the process has ended."""
         found = self.program.pid
         if found is None:
             raise SystemExit(f"the operator ended: {self.program.tail(20)}")
         return found
 
     def memory_mib(self, field: str) -> float:
-        """`VmRSS` now, `VmHWM` at most."""
+        """Return `VmRSS` now and `VmHWM` at most."""
         lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
         return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(field))
 
@@ -139,7 +145,7 @@ class OperatorProcess:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of processor time of a process so far."""
+    """Return the seconds of processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

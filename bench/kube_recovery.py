@@ -1,5 +1,6 @@
-"""From a killed trainer pod to the next attempt, on real nodes: containerd, kubelet, the installed chart, the images of
-this checkout.
+"""The time from a killed trainer pod to the next attempt, on real nodes.
+
+The nodes have containerd and kubelet, the installed chart and the images of this checkout.
 
 A job of two pods trains on the CPU. Every process of one pod's container gets SIGKILL at once, or the pod object is
 deleted by force, again and again; before each harm the job has made progress (a newer verified save), so that each
@@ -7,7 +8,7 @@ failure is the first in a row.
 
   seen      the job's status names the end of the attempt
   created   all pods of the next attempt exist
-  running   the job's status says Running again, resumed from the newest verified save
+  running   the job's status is Running again, resumed from the newest verified save
 
 The kubelet reports a dead container within about a second, and the operator waits one second before a first retry:
 both are in the figures.
@@ -73,7 +74,7 @@ def main() -> None:
 
 @contextmanager
 def installed() -> Iterator[Cluster]:
-    """A cluster with the product; one that is there already stays as it is."""
+    """A cluster with the product; an existing one stays as it is."""
     kept = os.environ.get(KEPT_VARIABLE)
     cluster = Cluster(kept or "recovery", NODES, detached=bool(kept))
     if kept and cluster.running:
@@ -91,7 +92,7 @@ def installed() -> Iterator[Cluster]:
 
 
 def recover(story: Story, harm: Callable[[Object], None]) -> dict[str, float]:
-    """Seconds from one harm to each stage of the recovery."""
+    """Return the seconds from one disturbance to each stage of the recovery."""
     attempt = progressed(story)
     victim = story.pods(job=NAME, attempt=str(attempt))[1]
     begin = time.monotonic()
@@ -107,7 +108,7 @@ def recover(story: Story, harm: Callable[[Object], None]) -> dict[str, float]:
 
 
 def progressed(story: Story) -> int:
-    """The number of the running attempt, once it has made a verified save of its own."""
+    """Wait until the running attempt has made a verified save of its own; return its number."""
 
     def saved(found: Object) -> bool:
         status = found.get("status") or {}
@@ -127,12 +128,12 @@ def number(story: Story) -> int:
 
 
 def delete(story: Story, pod: Object) -> None:
-    """The object goes at once, as when a node is taken out by force."""
+    """Delete the object at once, as when a node is removed by force."""
     story.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
 
 
 def until(reached: Callable[[], Any], timeout_s: float = 180) -> float:
-    """The moment at which it was so.
+    """Wait until the condition holds and return that moment.
 
     Raises:
         SystemExit: it never was.

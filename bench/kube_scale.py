@@ -1,15 +1,14 @@
-"""The operator on a real API server, nodes and pods faked by kwok: many pods of one job, many jobs at once, and what it
-costs in memory.
+"""The operator on a real API server, with nodes and pods faked by kwok: many pods, many jobs, memory.
 
   pods    one TrainingJob of 1,000 pods against an in-tree Job of as many pods with the same spec, and against the same
           Job with a headless Service, as a Job needs one
           for pods that shall find each other; same control plane, one after the other, each round in another order:
           seconds until all pods exist, until all of them are ready, and until the status counts all of them as ready
-  jobs    250 TrainingJobs of 4 pods posted at once: seconds until every status says Running
+  jobs    250 TrainingJobs of 4 pods posted at once: seconds until every status is Running
   memory  resident memory of the operator's process with 1,000 jobs and 4,000 pods, all Running
 
-What is real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as
-users run it. What is fake: kubelets and containers. A job is Running when its pods run and pod 0's agent says that it
+Real: etcd, API server, scheduler, controller-manager (the Job is its), the operator as a process of its own as
+users run it. Fakes: kubelets and containers. A job is Running when its pods run and pod 0's agent reports that it
 trains, so an HTTP server at the pods' addresses answers every poll with that; no program runs, nothing is saved, there
 are no Checkpoints. Everything runs in a network of its own, where all those addresses are this machine.
 
@@ -125,18 +124,17 @@ class Bench:
         return {**self.nodes.cpu_s(), "operator": self.operator.cpu_s()}
 
     def _spent_s(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Processor time since then: unlike the clock's, it depends little on what else the machine does."""
+        """Return the processor time since then; unlike the clock's, it depends little on the machine's other work."""
         return {name: round(now - before.get(name, 0.0), 1) for name, now in self._cpu_s().items()}
 
     # One large job
 
     async def _large_jobs(self) -> dict[str, Any]:
-        """Rounds of all sides.
+        """Run the rounds of all sides.
 
-        A first round is not counted: watches of a fresh API server are cut off in a burst until it has seen
-        some.
+        A first round is not counted: a fresh API server cuts off bursts of watches until it has seen some.
 
-        Warnings about Services tell of endpoints that the API server refused; with them the seconds of a side with a
+        Warnings about Services report endpoints that the API server refused; with them the seconds of a side with a
         Service mean little.
         """
         spec = await self._pod_spec()
@@ -151,7 +149,7 @@ class Bench:
         return {"best": best, "ratio": ratio, "rounds": rounds, "service_warnings": len(refused)}
 
     async def _pod_spec(self) -> Object:
-        """Of a pod as the operator makes it."""
+        """Return the spec of a pod as the operator makes it."""
         body = training_job("small", 1)
         await self.api.create(body)
         async with asyncio.timeout(60):
@@ -170,7 +168,7 @@ class Bench:
         return found
 
     async def _time(self, body: Object, *others: Object) -> dict[str, Any]:
-        """Seconds from the POST of `body` until all pods exist, run, and are ready in its status."""
+        """Return the seconds from the POST of `body` until all pods exist, run, and are ready in its status."""
         for other in others:
             await self.api.create(other)
         pods = asyncio.create_task(self._stages(await self._version("Pod")))
@@ -186,7 +184,7 @@ class Bench:
         return {**seconds, "processor_s": round(sum(spent.values()), 1), "cpu_s": spent}
 
     async def _stages(self, version: str) -> tuple[float, float]:
-        """When the last pod was added, and when the last one ran."""
+        """Return the moments at which the last pod was added and at which the last one ran."""
         created: dict[str, float] = {}
         running: dict[str, float] = {}
         async for _, found in self.api.follow("Pod", NAMESPACE, version):
@@ -199,7 +197,7 @@ class Bench:
         raise AssertionError("it follows for ever")
 
     async def _ready(self, kind: str, version: str) -> float:
-        """When the status of the only resource of its kind counted all pods as ready."""
+        """Return the moment at which the status of the only resource of its kind counted all pods as ready."""
         async for _, found in self.api.follow(kind, NAMESPACE, version):
             status = found.get("status") or {}
             if (status.get("pods") or status).get("ready", 0) >= self.options.pods:
@@ -207,7 +205,7 @@ class Bench:
         raise AssertionError("it follows for ever")
 
     async def _version(self, kind: str) -> str:
-        """From which a watch sees what comes next."""
+        """Return the version from which a watch receives later changes."""
         listed = await self.api.ask("GET", path_of(kind, NAMESPACE), query={"limit": "1"})
         return str(listed["metadata"]["resourceVersion"])
 
@@ -222,7 +220,7 @@ class Bench:
     # Many jobs
 
     async def _many_jobs(self, first: int, last: int) -> dict[str, Any]:
-        """Post them with 32 requests at a time; seconds until they were accepted and until all are Running."""
+        """Post the jobs with 32 requests at a time; return seconds until accepted and until all are Running."""
         waiting = asyncio.create_task(self._all_running(last - first, await self._version("TrainingJob")))
         slots = asyncio.Semaphore(32)
         before, begin = self._cpu_s(), time.monotonic()
@@ -269,7 +267,7 @@ class Bench:
 
 @asynccontextmanager
 async def agents() -> AsyncIterator[None]:
-    """The agent of every pod: whatever is asked, it trains."""
+    """Run the agent of every pod: it answers every request with a report of training."""
     body = json.dumps(REPORT).encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -313,8 +311,9 @@ def training_job(name: str, pods: int) -> Object:
 
 
 def in_tree_job(name: str, pods: int, pod: Mapping[str, Any], subdomain: str = "") -> Object:
-    """A Job with the same pods, less what belongs to one pod alone; with a `subdomain` its pods have names behind the
-    Service that is called so.
+    """Return a Job with the same pods, without the parts that differ from pod to pod.
+
+    With a `subdomain` its pods have names behind the Service of that name.
     """
     own = ("nodeName", "hostname", "subdomain", "schedulerName", "priority", "preemptionPolicy", "serviceAccount")
     spec = {key: value for key, value in pod.items() if key not in own}
@@ -324,7 +323,7 @@ def in_tree_job(name: str, pods: int, pod: Mapping[str, Any], subdomain: str = "
 
 
 def headless_service(name: str) -> Object:
-    """As ours, for the pods of the Job of that name."""
+    """Return a headless Service like the operator's, for the pods of the Job of that name."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -338,7 +337,7 @@ SIDES = ("trainingjob", "job", "job-and-service")
 
 
 def bodies_of(side: str, name: str, pods: int, spec: Object) -> tuple[Object, ...]:
-    """What a side consists of; the first object is the one whose status counts."""
+    """Return the objects of a side; the status of the first one counts."""
     if side == "trainingjob":
         return (training_job(name, pods),)
     if side == "job":
@@ -347,20 +346,21 @@ def bodies_of(side: str, name: str, pods: int, spec: Object) -> tuple[Object, ..
 
 
 def best_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The best of each figure of one side; `processor_s` is what all parts of the cluster used together, and says more
-    than the clock where others use the machine.
+    """Return the best of each figure of one side.
+
+    `processor_s` is the time of all parts of the cluster together; on a busy machine it means more than the clock.
     """
     return {what: min(found[what] for found in rounds) for what in ("created_s", "running_s", "ready_s", "processor_s")}
 
 
 def rotated(sides: Sequence[str], number: int) -> tuple[str, ...]:
-    """Each side is the first of a round once, and follows another."""
+    """Return the sides in an order in which each is the first of a round once, and follows another."""
     first = number % len(sides)
     return (*sides[first:], *sides[:first])
 
 
 def claim(name: str) -> tuple[Object, Object]:
-    """A volume and the claim that is bound to it."""
+    """Return a volume and the claim that is bound to it."""
     size = {"storage": "1Gi"}
     volume = {
         "capacity": size,

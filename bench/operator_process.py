@@ -47,8 +47,9 @@ class RemoteCluster:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def list(self, kind: str, **_: Any) -> seam.Listing:
-        """In pages, as clients of an API server do; each page is reduced to what the store keeps before the next one
-        comes.
+        """List in pages, as clients of an API server do.
+
+        Each page is reduced to what the store keeps before the next one arrives.
         """
         items: list[Object] = []
         version = None
@@ -111,7 +112,7 @@ class RemoteCluster:
 
 
 class CountedOperator(Operator):
-    """Counts its passes."""
+    """An operator that counts its passes."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -122,7 +123,7 @@ class CountedOperator(Operator):
         await super().work(key)
 
     async def look_at_everything(self) -> dict[str, list[float]]:
-        """One pass over every resource, one after the other: seconds by kind."""
+        """Run one pass over every resource, one after the other; return seconds by kind."""
         seconds: dict[str, list[float]] = {}
         for kind in OURS:
             for resource in self.store.of_kind(kind):
@@ -134,13 +135,13 @@ class CountedOperator(Operator):
 
 
 class Commands:
-    """What the bench may ask."""
+    """The commands of the bench."""
 
     def __init__(self, operator: CountedOperator) -> None:
         self.operator = operator
 
     async def figures(self) -> dict[str, Any]:
-        """Memory in MiB, CPU seconds, passes so far, and whether there is work left."""
+        """Return memory in MiB, CPU seconds, passes so far, and whether there is work left."""
         gc.collect()
         objects = Counter(key.kind for key in self.operator.store._objects)
         return {
@@ -153,7 +154,7 @@ class Commands:
         }
 
     async def look(self) -> dict[str, Any]:
-        """The time of a pass at rest, in milliseconds, by kind and over all."""
+        """Return the milliseconds of a pass at rest, by kind and over all."""
         found = await self.operator.look_at_everything()
         return {
             kind: spread(values)

@@ -1,6 +1,7 @@
 """Wall time of `make quickstart` by phase, after set-up.
 
-Runs `examples/quickstart/run.py` as it is; it cleans up behind itself (`CI=1`). The model must be there (`make model`).
+Runs `examples/quickstart/run.py` as it is; that script cleans up at its end (`CI=1`). The model must be there (`make
+model`).
 
     python bench/quickstart.py
 
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def phases(text: str) -> dict[str, float]:
-    """From the line `seconds: PHASE 12, PHASE 3, ..., in all 123`."""
+    """Parse the phases of the line `seconds: PHASE 12, PHASE 3, ..., in all 123`."""
     found = re.search(r"^seconds: (.*), in all \d+$", text, flags=re.MULTILINE)
     if found is None:
         return {}

@@ -11,7 +11,7 @@ with one engine and one router. All lie in one namespace, which is the worst cas
   create   from the first manifest until every job is Running with its Checkpoints verified and every deployment is
            Serving
   rest     a pass over every resource when nothing has changed; it must write nothing
-  change   every job's report moves on at the same moment, until every status says so
+  change   every job's report moves on at the same moment, until every status shows it
   restart  another operator on the full cluster, until its queue is empty; it must write nothing
 
     python bench/reconcilers.py                     # about 4 minutes
@@ -68,13 +68,13 @@ class World:
         self.writes: Counter[str] = Counter()
         self.written_at = time.monotonic()
         self.step = 250
-        """Where every job is."""
+        """The step of every job."""
         self.snapshots: dict[str, Mapping[str, Any]] = {}
         """Router pod's uid -> snapshot that it took."""
         self.watches: list[tuple[str, asyncio.StreamWriter]] = []
         self._starting: list[Ref] = []
 
-    # What the operator asks
+    # Requests of the operator
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -108,7 +108,7 @@ class World:
         return getattr(self, f"_{method}")(*arguments)
 
     def _list(self, kind: str, first: int, count: int) -> Any:
-        """One page. Nothing is written while an operator lists here, so the pages fit together."""
+        """Return one page. No writes happen while an operator lists here, so the pages fit together."""
         return self.objects.of_kind(kind)[first : first + count], str(self.objects.version)
 
     def _get(self, kind: str, namespace: str, name: str) -> Object:
@@ -155,10 +155,10 @@ class World:
             return {"program": "router", "pod_uid": pod[3], "snapshot_version": taken["version"], "backends": backends}
         return report(pod[3], labels, self.step)
 
-    # What happens by itself
+    # Background tasks
 
     async def bookmark(self) -> None:
-        """A watch that says nothing for long is taken for dead."""
+        """Send a bookmark: an informer takes a watch for dead after a long silence."""
         while True:
             await asyncio.sleep(BOOKMARK_S)
             for kind, writer in self.watches:
@@ -177,7 +177,7 @@ class World:
             asyncio.get_running_loop().call_later(0.01, self._start, ref)
 
     def _start(self, ref: Ref) -> None:
-        """The scheduler places the pod, the kubelet runs it."""
+        """Place the pod as the scheduler does, and run it as the kubelet does."""
         self.objects.patch(ref, {"spec": {"nodeName": "node-1"}})
         address = (
             f"10.{self.objects.version // 62500 % 250}.{self.objects.version // 250 % 250}.{self.objects.version % 250}"
@@ -207,7 +207,7 @@ def _send(writer: asyncio.StreamWriter, record: Record) -> None:
 
 
 def report(pod_uid: str, labels: Mapping[str, str], step: int) -> Object:
-    """What the agent of a job of two ranks says."""
+    """Return the report of the agent of a job of two ranks."""
     uid, attempt = labels["stoker.dev/job-uid"], int(labels["stoker.dev/attempt"])
     saves = [save(uid, attempt, number) for number in SAVES]
     return {
@@ -287,7 +287,7 @@ def ours(kind: str, name: str, spec: Object) -> Object:
 
 
 class OperatorProcess:
-    """The child, and what it answers."""
+    """The operator's process, with its answers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -376,7 +376,7 @@ class Bench:
         return {"passes": passes, "cpu_share": round(share, 3), **self.taken()}
 
     async def change(self, operator: OperatorProcess) -> dict[str, Any]:
-        """Several rounds; the figures are per round."""
+        """Measure several rounds; the figures are per round."""
         seconds, cpu_s, passes = [], 0.0, Counter[str]()
         rounds = self.options.rounds
         for _ in range(rounds):
@@ -448,7 +448,7 @@ class Bench:
             await asyncio.sleep(0.5)
 
     async def quiet(self, operator: OperatorProcess) -> None:
-        """Until nothing is written any more and the queue is empty."""
+        """Wait until all writes are done and the queue is empty."""
         while not await self.is_quiet(operator):
             await asyncio.sleep(0.2)
 
@@ -457,7 +457,7 @@ class Bench:
         return bool(idle and time.monotonic() - self.world.written_at >= QUIET_S)
 
     def taken(self) -> dict[str, Any]:
-        """Writes since the last time."""
+        """Return the writes since the last call."""
         found = dict(self.world.writes)
         self.world.writes.clear()
         return {"writes": found}

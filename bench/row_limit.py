@@ -1,4 +1,4 @@
-"""A row of a bench that takes too long, or fails, gives way to the next one."""
+"""A time limit for a row of a bench; a row that exceeds it, or fails, gives way to the next one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ Result = TypeVar("Result")
 
 
 class RowTooSlow(BaseException):
-    """The row's time is over. No Exception, because what is measured keeps those for itself."""
+    """Raised when the row's time is over.
+
+    It is no Exception, because measured code catches those itself.
+    """
 
 
 @contextmanager
 def row_limit(seconds: float) -> Iterator[None]:
-    """Raises RowTooSlow in the block after so many seconds; while the device is waited for, as soon as that returns.
+    """Raise RowTooSlow in the block after so many seconds.
+
+    A wait for the device is not interrupted: the error comes as soon as it returns.
 
     Main thread only.
     """
@@ -35,7 +40,7 @@ def row_limit(seconds: float) -> Iterator[None]:
 
 
 def tried(row: Callable[[], Result], seconds: float) -> Result | str:
-    """The row, or why there is none: the other rows are wanted all the same."""
+    """Return the row, or the reason of its failure, so that the other rows still run."""
     try:
         with row_limit(seconds):
             return row()

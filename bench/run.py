@@ -26,19 +26,19 @@ HERE = Path(__file__).parent
 OUT = HERE / "out"
 Figures = Mapping[str, Any]
 Row = tuple[str, str, str, str]
-"""What, measured, goal, whether it is met."""
+"""Name, measured value, goal, and whether it is met."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One script, and what of its result stands in the table."""
+    """One script, with the figures of its result that stand in the table."""
 
     name: str
     rows: Callable[[Figures], list[Row]]
 
 
 def main() -> int:
-    """0 when every bench ran; a missed goal is a figure, not an error."""
+    """Run the benches; return 0 when every one ran, because a missed goal is a figure and no error."""
     names = [bench.name for bench in BENCHES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default all: {', '.join(names)}")
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def run(name: str) -> Figures | None:
-    """The figures that a script printed last, as they are written down; None when it failed."""
+    """Return the figures of a script's last line, in the form to be written; None when it failed."""
     print(f"\n=== {name}", flush=True)
     load, begin = os.getloadavg()[0], time.monotonic()
     last = ""
@@ -83,7 +83,7 @@ def run(name: str) -> Figures | None:
 
 
 def machine() -> str:
-    """Processor and cores, without names of hosts."""
+    """Return processor and cores, without names of hosts."""
     processor = platform.machine()
     cpu_info = Path("/proc/cpuinfo")
     if cpu_info.is_file():

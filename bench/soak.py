@@ -72,7 +72,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 
 
 def main() -> int:
-    """0 when no answer was a 5xx and every block was given back."""
+    """Run the load; return 0 when no answer was a 5xx and every block was given back."""
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="soak-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -106,16 +106,16 @@ def parse_arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Programs:
-    """Running processes and the router's address."""
+    """The running processes and the router's address."""
 
     url: str
     engine_url: str
     pids: Mapping[str, int]
-    """By role; the core is the engine's child."""
+    """Process ids by role; the core is the engine's child."""
 
 
 def write_model(folder: Path) -> Path:
-    """A tiny random llama with a tokenizer over bytes."""
+    """Write a tiny random llama with a tokenizer over bytes."""
     import tokenizers
     import torch
     import transformers
@@ -138,7 +138,7 @@ def write_model(folder: Path) -> Path:
 
 @contextmanager
 def running_programs(folder: Path, model: Path, arguments: argparse.Namespace) -> Iterator[Programs]:
-    """Engine and router as processes; ended with the block."""
+    """Run engine and router as processes until the end of the block."""
     engine_port, router_port = free_port(), free_port()
     engine_url, url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
     engine_config = {
@@ -202,12 +202,12 @@ def wait_until_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> N
 
 
 def child_of(pid: int) -> int:
-    """The process's only child."""
+    """Return the process's only child."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """MiB of a process: resident, of it anonymous, and the peak."""
+    """Return MiB of a process: resident, of it anonymous, and the peak."""
     names = {"VmRSS": "rss", "RssAnon": "anonymous", "VmHWM": "peak"}
     found = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -222,7 +222,7 @@ def memory_of(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """Clients, samples and their figures."""
+    """The clients, the samples and their figures."""
 
     programs: Programs
     arguments: argparse.Namespace
@@ -236,7 +236,7 @@ class Soak:
         return time.monotonic() - self.began_s
 
     async def run(self) -> None:
-        """Load until the time is over, then a rest in which everything must be given back."""
+        """Run the load until the time is over, then a rest in which everything must be given back."""
         timeout = aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             sampling = asyncio.create_task(self._sample_regularly(http))
@@ -295,7 +295,7 @@ class Soak:
             print(f"{self.seconds / 60:5.1f} min  {sizes} MiB  {sample['requests']} requests", flush=True)
 
     def figures(self) -> dict[str, Any]:
-        """The result without the curve."""
+        """Return the result without the curve."""
         return {
             "minutes": round(self.seconds / 60, 1),
             "model": self.arguments.model.name if self.arguments.model else "tiny",
@@ -310,7 +310,7 @@ class Soak:
         }
 
     def _growth(self, role: str) -> dict[str, float]:
-        """Resident MiB at the start, at each quarter of the time and the rate of the second half."""
+        """Return resident MiB at the start and at each quarter of the time, and the rate of the second half."""
         points = [(sample["s"], sample[role]["rss"]) for sample in self.curve]
         quarters = {f"at_{n}_4": points[min(len(points) - 1, len(points) * n // 4)][1] for n in range(5)}
         rate = slope(points[len(points) // 2 :]) * 3600
@@ -318,7 +318,7 @@ class Soak:
 
 
 def make_request(dice: random.Random, max_prompt: int, max_tokens: int) -> tuple[str, dict[str, Any]]:
-    """One of the load's requests."""
+    """Return one of the load's requests."""
     prompt = make_prompt(dice, max_prompt)
     body: dict[str, Any] = {"max_tokens": log_uniform(dice, 1, max_tokens), "stream": dice.random() < 0.6}
     body |= dice.choice([{"temperature": 0}, {"top_p": 0.9}, {"temperature": 0.7, "top_k": 20}, {}])
@@ -333,7 +333,7 @@ def make_request(dice: random.Random, max_prompt: int, max_tokens: int) -> tuple
 
 
 def make_prompt(dice: random.Random, max_words: int) -> str:
-    """A few prompts begin alike, so that the prefix cache has something to find."""
+    """Return a prompt; a few begin alike, so that the prefix cache has hits."""
     shared = random.Random(dice.randrange(8))
     words = [shared.choice(WORDS) for _ in range(40)] if dice.random() < 0.3 else []
     words += [dice.choice(WORDS) for _ in range(log_uniform(dice, 1, max_words))]
@@ -349,7 +349,7 @@ def sum_of_answers(counts: Mapping[str, int]) -> int:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """The engine's counters that stand beside the memory."""
+    """Return the engine's counters that are recorded beside the memory."""
     names = {
         "stoker:kv_blocks_owned": "owned",
         "stoker:kv_blocks_cached": "cached",
@@ -365,7 +365,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of a line through the points, by least squares."""
+    """Return the slope of a line through the points, by least squares."""
     if len(points) < 2:
         return 0.0
     mean_x = sum(x for x, _ in points) / len(points)

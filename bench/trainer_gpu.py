@@ -155,9 +155,7 @@ def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[M
 
 
 class Silent:
-    """A rank of several that sends and receives nothing but small numbers: what a step would take if communication were
-    free.
-    """
+    """A rank that sends and receives only small numbers: the step's time if communication were free."""
 
     eager = True
 
@@ -174,7 +172,7 @@ class Silent:
 
 
 class Communicators:
-    """Those of this rank by their share of the GPU: made at their first use (collective), and kept."""
+    """The communicators of this rank by their share of the GPU, made at their first use (collective) and kept."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size, self._device = size, device
@@ -223,7 +221,7 @@ class Run:
         self.losses: list[tuple[float, float]] = []
 
     def step(self) -> float:
-        """Seconds until this step's answer."""
+        """Run a step and return the seconds until its answer."""
         begin = time.perf_counter()
         self.steps += 1
         batches = micro_batches(self.row, self.steps, self.communicator.rank, self.model.vocab_size)
@@ -234,20 +232,20 @@ class Run:
         return time.perf_counter() - begin
 
     def wished(self, signals: StepSignals) -> bool:
-        """Whether any rank signals a save (collective; waits for the device)."""
+        """Return whether any rank signals a save (collective; waits for the device)."""
         mine = torch.tensor([float(signals.save)], device=self.device)
         return bool(self.communicator.exchange(mine).max() > 0)
 
     @property
     def tokens(self) -> int:
-        """Of one step on one GPU."""
+        """Return the tokens of one step on one GPU."""
         return self.row.sequence * self.row.sequences * self.row.micro_batches
 
 
 def measure(
     name: str, options: argparse.Namespace, device: torch.device, communicators: Communicators
 ) -> Iterator[dict[str, Any]]:
-    """The figures of one run, then its profile where it is wanted."""
+    """Yield the figures of one run, then its profile if requested."""
     row_name, *variants = name.split(":")
     torch.cuda.reset_peak_memory_stats(device)
     communicator = communicators.of(variants)
@@ -276,7 +274,7 @@ def measure(
 
 
 def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """Two steps under the profiler, the second one counted: from one optimizer's end to the next."""
+    """Profile two steps and count the second one: from one optimizer's end to the next."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
             run.step()
@@ -309,7 +307,7 @@ def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _gap_follows(events: list[Any], end: int, next_end: int) -> bool:
-    """The last optimizer kernel of a step: products run before the next one."""
+    """Return whether `end` closes the last optimizer kernel of a step: products run before the next one."""
     return any(end <= start < next_end and kind_of(name) == "product" for start, _, name, _ in events)
 
 
@@ -336,7 +334,7 @@ def summarise(events: list[Any], begin: int, finish: int) -> dict[str, Any]:
 
 
 def waits(events: list[Any], begin: int, most: int = 8) -> list[tuple[float, float, str, str]]:
-    """The longest times without any of these kernels: when (ms), how long (ms), behind which kernel, before which."""
+    """Return the longest times without any of these kernels: start (ms), length (ms), kernel before, kernel after."""
     found, reach, last = [], begin, ""
     for start, end, name, _ in sorted(events):
         if start > reach:
@@ -347,7 +345,7 @@ def waits(events: list[Any], begin: int, most: int = 8) -> list[tuple[float, flo
 
 
 def covered(intervals: list[tuple[int, int]]) -> int:
-    """Length of the union."""
+    """Return the length of the union."""
     total, reach = 0, 0
     for start, end in sorted(intervals):
         total += max(0, end - max(start, reach))
@@ -360,7 +358,7 @@ def kind_of(name: str) -> str:
 
 
 def floors(run_name: str, gpus: int) -> dict[str, float]:
-    """Milliseconds that the parts of a step need at the limits."""
+    """Return the milliseconds that the parts of a step need at the limits."""
     row = ROWS[run_name]
     model = model_config(row, None)
     tokens = row.sequence * row.sequences * row.micro_batches
@@ -379,7 +377,7 @@ def floors(run_name: str, gpus: int) -> dict[str, float]:
 
 
 def work(options: argparse.Namespace) -> None:
-    """One rank: place and peers come from the environment."""
+    """Run one rank: place and peers come from the environment."""
     first = trainer_config(ROWS["T1"], [], options.gpus)
     info = find_rank_info(first, os.environ)
     device = choose_device(first)
@@ -405,9 +403,9 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 def spawn(
     script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU; what rank 0 found, each given to `keep` at once.
+    """Run this command line again, once per GPU, and pass each result of rank 0 to `keep` at once.
 
-    Where nothing is found for `limit_s` all ranks are ended and say where they are.
+    Without a result for `limit_s` all ranks are ended and print their stacks.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -459,7 +457,7 @@ def start_alarm(ranks: list[subprocess.Popen[str]], limit_s: float) -> threading
 
 
 def end_all_after(process: subprocess.Popen[str], ranks: list[subprocess.Popen[str]]) -> None:
-    """The others would wait for a rank that failed."""
+    """End all ranks after one has failed: the others would wait for it."""
     if process.wait() != 0:
         for other in ranks:
             other.kill()
@@ -517,7 +515,7 @@ def arguments() -> argparse.Namespace:
 
 
 def add_site(environment: Mapping[str, str] = os.environ) -> None:
-    """Packages that lie outside of this Python, such as flash-attn-4, with their .pth files."""
+    """Add a folder of packages outside of this Python, such as flash-attn-4, with their .pth files."""
     if "STOKER_BENCH_SITE" in environment:
         site.addsitedir(environment["STOKER_BENCH_SITE"])
 

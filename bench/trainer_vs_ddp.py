@@ -76,7 +76,7 @@ def model_config(name: str) -> ModelConfig:
 
 
 def micro_batch(seed: int, vocab_size: int, tokens: int) -> MicroBatch:
-    """Two documents in one sequence."""
+    """Return two documents in one sequence."""
     ids = np.random.default_rng(seed).integers(0, vocab_size, tokens + 1)
     half = tokens // 2
     positions = np.concatenate([np.arange(half), np.arange(tokens - half)])
@@ -100,7 +100,7 @@ def trainer_config(precision: str) -> TrainerConfig:
 
 
 class Loss(nn.Module):
-    """The decoder and its loss as one module, as DDP wants it."""
+    """The decoder and its loss as one module, as DDP requires."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Loss(nn.Module):
 
 
 class DdpLoop:
-    """The plain loop."""
+    """The plain DDP loop."""
 
     def __init__(self, decoder: Decoder, bf16: bool) -> None:
         self.model = DistributedDataParallel(Loss(decoder), gradient_as_bucket_view=True)
@@ -142,7 +142,7 @@ class DdpLoop:
 
 
 class StokerLoop:
-    """Our step."""
+    """The loop of the product's step."""
 
     def __init__(self, decoder: Decoder, bf16: bool) -> None:
         communicator = make_communicator(range(RANKS), torch.device("cpu"))

@@ -30,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def pod(name: str, command: str, *, node: str | None = None, gpus: int = 0, claim: str | None = None) -> str:
-    """A pod that runs `command` in busybox as an ordinary user."""
+    """Return a pod that runs `command` in busybox as an ordinary user."""
     limits = {"nvidia.com/gpu": gpus} if gpus else {}
     mounts = [{"name": "data", "mountPath": "/data"}] if claim else []
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []

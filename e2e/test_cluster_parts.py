@@ -116,7 +116,7 @@ mkdir -p "$GOCACHE" "$GOMODCACHE" && touch "$GOCACHE/object" "$GOMODCACHE/module
 while [ "$1" != -o ]; do shift; done
 mkdir -p "$(dirname "$2")" && printf "#!/bin/sh\\n" >"$2" && chmod 755 "$2"
 """
-"""Builds a program that does nothing and, as the real one, fills its caches."""
+"""A fake `go` that builds a program without effect and, as the real one, fills its caches."""
 
 
 def with_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -231,7 +231,7 @@ def kubectl(plane: ControlPlane, *arguments: str, config: Path | None = None) ->
 
 
 def test_a_layer_is_named_by_what_lies_below_it() -> None:
-    """By hand: printf 'sha256:AA.. sha256:BB..' | sha256sum."""
+    """The value comes from: printf 'sha256:AA.. sha256:BB..' | sha256sum."""
     first, second = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
     assert chain_ids([]) == []
     assert chain_ids([first]) == [first]

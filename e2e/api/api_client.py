@@ -28,7 +28,7 @@ GROUPS = {
     "PodDisruptionBudget": "apis/policy/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
 }
-"""Where the kinds live that are not in the core group."""
+"""API paths of the kinds outside the core group."""
 CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})
 
 
@@ -45,7 +45,7 @@ class ApiRefused(Exception):
 
 
 class ApiClient:
-    """An async context manager."""
+    """The client as an async context manager."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -79,19 +79,19 @@ class ApiClient:
         return await self.ask("PUT", _path(body), body, query=query)
 
     async def apply(self, body: Object, manager: str, *, force: bool = False, subresource: str = "") -> Object:
-        """Server-side apply."""
+        """Apply an object (server-side apply)."""
         query = {"fieldManager": manager, "force": str(force).lower()}
         return await self.ask("PATCH", _path(body, subresource), body, query=query, kind="apply-patch+yaml")
 
     async def patch(self, kind: str, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
-        """JSON merge patch."""
+        """Patch an object (JSON merge patch)."""
         return await self.ask("PATCH", path_of(kind, namespace, name, subresource), body, kind="merge-patch+json")
 
     async def delete(self, kind: str, namespace: str, name: str, **options: Any) -> Object:
         return await self.ask("DELETE", path_of(kind, namespace, name), options or None)
 
     async def watch(self, kind: str, namespace: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Events until the server ends the watch."""
+        """Yield events until the server ends the watch."""
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         url = f"{self.access.url}/{path_of(kind, namespace)}"
         async with self._session.get(url, params=query, timeout=aiohttp.ClientTimeout(None)) as answer:
@@ -100,8 +100,9 @@ class ApiClient:
                 yield event["type"], event["object"]
 
     async def follow(self, kind: str, namespace: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Events for ever: the server ends watches, of slow readers also early, and the next one goes on from the last
-        event.
+        """Yield events without end, over as many watches as it takes.
+
+        The server ends watches, and those of slow readers early; the next watch goes on from the last event.
         """
         while True:
             async for change, found in self.watch(kind, namespace, version):
@@ -114,7 +115,7 @@ class ApiClient:
     async def ask(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None, kind: str = "json"
     ) -> Object:
-        """One request.
+        """Send one request and return the answer's JSON.
 
         Raises:
             ApiRefused: an answer of 400 or above.
@@ -130,7 +131,7 @@ class ApiClient:
 
 
 def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """`api/v1/namespaces/default/pods/one/status`."""
+    """Return the path of an object: `api/v1/namespaces/default/pods/one/status`."""
     scope = ["namespaces", namespace] if namespace and kind not in CLUSTER_WIDE else []
     parts = [GROUPS.get(kind, "api/v1"), *scope, kind.lower() + "s", name, subresource]
     return "/".join(part for part in parts if part)

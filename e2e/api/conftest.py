@@ -1,6 +1,6 @@
 """etcd and kube-apiserver alone for all tests, a namespace for each.
 
-The programs must be there: without them every test is an error that says how to get them.
+The programs must be there: without them every test is an error that names the remedy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane with our CRDs."""
+    """A control plane with the product's CRDs."""
     control_plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), "api-tests")
     control_plane.start()
     try:
@@ -44,13 +44,13 @@ def namespace(plane: Plane) -> str:
 
 @pytest.fixture
 def new_world(plane: Plane, tmp_path: Path) -> NewWorld:
-    """Makes surroundings with a namespace of their own: `async with new_world() as world`."""
+    """A factory of surroundings with a namespace of their own: `async with new_world() as world`."""
     return lambda: world(plane, f"test-{next(_numbers)}", tmp_path)
 
 
 @pytest.fixture
 def run(new_world: NewWorld) -> Callable[[Story], None]:
-    """Tells a story in new surroundings."""
+    """A function that runs a story in new surroundings."""
 
     async def whole(story: Story) -> None:
         async with new_world() as found:

@@ -1,6 +1,6 @@
-"""The programs in fake pods, as the operator meets them over HTTP: `/status` and the control calls.
+"""The programs in fake pods, as the operator reaches them over HTTP: `/status` and the control calls.
 
-One server for all pods; a pod is told by its loopback address.
+One server answers for all pods and identifies a pod by its loopback address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ SAVED_STEP = 50
 
 
 class FakeAgents:
-    """An async context manager. Reports of trainers can be replaced pod by pod with `say`."""
+    """The server of all fake programs, an async context manager.
+
+    `say` replaces the report of one pod's program.
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -51,14 +54,14 @@ class FakeAgents:
         await self._runner.cleanup()
 
     def address(self, pod: Object) -> str:
-        """A loopback address for a pod; what comes in there is answered by its program."""
+        """Reserve a loopback address for a pod; its program answers requests to it."""
         number = next(self._numbers)
         address = f"127.{64 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
         self._pods[address] = pod
         return address
 
     def say(self, pod_name: str, report: Report) -> None:
-        """What the pod's program says from now on."""
+        """Set the report that the pod's program gives from now on."""
         self._said[pod_name] = report
 
     def hush(self, pod_name: str) -> None:
@@ -103,7 +106,7 @@ class FakeAgents:
 
 
 def training(labels: Mapping[str, str], *, step: int, saves: tuple[int, ...] = (), phase: str = "Training") -> Report:
-    """What the agent of a training gang says."""
+    """Return the report of an agent whose gang trains."""
     uid, attempt = labels["stoker.dev/job-uid"], int(labels["stoker.dev/attempt"])
     return {
         "program": "trainer",
@@ -119,7 +122,7 @@ def training(labels: Mapping[str, str], *, step: int, saves: tuple[int, ...] = (
 
 
 def saved(uid: str, attempt: int, step: int, *, verified: bool | None = True, id_: str = "") -> Report:
-    """One committed save in a report."""
+    """Return one committed save for a report."""
     folder = f"step-{step:08d}.{writer_of(uid, attempt)}"
     return {
         "id": id_ or folder,
@@ -134,7 +137,7 @@ def saved(uid: str, attempt: int, step: int, *, verified: bool | None = True, id
 
 
 def _loopback_socket() -> socket.socket:
-    """Listens on every address of the loopback interface and on no other."""
+    """Open a socket that listens on every loopback address and on no other."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
     listening.bind(("0.0.0.0", 0))

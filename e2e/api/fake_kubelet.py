@@ -1,5 +1,6 @@
-"""Runs the pods of one namespace without containers: binds them, reports them Running at a loopback address, ends those
-that are deleted.
+"""A kubelet without containers for the pods of one namespace.
+
+It binds pods, reports them Running at a loopback address, and ends those that are deleted.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ NODE = "node-1"
 
 
 class FakeKubelet:
-    """An async context manager that acts for as long as it is open."""
+    """The kubelet as an async context manager; it acts while it is open."""
 
     def __init__(self, api: ApiClient, namespace: str, agents: FakeAgents) -> None:
         self.api = api
         self.namespace = namespace
         self.agents = agents
         self.created: dict[str, str] = {}
-        """uid -> name of every pod that ever was."""
+        """uid -> name of every pod ever created."""
         self.runs: Callable[[Object], bool] = lambda pod: True
-        """Which pods are started."""
+        """The choice of the pods to be started."""
         self.tasks: Callable[[Object], dict[str, Any]] = lambda pod: {
             "task": pod["metadata"]["labels"]["stoker.dev/task"],
             "ok": True,
         }
-        """What a task pod finds."""
+        """The result of a task pod."""
 
     async def __aenter__(self) -> FakeKubelet:
         listed = await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")
@@ -50,18 +51,19 @@ class FakeKubelet:
             raise found
 
     def made(self, role: str) -> list[str]:
-        """Names of all pods that ever were with `role` in their name's place, in the order of their creation; a name
-        twice is a pod twice.
+        """Return the names of all pods ever made with `role` in their name, in the order of creation.
+
+        A name that appears twice is two pods.
         """
         return [name for name in self.created.values() if role in name]
 
     async def look_again(self) -> None:
-        """Start what may run by now."""
+        """Start the pods that may run by now."""
         for pod in (await self._list_again())["items"]:
             await self._handle(pod)
 
     async def end(self, name: str, cause: Cause, **word: Any) -> None:
-        """The pod's program ends with a last word."""
+        """End the pod's program with a termination message."""
         saves = tuple(
             SaveReport(**{key: save[key] for key in ("id", "folder", "step", "digest", "verified")})
             for save in word.pop("saves", ())
@@ -71,11 +73,11 @@ class FakeKubelet:
         )
 
     async def kill(self, name: str) -> None:
-        """The pod's container dies without a word."""
+        """Kill the pod's container without a termination message."""
         await self._terminate(name, 137, "")
 
     async def _follow(self, listed: Object) -> None:
-        """List, watch, and list again when the API server was away."""
+        """List and watch pods, and list again after the API server was away."""
         while True:
             for pod in listed["items"]:
                 await self._handle(pod)

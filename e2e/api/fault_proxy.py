@@ -1,7 +1,8 @@
-"""An HTTP proxy before an API server that fails on purpose, by a plan, and counts what is asked.
+"""An HTTP proxy before an API server that injects planned faults and counts requests.
 
-Clients speak plain HTTP to it and need no credentials: the proxy has the administrator's. Where the plan is silent
-everything passes unchanged, watches event by event.
+Clients speak plain HTTP to it and need no credentials: the proxy has the administrator's.
+
+A call without a planned fault passes unchanged, watches event by event.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ MAX_LINE = 8 << 20
 
 
 class FaultProxy:
-    """An async context manager. `plan` may be replaced while it runs; counters go on."""
+    """The proxy as an async context manager.
+
+    `plan` may be replaced while it runs; the counters go on.
+    """
 
     def __init__(self, upstream: Access, plan: FaultPlan | None = None) -> None:
         self.upstream = upstream
@@ -43,7 +47,7 @@ class FaultProxy:
         self.hung = asyncio.Event()
         self.released = asyncio.Event()
         self.late: list[asyncio.Task[None]] = []
-        """Requests that were held, until they are through."""
+        """Held requests that have not been passed on yet."""
         self.url = ""
 
     async def __aenter__(self) -> FaultProxy:
@@ -68,7 +72,7 @@ class FaultProxy:
         await self._sockets.closed()
 
     def clear(self) -> None:
-        """Forget what was counted; the plan's numbers start anew."""
+        """Reset the counters; the plan's numbers start again from 1."""
         self.counts.clear()
         self.calls.clear()
         self.injected.clear()
@@ -76,7 +80,7 @@ class FaultProxy:
         self.hung.clear()
 
     def quiet_calls(self) -> list[ApiCall]:
-        """All calls without what an operator at rest may do: watch, and hold its Lease."""
+        """Return all counted calls except those of an operator at rest: watches and its Lease."""
         return [call for call in self.calls if call.resource != "leases"]
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -122,7 +126,7 @@ class FaultProxy:
         return web.Response(status=answer.status, body=content, headers=kept)
 
     def _ask(self, request: web.BaseRequest, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """The same request to the API server, with the administrator's credentials."""
+        """Send the same request to the API server, with the administrator's credentials."""
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
         headers.update(self.upstream.headers)
         headers["Accept-Encoding"] = "identity"

@@ -1,4 +1,4 @@
-"""What can go wrong between an operator and an API server, and plans that say when.
+"""Faults between an operator and an API server, and plans that choose the faulty calls.
 
 A plan decides by the call and its number alone, so a run can be repeated.
 """
@@ -15,7 +15,7 @@ from e2e.api.api_call import ApiCall
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer with a Status; the API server never sees the request."""
+    """Answer with a Status; the API server does not receive the request."""
 
     code: int
     reason: str
@@ -25,38 +25,39 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Drop:
-    """Close the connection without an answer: before the API server sees the request, or after it has acted."""
+    """Close the connection without an answer, before the API server receives the request or after it has acted."""
 
     after: bool = False
 
 
 @dataclass(frozen=True)
 class Hang:
-    """The API server acts (or not), the answer never comes; the proxy's `hung` is set."""
+    """Withhold the answer, whether the API server acts or not; sets the proxy's `hung`."""
 
     after: bool = True
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The request is on its way until the proxy's `released` is set, also when who sent it has died meanwhile.
+    """Hold the request until the proxy's `released` is set, even if the sender has died meanwhile.
 
-    The answer never comes.
+    No answer is sent.
     """
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Pass everything on, later."""
+    """Delay everything, and pass it on unchanged."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class CutWatch:
-    """Let some events of a watch through, then: `gone` and `error` send an ERROR event (410, 500), `drop` closes in the
-    middle of the answer, `end` closes as the server does at its timeout, `silent` swallows everything that follows and
-    leaves the connection open.
+    """Disturb a watch after some of its events.
+
+    `gone` and `error` send an ERROR event (410, 500). `drop` closes in the middle of the answer. `end` closes as the
+    server does at its timeout. `silent` drops everything that follows and leaves the connection open.
     """
 
     how: Literal["gone", "error", "drop", "end", "silent"]
@@ -73,17 +74,19 @@ UNAVAILABLE = Refuse(503, "ServiceUnavailable", "the server is currently unable 
 
 
 class FaultPlan(Protocol):
-    """Chooses the fault of each call."""
+    """The interface that chooses the fault of each call."""
 
     def fault(self, call: ApiCall, number: int, write: int) -> Fault | None:
-        """`number` counts the calls with this verb and resource, `write` all writes; both from 1 (`write` is 0 for
-        reads).
+        """Return the fault of a call, or None.
+
+        `number` counts the calls with this verb and resource, `write` all writes. Both start at 1; `write` is 0 for
+        reads.
         """
 
 
 @dataclass(frozen=True)
 class NoFaults:
-    """Everything passes."""
+    """A plan that lets everything pass."""
 
     def fault(self, call: ApiCall, number: int, write: int) -> Fault | None:
         return None
@@ -91,7 +94,7 @@ class NoFaults:
 
 @dataclass(frozen=True)
 class Rule:
-    """One fault for the calls `first` to `first + count - 1` that match; empty fields match all."""
+    """One fault for the matching calls `first` to `first + count - 1`; empty fields match every call."""
 
     fault: Fault
     verb: str = ""
@@ -106,7 +109,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Script:
-    """The first rule that matches decides."""
+    """A plan in which the first matching rule decides."""
 
     rules: tuple[Rule, ...]
 
@@ -116,7 +119,7 @@ class Script:
 
 @dataclass(frozen=True)
 class AtWrite:
-    """One fault at one write, whatever it writes."""
+    """One fault at the write with a given number, whatever it writes."""
 
     write: int
     what: Fault
@@ -127,9 +130,9 @@ class AtWrite:
 
 @dataclass(frozen=True)
 class Seeded:
-    """Any call may fail.
+    """Random faults from a seed; any call may fail.
 
-    The same seed fails the n-th call of a verb and resource in the same way, in whatever order calls come.
+    The same seed fails the n-th call of a verb and resource in the same way, whatever the order of calls.
     """
 
     seed: int

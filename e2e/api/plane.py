@@ -13,7 +13,7 @@ from e2e.cluster.control_plane import ControlPlane
 
 
 class KubectlFailed(Exception):
-    """kubectl ended with an error; the text is what it printed."""
+    """Raised when kubectl fails; the text is its output."""
 
 
 class Plane:
@@ -28,7 +28,7 @@ class Plane:
         return read_kubeconfig(self.kubeconfig)
 
     def kubectl(self, *given: str, stdin: Any = None, timeout_s: float = 30) -> str:
-        """What kubectl prints; `stdin` is an object to be piped to it as JSON.
+        """Run kubectl and return its output; `stdin` is an object that it reads as JSON.
 
         Raises:
             KubectlFailed: with what it printed.

@@ -1,8 +1,8 @@
-"""The sockets of a client, so that its end can wait for theirs.
+"""The sockets of a client, so that a test can wait until they are closed.
 
-A TLS connection that is given up within an answer says farewell to the server on its own, after the client that opened
-it has forgotten it. An event loop that closes before leaves an open socket behind, which the tests' rules make an error
-of some later test.
+A TLS connection that is abandoned within an answer closes itself later, after its client has released it.
+
+An event loop that ends earlier leaves an open socket behind, which pytest reports as an error of some later test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiohttp import AddrInfoType
 
 
 class Sockets:
-    """The `socket_factory` of a connector."""
+    """The sockets of one connector; pass it as `socket_factory`."""
 
     def __init__(self) -> None:
         self._made: list[socket.socket] = []
@@ -27,7 +27,7 @@ class Sockets:
         return made
 
     async def closed(self, within_s: float = 10) -> None:
-        """Until every one of them is closed.
+        """Wait until every socket is closed.
 
         Raises:
             TimeoutError: one stays open.

@@ -1,5 +1,6 @@
-"""The API server refuses the manifests that the embedded cluster refuses, for the same reasons at the same fields: one
-table for both.
+"""Admission by the API server and by the embedded cluster: the same refusals for the same reasons.
+
+One table of manifests serves both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FOLLOW_UPS = (
     "should be a non-negative integer",
     "pools must be one colocated pool, or one prefill and one decode pool, got 0 colocated",
 )
-"""What the API server adds to a first mistake; the embedded cluster says the mistake alone."""
+"""Messages that the API server adds to a first mistake; the embedded cluster reports the mistake alone."""
 
 Causes = set[tuple[str, str]]
 """(field, message)."""
@@ -45,7 +46,7 @@ def admission() -> Admission:
 
 
 def ask(plane: Plane, method: str, manifest: Object, namespace: str) -> Object:
-    """One strict write, as kubectl makes it; nothing is kept of a POST."""
+    """Send one strict write, as kubectl does; a POST is a dry run."""
     body = changed(manifest, {"metadata.namespace": namespace})
 
     async def whole() -> Object:
@@ -66,14 +67,14 @@ def store(plane: Plane, manifest: Object, namespace: str) -> Object:
 
 
 def local_causes(refused: InvalidObject) -> Causes:
-    """What the embedded cluster says, without the advice that it adds in parentheses at the end."""
+    """Return the embedded cluster's causes, without the advice in parentheses at their ends."""
     return {
         (cause.field, re.sub(r" \((did you mean|a text is needed).*\)$", "", cause.message)) for cause in refused.causes
     }
 
 
 def server_causes(refused: ApiRefused) -> Causes:
-    """What the API server says: a list of causes, or one text for all unknown fields."""
+    """Return the API server's causes: a list, or one text for all unknown fields."""
     unknown = re.findall(r'unknown field "([^"]+)"', str(refused))
     listed = refused.status.get("details", {}).get("causes", ())
     return {(cause["field"], cause["message"]) for cause in listed} | {

@@ -1,4 +1,4 @@
-"""The operator dies between any two writes: its successor carries on, and nothing is done twice."""
+"""Crashes of the operator between any two writes: its successor carries on and repeats nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from e2e.api.training_story import assert_at_rest, assert_once, begin, to_the_en
 from e2e.api.world import NewWorld, Running, World, all_of
 
 SURE_WRITES = 12
-"""A job of two pods takes 16 to 21 writes from its first status to its last event, by how many changes one status
-tells.
+"""Number of writes that every run reaches.
+
+A job of two pods takes 16 to 21 writes from its first status to its last event, depending on the changes per status.
 """
 NTH_WRITE = {f"write {write}": AtWrite(write, Hang()) for write in range(1, 25)}
 WRITTEN = (
@@ -23,12 +24,14 @@ WRITTEN = (
     ("create", "checkpoints"),
     ("update", "checkpoints/status"),
 )
-"""All that a job's life writes."""
+"""Every write in the life of a job."""
 FIRST_WRITE = {f"{verb} {what}": Script((Rule(Hang(), verb, what),)) for verb, what in WRITTEN}
 
 
 async def with_a_crash(world: World, plan: FaultPlan) -> bool:
-    """The whole life of a job, in which the first operator dies once a write is done, before it hears of it.
+    """Run the whole life of a job whose first operator dies after a write, before the answer reaches it.
+
+    Return whether the life has that write.
 
     Whether it came to that write.
     """
@@ -45,7 +48,7 @@ async def with_a_crash(world: World, plan: FaultPlan) -> bool:
 
 
 async def _comes_to_it(first: Running, life: asyncio.Task[None]) -> bool:
-    """Whether the write is done; if not, the life is over and nothing more is about to be written."""
+    """Wait for the write and return whether it is done; False once the job's life is over without it."""
 
     async def over() -> None:
         await asyncio.wait((life,))
@@ -83,7 +86,7 @@ LATE_WRITES = (1, 2, 4, 6, 7, 8, 9, 10, SURE_WRITES)
 
 
 def test_a_dead_leaders_last_write_may_arrive_when_all_is_over(new_world: NewWorld) -> None:
-    """Preconditions and deterministic names make it harmless."""
+    """Preconditions and deterministic names make the late write harmless."""
 
     async def one(write: int) -> None:
         async with new_world() as world, world.operator(AtWrite(write, Hold())) as first:

@@ -1,6 +1,4 @@
-"""What goes and what stays when a job or its Checkpoints are deleted, and that an operator leaves a dying namespace in
-peace.
-"""
+"""Deletion of jobs and Checkpoints: the objects that go, those that stay, and a namespace that is being deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ async def has_no(world: World, kind: str) -> bool:
 
 
 async def collect_garbage(world: World) -> None:
-    """What the controller-manager does, of which there is none here: children whose owners are gone are deleted."""
+    """Delete children whose owners are gone, as the controller-manager does, which does not run here."""
     living = {found["metadata"]["uid"] for kind in ("TrainingJob", "Checkpoint") for found in await world.list(kind)}
     for kind in ("Pod", "Service", "ConfigMap"):
         for child in await world.list(kind):
@@ -143,7 +141,7 @@ def test_a_task_that_fails_keeps_the_checkpoint_and_says_why(run: Callable[[Stor
 
 
 async def tasks(world: World) -> list[dict[str, str]]:
-    """Labels of the task pods that still exist; those of a deleted Checkpoint wait for the garbage collector."""
+    """Return the labels of the task pods that exist; those of a deleted Checkpoint wait for the garbage collector."""
     return [
         pod["metadata"]["labels"]
         for pod in await world.list("Pod")
@@ -152,9 +150,7 @@ async def tasks(world: World) -> list[dict[str, str]]:
 
 
 def test_a_job_in_a_dying_namespace_is_given_up_quietly(run: Callable[[Story], None]) -> None:
-    """Its pods are taken away, nothing new is allowed: the operator tries a few times with growing pauses, and other
-    namespaces feel nothing.
-    """
+    """The operator tries a few times with growing pauses; other namespaces are not affected."""
 
     async def story(world: World) -> None:
         async with world.operator() as running:

@@ -1,4 +1,4 @@
-"""A namespace that is being deleted lets nothing of ours hang: data stays, finalizers go."""
+"""A namespace that is being deleted: data stays, finalizers go, and no object of the product blocks the deletion."""
 
 from __future__ import annotations
 

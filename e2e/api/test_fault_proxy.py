@@ -1,4 +1,4 @@
-"""The fault proxy before a small upstream: what it passes, what it breaks, what it counts."""
+"""The fault proxy before a small upstream: requests that pass, faults, counters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Story = Callable[[FaultProxy, aiohttp.ClientSession, list[str]], Awaitable[None]
 
 
 def run(story: Story, plan: FaultPlan | None = None) -> None:
-    """A story against an upstream that answers every request, and to a watch with five events."""
+    """Run a story against an upstream that answers every request, and a watch with five events."""
     seen: list[str] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,6 +1,4 @@
-"""Reconcilers and informers on a real API server that is reached through faults: the right end, nothing twice, and
-rest.
-"""
+"""Reconcilers and informers on a real API server behind faults: they reach the right end, repeat nothing, and rest."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ def test_a_job_comes_to_its_end_through(run: Callable[[Story], None], plan: Faul
 
 
 def test_jobs_come_to_their_ends_through_random_faults(new_world: NewWorld) -> None:
-    """Every request may fail in every way; a seed that breaks is named and can be run again alone."""
+    """Every request may fail in every way; a failing seed is named and can be run again alone."""
 
     async def one(seed: int) -> None:
         async with new_world() as world, world.operator(Seeded(seed, rate=0.25)) as running:
@@ -90,9 +88,7 @@ def test_jobs_come_to_their_ends_through_random_faults(new_world: NewWorld) -> N
 
 
 def test_silent_watches_are_found_out(run: Callable[[Story], None]) -> None:
-    """Connections that stay open and say nothing: every kind is listed again after the longest silence, here a fortieth
-    of it.
-    """
+    """Every kind is listed again after the longest silence of an open connection, here a fortieth of it."""
 
     async def story(world: World) -> None:
         deaf = Script((Rule(CutWatch("silent"), "watch", count=2),))

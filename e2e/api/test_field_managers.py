@@ -1,6 +1,4 @@
-"""kubectl, Helm and GitOps controllers write to the same objects as the operator, and none undoes what another has
-done.
-"""
+"""kubectl, Helm and GitOps controllers beside the operator: none reverts the fields of another."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ GITOPS = {
     "kustomize.toolkit.fluxcd.io/name": "training",
     "helm.toolkit.fluxcd.io/name": "training",
 }
-"""Labels by which these tools know what is theirs; a child that carries one would be adopted, and pruned."""
+"""Labels by which these tools recognise their objects; a child that carries one would be adopted, and pruned."""
 TOOLS = ("helm", "kustomize-controller", "argocd-controller")
 
 
@@ -40,7 +38,7 @@ def in_namespace(world: World, manifest: Object) -> Object:
 
 
 def managers(found: Object, subresource: str = "") -> set[str]:
-    """Who owns fields of an object, or of its status."""
+    """Return the field managers of an object, or of its status."""
     entries = found["metadata"]["managedFields"]
     return {entry["manager"] for entry in entries if entry.get("subresource", "") == subresource}
 
@@ -98,9 +96,7 @@ def test_kubectl_apply_changes_what_may_change_while_the_job_runs(run: Callable[
 
 
 def test_helm_and_gitops_controllers_may_own_the_same_job(run: Callable[[Story], None]) -> None:
-    """Each tool applies its whole manifest again and again, by force as they do; the operator has nothing to do about
-    it.
-    """
+    """Each tool applies its whole manifest repeatedly and by force; the operator has nothing to change."""
 
     async def story(world: World) -> None:
         async with world.operator() as running:
@@ -172,7 +168,7 @@ def test_what_others_add_to_our_children_stays(run: Callable[[Story], None]) -> 
 
 
 async def serve(world: World, running: Running) -> None:
-    """A deployment whose pool an HPA has scaled to three."""
+    """Start a deployment whose pool an HPA has scaled to three."""
     await world.add(changed(CLAIM, {"metadata.name": "models"}))
     pools = [{"name": "main", "autoscaling": {"max": 5, "mode": "external"}}]
     await world.add(
@@ -215,7 +211,7 @@ def stored(plane: Plane, namespace: str, kind: str) -> Object:
 
 
 def eventually_explained(plane: Plane, path: str) -> None:
-    """The new schema is served a moment after it was accepted."""
+    """Wait until the API server serves the new schema, a moment after it accepted it."""
 
     async def explained() -> bool:
         try:

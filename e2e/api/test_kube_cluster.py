@@ -1,4 +1,4 @@
-"""A real API server passes the contract of every cluster, and what is its own: pages, metadata-only views, refusals."""
+"""The contract of every cluster on a real API server, and its own features: pages, metadata-only views, refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEPT = {"kube-root-ca.crt"}
 
 
 def pool(name: str, replicas: int = 1) -> Object:
-    """An EnginePool that admission takes."""
+    """Return an EnginePool that admission accepts."""
     template: Object = {"config": {}, "pod": {}}
     revision = {"name": "one", "share": 100, "template": template}
     return {
@@ -59,7 +59,7 @@ async def connected(plane: Plane, *, view: View | None = None, page_size: int = 
 
 
 async def empty(cluster: KubeCluster) -> None:
-    """Nothing of an earlier test is left in the default namespace."""
+    """Remove what an earlier test left in the default namespace."""
     for kind in ("EnginePool", "Pod", "ConfigMap"):
         for found in (await cluster.list(kind, namespace=NAMESPACE)).items:
             if found["metadata"]["name"] in KEPT:
@@ -91,7 +91,7 @@ class TestKubeCluster(ClusterContract):
         return connect
 
     async def forget(self, cluster: Cluster) -> None:
-        """A server that starts anew remembers nothing that was before."""
+        """Restart the server, which then has no history."""
         self.plane.control_plane.restart_api_server()  # in this thread: its child ends with the thread that made it
 
 
@@ -229,7 +229,7 @@ def test_a_pod_without_an_address_cannot_be_asked(plane: Plane) -> None:
 
 
 def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
-    """Calls fail as transport errors while it is away, and work when it is back: on the same client."""
+    """While the server is away, calls fail as transport errors; afterwards they work on the same client."""
 
     async def story(cluster: KubeCluster) -> None:
         await cluster.create(config_map("before"))
@@ -244,7 +244,7 @@ def test_no_call_waits_for_a_server_that_starts_again(plane: Plane) -> None:
 
 
 def test_an_opaque_template_is_fixed_to_its_last_leaf(plane: Plane) -> None:
-    """`self == oldSelf` holds for objects whose fields no schema knows."""
+    """`self == oldSelf` holds for objects whose fields are in no schema."""
 
     def with_config(**config: Any) -> Object:
         body = pool("fixed")

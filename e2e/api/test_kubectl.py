@@ -1,6 +1,4 @@
-"""What a person with kubectl sees and does: columns, wait, scale, explain, diff, selectors; and what other tools read
-from the conditions.
-"""
+"""kubectl as its users run it: columns, wait, scale, explain, diff, selectors, and conditions for other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from testing.operator.bad_manifests import DEPLOYMENT, GOOD, changed
 
 
 def cell(plane: Plane, *given: str) -> list[dict[str, str]]:
-    """A table of `kubectl get`, as rows by column. Cells are told apart by where the header's words begin."""
+    """Parse the table of `kubectl get` into rows by column; the header's words mark where cells begin."""
     header, *lines = plane.kubectl("get", *given).splitlines()
     starts = [i for i, c in enumerate(header) if c != " " and (i == 0 or header[i - 2 : i] == "  ")]
     names = [header[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
@@ -73,8 +71,9 @@ def test_a_wrong_field_is_named_before_anything_is_stored(plane: Plane, namespac
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_was_applied_shows_no_difference(plane: Plane, namespace: str, kind: str) -> None:
-    """Defaults are in the schema, so a GitOps tool sees no drift; the copy that client-side apply keeps is far from its
-    limit of 256 KiB.
+    """Defaults are in the schema, so a GitOps tool sees no drift.
+
+    The copy that client-side apply keeps is far below its limit of 256 KiB.
     """
     manifest = changed(GOOD[kind], {"metadata.namespace": namespace})
     plane.kubectl("apply", "-f", "-", stdin=manifest)
@@ -156,10 +155,10 @@ async def is_over(world: World) -> bool:
 
 
 def kstatus(found: Object) -> str:
-    """What kstatus (kubectl, Flux, Argo's health checks) makes of an object, by its rules for kinds it does not know.
+    """Return the status that kstatus (kubectl, Flux, Argo CD) derives from an object of an unfamiliar kind.
 
-    A status without observedGeneration and conditions counts as Current there; ours is written at the first look, and
-    conditions come with it, so that a tool that waits reads Ready as well.
+    A status without observedGeneration and conditions counts as Current there. The operator writes both at its first
+    pass, so that a tool that waits reads Ready as well.
     """
     status = found.get("status") or {}
     conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}

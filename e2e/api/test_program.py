@@ -1,6 +1,4 @@
-"""`python -m stoker.operator` as a process, against a real API server: probes, one leader of two, hand-over, nothing
-left on objects.
-"""
+"""`python -m stoker.operator` as a process on a real API server: probes, leader election, hand-over, a clean exit."""
 
 from __future__ import annotations
 
@@ -52,13 +50,13 @@ class Replica:
 
     @property
     def port(self) -> int:
-        """As its log says; 0 while it does not listen yet."""
+        """The port from its log; 0 before it listens."""
         found = re.search(r"listens on port (\d+)", self.text)
         return int(found[1]) if found else 0
 
     @property
     def text(self) -> str:
-        """Its log so far."""
+        """The log so far."""
         return Path(self.log.name).read_text(encoding="utf-8")
 
     def get(self, path: str) -> httpx.Response:
@@ -80,7 +78,7 @@ class Replica:
 
 
 def eventually(reached: Callable[[], bool], within_s: float = 60) -> float:
-    """Seconds until it was so."""
+    """Wait until the condition holds and return the seconds that it took."""
     began = time.monotonic()
     while time.monotonic() < began + within_s:
         if reached():

@@ -1,4 +1,4 @@
-"""Replicas of the whole program on one Lease: one works, the other takes over, none writes without the Lease."""
+"""Replicas of the whole program on one Lease: one works, another takes over, none writes without the Lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASE = LeaseConfig(duration_s=3, renew_deadline_s=2, retry_s=0.4)
 
 
 class ReplicaConfig(OperatorConfig):
-    """As in a file, but for the port of the fake programs."""
+    """The settings as in a file, apart from the port of the fake programs."""
 
     agent_port: int
 
@@ -31,7 +31,7 @@ class ReplicaConfig(OperatorConfig):
 
 @dataclass
 class Replica:
-    """One process's worth of operator, behind a proxy of its own."""
+    """One operator process, behind a proxy of its own."""
 
     program: OperatorProgram
     proxy: FaultProxy
@@ -43,17 +43,17 @@ class Replica:
         return self.program.elector.leading
 
     async def end(self) -> None:
-        """As on SIGTERM."""
+        """Stop the replica as SIGTERM does."""
         self.stop.set()
         await self.task
 
     async def crash(self) -> None:
-        """As on SIGKILL: the Lease is not given back."""
+        """Stop the replica as SIGKILL does: the Lease is not released."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
     def writes(self) -> int:
-        """Everything but the Lease."""
+        """Return the writes, without those to the Lease."""
         return self.proxy.writes
 
 
@@ -85,7 +85,7 @@ async def replica(
 
 
 async def until(reached: Callable[[], bool], what: str) -> float:
-    """Seconds until it is so."""
+    """Wait until the condition holds and return the seconds that it took."""
 
     async def asked() -> bool:
         return reached()
@@ -146,7 +146,7 @@ def test_a_leader_that_dies_is_replaced_when_its_lease_is_over(run: Callable[[St
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_begins(run: Callable[[Story], None]) -> None:
-    """Its other requests would still get through: it does not send them."""
+    """Its other requests would still arrive; it must not send them."""
 
     async def story(world: World) -> None:
         async with replica(world, "a") as a:

@@ -1,4 +1,4 @@
-"""The life of a training job in a test: begun, trained, saved, ended; and what must be true of it then."""
+"""The life of a training job in a test (start, training, save, end), with the assertions on its result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CLAIM = {
 
 
 async def begin(world: World, **spec: Any) -> None:
-    """A claim and a job of two pods, with pods that train and have saved once."""
+    """Create a claim and a job of two pods that train and have saved once."""
     await world.add(CLAIM)
     await world.add(job(**spec))
 
 
 async def trains(world: World) -> bool:
-    """The job is Running; its leader then says that it has saved."""
+    """Wait until the job is Running, then let its leader report a save."""
     status = await world.status("TrainingJob", "run")
     if status.get("phase") != "Running":
         return False
@@ -45,7 +45,7 @@ async def has_saved(world: World) -> bool:
 
 
 async def finish(world: World) -> None:
-    """All ranks have come to the end."""
+    """Report that all ranks have finished."""
     for pod in await world.list("Pod"):
         labels = pod["metadata"]["labels"]
         saves = [saved(labels["stoker.dev/job-uid"], int(labels["stoker.dev/attempt"]), SAVED_STEP)]
@@ -53,7 +53,7 @@ async def finish(world: World) -> None:
 
 
 async def to_the_end(world: World) -> None:
-    """From nothing to a job that is Completed."""
+    """Take a job from its creation to Completed."""
     await eventually(lambda: trains(world), what="the job trains")
     await eventually(lambda: has_saved(world), what="its save is verified")
     await finish(world)
@@ -65,7 +65,7 @@ async def to_the_end(world: World) -> None:
 
 
 async def assert_once(world: World, attempts: int = 1) -> None:
-    """Each pod of each attempt was made once, and there is one Checkpoint."""
+    """Assert that each pod of each attempt was made once, and that there is one Checkpoint."""
     made = Counter(world.kubelet.created.values())
     assert sorted(made.values()) == [1] * (2 * attempts), made
     found = await world.list("Checkpoint")
@@ -73,7 +73,7 @@ async def assert_once(world: World, attempts: int = 1) -> None:
 
 
 async def assert_at_rest(running: Running, quiet_s: float = 0.3) -> None:
-    """Once it has been quiet for a while, one more pass over everything asks the API server nothing."""
+    """Assert that one more pass over everything sends no request once the operator is quiet."""
     await running.rest(quiet_s)
     running.proxy.clear()
     await running.look_again()
@@ -81,7 +81,7 @@ async def assert_at_rest(running: Running, quiet_s: float = 0.3) -> None:
 
 
 async def assert_successor_writes_nothing(world: World) -> None:
-    """An operator that starts on what another left reads, and leaves it alone."""
+    """Assert that an operator which starts on another's cluster only reads."""
     async with world.operator() as fresh:
         await fresh.rest()
         assert [call for call in fresh.proxy.calls if call.writes] == []

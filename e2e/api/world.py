@@ -1,6 +1,4 @@
-"""One test's surroundings: a namespace with a fake kubelet and fake programs, and operators that reach the API server
-through a fault proxy each.
-"""
+"""The surroundings of one test: a namespace with fake kubelet and programs, and operators behind fault proxies."""
 
 from __future__ import annotations
 
@@ -41,19 +39,19 @@ Reached = Callable[[], Awaitable[bool]]
 
 @dataclass
 class Running:
-    """An operator at work, and the proxy that it goes through."""
+    """An operator at work, with the proxy of its requests."""
 
     operator: Operator
     proxy: FaultProxy
     task: asyncio.Task[None]
 
     async def crash(self) -> None:
-        """It ends in the middle of what it does; no word is said to the API server."""
+        """End the operator at once, without a last request to the API server."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def rest(self, quiet_s: float = 0.3, within_s: float = 40) -> None:
-        """Until it has asked nothing for a while and has nothing to do."""
+        """Wait until it has sent no request for a while and its queue is empty."""
         async with asyncio.timeout(within_s):
             for informer in self.operator.informers:
                 await informer.synced.wait()
@@ -64,7 +62,7 @@ class Running:
                 calls = len(self.proxy.calls)
 
     async def look_again(self) -> None:
-        """One more pass over everything, to its end."""
+        """Run one more pass over everything, to its end."""
         for kind in OURS:
             for resource in self.operator.store.of_kind(kind):
                 self.operator.queue.add(key_of(resource))
@@ -74,7 +72,7 @@ class Running:
 
 @dataclass
 class World:
-    """What a test can reach."""
+    """The objects and calls that a test can use."""
 
     plane: Plane
     api: ApiClient
@@ -105,7 +103,7 @@ class World:
     async def operator(
         self, plan: FaultPlan | None = None, *, settings: Settings | None = None, clock: Clock | None = None
     ) -> AsyncIterator[Running]:
-        """An operator for the test's namespace, behind a proxy of its own."""
+        """Start an operator for the test's namespace, behind a proxy of its own."""
         clock = clock or SystemClock()
         async with FaultProxy(self.plane.access, plan) as proxy:
             file = write_kubeconfig(self.folder / f"{self.namespace}-{next(self._numbers)}.yaml", proxy.url)
@@ -123,7 +121,7 @@ class World:
                 await cluster.close()
 
     def settings(self, **given: Any) -> Settings:
-        """Quick polls, and the port of the fake programs for every program."""
+        """Return settings with short poll periods and the port of the fake programs."""
         port = self.agents.port
         return Settings(
             **{"poll_interval_s": 0.1, "agent_port": port, "engine_port": port, "router_port": port, **given}
@@ -136,7 +134,7 @@ NewWorld = Callable[[], AbstractAsyncContextManager[World]]
 
 @asynccontextmanager
 async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[World]:
-    """A new namespace; kubelet and programs are at work while it is open."""
+    """Open a new namespace; its kubelet and programs run while it is open."""
     async with ApiClient(plane.access) as api, FakeAgents() as agents:
         await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         async with FakeKubelet(api, namespace, agents) as kubelet:
@@ -144,7 +142,7 @@ async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[Wor
 
 
 async def eventually(reached: Reached, within_s: float = 40, what: str = "") -> None:
-    """Wait until it is so.
+    """Wait until the condition holds.
 
     Raises:
         AssertionError: it never was.
@@ -159,7 +157,7 @@ async def eventually(reached: Reached, within_s: float = 40, what: str = "") -> 
 
 
 def job(name: str = "run", **spec: Any) -> Object:
-    """A TrainingJob of two pods."""
+    """Return a TrainingJob of two pods."""
     changes = {f"spec.{path.replace('__', '.')}": value for path, value in spec.items()}
     return changed(
         JOB, {"metadata.name": name, "spec.workers": {"replicas": 2}, "spec.training.totalSteps": 100, **changes}
@@ -167,7 +165,7 @@ def job(name: str = "run", **spec: Any) -> Object:
 
 
 async def all_of(one: Callable[[int], Awaitable[None]], numbers: Iterable[int], at_once: int = 6) -> None:
-    """The same story with every number, some at the same time.
+    """Run the same story with every number, some at the same time.
 
     Raises:
         AssertionError: naming the numbers that failed, from the first failure.
@@ -179,7 +177,7 @@ async def all_of(one: Callable[[int], Awaitable[None]], numbers: Iterable[int], 
         async with slots:
             try:
                 await one(number)
-            except Exception as failure:  # noqa: BLE001 - told together below
+            except Exception as failure:  # noqa: BLE001 - reported together below
                 failures[number] = failure
 
     await asyncio.gather(*(guarded(number) for number in numbers))
@@ -188,7 +186,7 @@ async def all_of(one: Callable[[int], Awaitable[None]], numbers: Iterable[int], 
 
 
 class ScaledClock(SystemClock):
-    """Time that is measured passes `factor` times faster; the date is the machine's."""
+    """A clock whose durations pass `factor` times faster; the date is the machine's."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

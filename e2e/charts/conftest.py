@@ -1,4 +1,4 @@
-"""A control plane without nodes for the charts: what an API server takes and refuses, who may do what, and upgrades."""
+"""A control plane without nodes for the charts: admission, access rights and upgrades."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from e2e.cluster.control_plane import ControlPlane
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
-    """An API server of its own with nothing installed."""
+    """Helm and kubectl on an API server of its own with nothing installed."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), "charts") as plane:
         yield Releases(Path(plane.kubeconfig))

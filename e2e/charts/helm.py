@@ -1,6 +1,4 @@
-"""Helm, as tests and scripts call it: the binary that `make kube-binaries` built, and folders of its own for everything
-that it keeps.
-"""
+"""Helm for tests and scripts: the binary of `make kube-binaries`, with folders of its own for its state."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ NAMESPACE = "stoker-system"
 
 
 class HelmFailed(RuntimeError):
-    """Helm ended with an error; the text is what it printed."""
+    """Raised when Helm fails; the text is its output."""
 
 
 def helm(
     *arguments: str, kubeconfig: Path | None = None, values: Mapping[str, Any] | None = None, timeout_s: float = 180
 ) -> str:
-    """What `helm ARGUMENTS` prints; `values` is passed as a values file.
+    """Run `helm ARGUMENTS` and return its output; `values` is passed as a values file.
 
     Raises:
         HelmFailed: exit status other than 0.
@@ -50,13 +48,13 @@ def helm(
 
 
 def rendered(chart: Path, values: Mapping[str, Any] | None = None, *options: str) -> list[dict[str, Any]]:
-    """The objects of a chart as `helm template` gives them, tests included, without a cluster."""
+    """Return the objects of a chart from `helm template`, tests included, without a cluster."""
     text = helm("template", "stoker", str(chart), "--namespace", NAMESPACE, *options, values=values)
     return objects(text)
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """The documents of a YAML stream, ordered by kind and name."""
+    """Return the documents of a YAML stream, ordered by kind and name."""
     found = [document for document in yaml.safe_load_all(text) if document]
     return sorted(
         found, key=lambda item: (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
@@ -64,6 +62,6 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def one(found: Sequence[Mapping[str, Any]], kind: str, name: str = "stoker") -> Mapping[str, Any]:
-    """The only object of that kind and name."""
+    """Return the only object with that kind and name."""
     (item,) = [item for item in found if item["kind"] == kind and item["metadata"]["name"] == name]
     return item

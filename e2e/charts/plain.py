@@ -1,8 +1,7 @@
-"""Plain manifests from the chart, for `kubectl apply -k deploy/`: what the chart makes with its default values, without
-Helm's marks.
+"""Plain manifests for `kubectl apply -k deploy/`: the chart with its default values, without Helm's labels.
 
 python -m e2e.charts.plain --write    write deploy/operator.yaml
-python -m e2e.charts.plain --check    exit status 1 when it is not what the chart gives
+python -m e2e.charts.plain --check    exit status 1 if the file differs from the chart
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ HEAD = "# Rendered from charts/stoker by `python -m e2e.charts.plain --write`; c
 
 
 def plain() -> str:
-    """The whole file."""
+    """Return the whole file."""
     found = rendered(STOKER, None, "--skip-tests")
     return HEAD + "---\n".join(yaml.safe_dump(_unmarked(item), sort_keys=False, width=140) for item in found)
 
@@ -32,7 +31,7 @@ def _unmarked(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 done or equal, 1 differs, 2 wrong command line."""
+    """Run the command and return the exit status: 0 done or equal, 1 differs, 2 wrong command line."""
     if arguments == ["--write"]:
         FILE.write_text(plain())
         return 0

@@ -1,4 +1,4 @@
-"""Charts installed into one cluster, and what kubectl says about them."""
+"""Charts installed into one cluster, and kubectl on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.cluster import binaries, tools
 
 
 class KubectlFailed(RuntimeError):
-    """kubectl ended with an error; the text is what it printed."""
+    """Raised when kubectl fails; the text is its output."""
 
 
 class Releases:
@@ -25,7 +25,7 @@ class Releases:
     def upgrade(
         self, name: str, chart: Path, namespace: str, *options: str, values: Mapping[str, Any] | None = None
     ) -> str:
-        """`helm upgrade --install`."""
+        """Run `helm upgrade --install`."""
         arguments = ["upgrade", "--install", name, str(chart), "--namespace", namespace, "--create-namespace", *options]
         return helm(*arguments, kubeconfig=self.kubeconfig, values=values)
 
@@ -33,7 +33,7 @@ class Releases:
         return helm("uninstall", name, "--namespace", namespace, "--wait", kubeconfig=self.kubeconfig)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What kubectl prints.
+        """Run kubectl and return its output.
 
         Raises:
             KubectlFailed: exit status other than 0.
@@ -45,21 +45,22 @@ class Releases:
         return done.stdout
 
     def list_all_kinds(self) -> None:
-        """Asks for the objects of every definition.
+        """List the objects of every definition.
 
-        Do so before deleting definitions: where the storage of one is not up yet, the API server cannot end its
-        objects, and does not try again for minutes.
+        Call it before deleting definitions. If the storage of one is not up yet, the API server cannot delete its
+        objects, and it retries only after minutes.
         """
         for definition in self.kubectl("get", "crd", "-o", "name").split():
             self.kubectl("get", definition.rpartition("/")[2], "--all-namespaces")
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """`kubectl get ... -o json`."""
+        """Return the objects of `kubectl get ... -o json`."""
         return dict(json.loads(self.kubectl("get", *arguments, "-o", "json")))
 
     def may(self, account: str, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
-        """Whether the service account `NAMESPACE:NAME` has that right; `resource` is PLURAL[.GROUP][/SUBRESOURCE], an
-        empty namespace means all.
+        """Return whether the service account `NAMESPACE:NAME` has that right.
+
+        `resource` is PLURAL[.GROUP][/SUBRESOURCE]; an empty namespace means all.
         """
         plural, _, subresource = resource.partition("/")
         plural, _, group = plural.partition(".")

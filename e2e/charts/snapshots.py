@@ -1,4 +1,4 @@
-"""What the charts give for chosen values, committed, so that a change of a template shows what it changes for whom.
+"""Committed output of the charts for chosen values, so that a template's change shows its effect on each case.
 
 python -m e2e.charts.snapshots --write    write e2e/charts/rendered/
 """
@@ -57,13 +57,13 @@ API_VERSIONS = ("--api-versions", "monitoring.coreos.com/v1", "--api-versions", 
 
 
 def snapshot(name: str) -> str:
-    """What the chart gives for one case, as committed."""
+    """Return the chart's output for one case, in the committed form."""
     found = rendered(STOKER, CASES[name], *API_VERSIONS)
     return "---\n".join(yaml.safe_dump(item, sort_keys=False, width=140) for item in found)
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 written, 2 wrong command line."""
+    """Run the command and return the exit status: 0 written, 2 wrong command line."""
     if arguments != ["--write"]:
         print(__doc__, file=sys.stderr)
         return 2

@@ -111,7 +111,7 @@ def test_editors_of_a_namespace_may_apply_jobs_and_not_pools(installed: Releases
 
 
 def test_an_upgrade_that_keeps_ones_values_takes_those_that_are_new(releases: Releases, tmp_path: Path) -> None:
-    """As the page of installation says, from a version that did not know `workloads.nodeOutageShare`."""
+    """The commands are those of docs/install.md, from a version without `workloads.nodeOutageShare`."""
     releases.upgrade(
         "later", without_value(tmp_path, "workloads", "nodeOutageShare"), "later", values={"log": {"level": "debug"}}
     )
@@ -123,7 +123,7 @@ def test_an_upgrade_that_keeps_ones_values_takes_those_that_are_new(releases: Re
 
 
 def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(releases: Releases, tmp_path: Path) -> None:
-    """The version before had one property less; a job made with it outlives upgrade and uninstall."""
+    """The version before had one property less; a job made with it remains after upgrade and uninstall."""
     for name in ("stoker", "stoker-crds"):
         if name in releases.kubectl("get", "secrets", "--namespace", NAMESPACE, "--ignore-not-found", "-o", "name"):
             releases.uninstall(name, NAMESPACE)
@@ -144,7 +144,7 @@ def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(rele
 
 
 def version_before(folder: Path) -> Path:
-    """The chart of the definitions as a version without `run.ttlSecondsAfterFinished` would be."""
+    """Return the chart of the definitions as it was without `run.ttlSecondsAfterFinished`."""
     chart = folder / "stoker-crds"
     shutil.copytree(CRDS, chart)
     meta = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -157,7 +157,7 @@ def version_before(folder: Path) -> Path:
 
 
 def without_value(folder: Path, section: str, name: str) -> Path:
-    """The chart as a version without that value would be."""
+    """Return the chart as it was without that value."""
     chart = folder / "stoker"
     shutil.copytree(STOKER, chart)
     values = yaml.safe_load((chart / "values.yaml").read_text())
@@ -176,7 +176,7 @@ def schema_of_run(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def generations(releases: Releases) -> dict[str, int]:
-    """Kind/name -> generation of what the charts made."""
+    """Return the generation of each object that the charts made, by kind/name."""
     listed = releases.get("deployments,networkpolicies,poddisruptionbudgets", "--namespace", NAMESPACE)["items"]
     listed += releases.get("crd")["items"]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["generation"] for item in listed}

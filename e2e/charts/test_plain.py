@@ -1,4 +1,4 @@
-"""`kubectl apply -k deploy/` for real: what it makes, what a second run changes, what each removal leaves."""
+"""`kubectl apply -k deploy/`: the objects that it makes, the effect of a second run, the rest after each removal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
 
 @pytest.fixture
 def applied(cluster: Releases) -> Releases:
-    """Everything as the page of installation says; over what is there already it changes nothing."""
+    """Apply everything as docs/install.md describes; a second run changes nothing."""
     cluster.kubectl("apply", "--server-side", "-k", str(DEPLOY))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", *(f"crd/{name}" for name in DEFINITIONS))
     return cluster
@@ -49,7 +49,7 @@ def test_every_manifest_becomes_an_object(applied: Releases) -> None:
 
 
 def test_the_operator_is_the_one_of_the_chart(applied: Releases) -> None:
-    """Compared as the API server completes both."""
+    """The two are compared in the form that the API server completes."""
     of_chart = dict(one(rendered(STOKER), "Deployment"))
     of_chart["metadata"] = {"name": "of-the-chart", "namespace": NAMESPACE}
     completed = applied.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(of_chart))
@@ -85,7 +85,7 @@ def test_without_the_operator_definitions_objects_and_key_stay(applied: Releases
 
 
 def test_removed_as_a_whole_nothing_stays(applied: Releases) -> None:
-    """No operator runs here, and the job has no finalizer: nothing waits for anybody."""
+    """No operator runs here and the job has no finalizer, so the deletion waits for nothing."""
     applied.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
     applied.list_all_kinds()
     applied.kubectl("delete", "-k", str(DEPLOY), "--timeout=60s")
@@ -98,7 +98,7 @@ def test_removed_as_a_whole_nothing_stays(applied: Releases) -> None:
 
 
 def subset(wanted: Any, live: Any) -> bool:
-    """Whether everything that is wanted is there; the API server adds defaults."""
+    """Return whether everything expected is there; the API server adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(subset(value, live.get(name)) for name, value in wanted.items())
     if isinstance(wanted, list):
@@ -107,7 +107,7 @@ def subset(wanted: Any, live: Any) -> bool:
 
 
 def generations(cluster: Releases) -> dict[str, Any]:
-    """What moves when anybody writes a spec, or for objects without one anything at all."""
+    """Return the numbers that change with a write to a spec, or with any write to an object without a spec."""
     kinds = "deployments,networkpolicies,poddisruptionbudgets,services,configmaps,serviceaccounts,roles,rolebindings"
     found = cluster.get(kinds, "--namespace", NAMESPACE, "--selector", "app.kubernetes.io/part-of=stoker")["items"]
     found += cluster.get("crd,clusterroles,clusterrolebindings", "--selector", "app.kubernetes.io/part-of=stoker")[

@@ -1,5 +1,6 @@
-"""The operator as a process with exactly the rights and the configuration that the chart gives it, on a real API
-server: it can do all of its work, and is refused nothing.
+"""The operator process with exactly the rights and the configuration of the chart, on a real API server.
+
+It can do all of its work, and no request is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def test_the_operator_does_its_work_with_the_rights_of_the_chart(tmp_path: Path,
 
 
 def works(releases: Releases) -> None:
-    """Every kind of object that the operator makes, patches and deletes."""
+    """Let the operator make, patch and delete an object of every kind that it owns."""
     wanted = [
         claim("checkpoints"),
         claim("logs"),
@@ -79,7 +80,7 @@ def works(releases: Releases) -> None:
 
 @contextmanager
 def operator(folder: Path, kubeconfig: Path, values: Mapping[str, Any]) -> Iterator[Path]:
-    """Runs it while entered; gives its log."""
+    """Run the operator while the context is entered; yield its log."""
     config = json.loads(one(rendered(STOKER, values), "ConfigMap")["data"]["config.json"])
     config["api"]["kubeconfig"] = str(kubeconfig)
     config["listen"] = {"host": "127.0.0.1", "port": 0}
@@ -103,7 +104,7 @@ def apply(releases: Releases, *objects: Mapping[str, Any]) -> None:
 
 
 def names(releases: Releases, kind: str, label: str) -> set[str]:
-    """The values of a label among the objects of a kind."""
+    """Return the values of a label among the objects of a kind."""
     found = releases.get(kind, "--namespace", PLACE)["items"]
     return {item["metadata"].get("labels", {}).get(label, "") for item in found}
 

@@ -1,4 +1,4 @@
-"""What the charts render, without a cluster."""
+"""The rendered charts, without a cluster."""
 
 from __future__ import annotations
 
@@ -160,12 +160,15 @@ def test_the_values_for_a_cluster_of_this_machine_name_the_images_that_are_built
 
 
 def rules(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every rule of every role."""
+    """Return every rule of every role."""
     return [rule for item in found if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, default) of every value; maps of resources and images' parts are followed, empty maps are values."""
+    """Yield (path, default) of every value.
+
+    Maps of resources and images are followed; empty maps are values.
+    """
     for key, value in values.items():
         if isinstance(value, Mapping) and value and key not in ("requests", "limits"):
             yield from leaves(value, f"{prefix}{key}.")

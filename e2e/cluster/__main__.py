@@ -22,7 +22,7 @@ from e2e.cluster.spec import NodeSpec, default_nodes, parse_nodes
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one verb; 1 and a line on the error stream if it fails."""
+    """Run one verb; print a line on the error stream and return 1 if it fails."""
     options = _parser().parse_args(arguments)
     try:
         return _VERBS[options.verb](options)
@@ -62,7 +62,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _env(options: argparse.Namespace) -> int:
-    """For `eval $(python -m e2e.cluster env)`."""
+    """Print the exports for `eval $(python -m e2e.cluster env)`."""
     cluster = Cluster(options.name)
     print(f"export KUBECONFIG={cluster.kubeconfig} PATH={binaries.bin_folder()}:$PATH")
     return 0

@@ -1,4 +1,4 @@
-"""The few requests that starting a cluster takes, to its API server as an administrator."""
+"""The requests that the start of a cluster needs, sent to its API server as an administrator."""
 
 import ssl
 from pathlib import Path
@@ -12,7 +12,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 class Api:
-    """JSON over HTTPS with a client certificate. Every answer that is no success raises `httpx.HTTPStatusError`."""
+    """JSON over HTTPS with a client certificate; an error status raises `httpx.HTTPStatusError`."""
 
     def __init__(self, url: str, keys: Path, *, user: str = "admin") -> None:
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
@@ -28,27 +28,27 @@ class Api:
         self.close()
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Close the connections."""
         self._client.close()
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """The object at `path`; None if it does not exist."""
+        """Return the object at `path`; None if it does not exist."""
         answer = self._client.get(path)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         return self._object(answer)
 
     def apply(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Makes the object at `path`, or makes it so."""
+        """Create the object at `path`, or update it."""
         parameters = {"fieldManager": "cluster", "force": "true"}
         return self._object(self._client.patch(path, params=parameters, json=document, headers={"Content-Type": APPLY}))
 
     def merge(self, path: str, change: dict[str, Any]) -> dict[str, Any]:
-        """Changes some fields of the object at `path`."""
+        """Change some fields of the object at `path`."""
         return self._object(self._client.patch(path, json=change, headers={"Content-Type": MERGE}))
 
     def delete(self, path: str) -> None:
-        """Deletes the object at `path`, if it exists."""
+        """Delete the object at `path`, if it exists."""
         answer = self._client.delete(path)
         if answer.status_code != httpx.codes.NOT_FOUND:
             answer.raise_for_status()

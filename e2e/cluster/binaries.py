@@ -30,16 +30,16 @@ BIN_VARIABLE = "STOKER_KUBE_BIN"
 
 
 class MissingBinaries(RuntimeError):
-    """A program of the cluster is not there, or could not be built; the message is one line that says what to do."""
+    """Raised if a program of the cluster is missing or could not be built; the message names the remedy."""
 
 
 def cache() -> Path:
-    """Where built programs, node stores and images are kept between runs."""
+    """Return the folder that keeps built programs, node stores and images between runs."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "stoker") / "kube"
 
 
 def bin_folder() -> Path:
-    """The folder that holds (or will hold) every program, flat, with the CNI plugins in `cni/`."""
+    """Return the flat folder for all programs, with the CNI plugins in `cni/`; it may not exist yet."""
     if given := os.environ.get(BIN_VARIABLE):
         return Path(given).resolve()
     key = hashlib.sha256(" ".join(tool.key for tool in tools.ALL).encode()).hexdigest()[:12]
@@ -47,7 +47,7 @@ def bin_folder() -> Path:
 
 
 def find(wanted: Iterable[Tool] = tools.ALL) -> Path:
-    """The folder with the programs of the `wanted` tools, without building any.
+    """Return the folder with the programs of the `wanted` tools; build nothing.
 
     Raises:
         MissingBinaries: naming the programs that are not there.
@@ -65,12 +65,12 @@ def find(wanted: Iterable[Tool] = tools.ALL) -> Path:
 
 
 def missing_programs(tool: Tool, folder: Path) -> list[str]:
-    """The programs of one tool that `folder` does not hold."""
+    """Return the programs of one tool that `folder` lacks."""
     return [name for name in tool.programs.values() if not os.access(folder / name, os.X_OK)]
 
 
 def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
-    """Builds the `wanted` tools that are missing and returns the folder with all of them.
+    """Build the `wanted` tools that are missing and return the folder with all of them.
 
     Raises:
         MissingBinaries: if Go is missing or too old, or a build failed (with the end of its output).
@@ -87,8 +87,9 @@ def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
 
 @contextmanager
 def _go_caches(folder: Path) -> Iterator[dict[str, str]]:
-    """Variables that point Go's caches below `folder`, which the last build to end removes: with it, what an
-    interrupted one left.
+    """Set variables that put Go's caches below `folder`.
+
+    The last build to end removes the folder, together with the rest of an interrupted build.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as file:
@@ -102,7 +103,7 @@ def _go_caches(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _built(tool: Tool, caches: dict[str, str]) -> Path:
-    """The cache folder of one tool, built if it is not there."""
+    """Return the cache folder of one tool; build it if it is missing."""
     target = cache() / "tools" / tool.key
     if target.is_dir():
         return target
@@ -113,7 +114,7 @@ def _built(tool: Tool, caches: dict[str, str]) -> Path:
 
 
 def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
-    """Runs the ordinary `go build`, one package after the other, then renames the result to `target`."""
+    """Run `go build` for one package after the other, then rename the result to `target`."""
     go = shutil.which("go")
     if go is None:
         raise MissingBinaries(
@@ -152,7 +153,7 @@ def _go(tool: Tool, command: list[str], caches: dict[str, str]) -> None:
 
 
 def _publish(tool: Tool, built: Path, folder: Path) -> None:
-    """Links one tool's programs into the common folder; each link appears whole or not at all."""
+    """Link one tool's programs into the common folder; each link appears whole or not at all."""
     for name in tool.programs.values():
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +172,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def main(names: list[str]) -> int:
-    """Builds what is named on the command line (everything by default) and prints the folder."""
+    """Build the tools on the command line (default: all) and print the folder."""
     known = {tool.name: tool for tool in tools.ALL}
     if unknown := [name for name in names if name not in known]:
         print(f"no tool {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)

@@ -31,19 +31,19 @@ from e2e.cluster.waiting import wait_until
 from e2e.images.store import ImageStore
 
 LOST_AFTER_S = 6
-"""A node that is silent for so long is NotReady."""
+"""Silence after which a node is NotReady."""
 READY_S = 60.0
 
 
 class Cluster:
-    """A cluster by name. Making the object starts nothing and finds what runs already.
+    """A cluster by name; the constructor starts nothing and finds a running one.
 
     Args:
         name: 1 to 32 letters, digits, dashes; two clusters with different names live side by side.
         nodes: what `up` starts with.
         detached: processes outlive this one, until `down`; otherwise they die with the thread that started them.
         lost_pods_after_s: how long after its node is lost a pod is deleted (the default toleration of pods).
-        report: told each step of starting.
+        report: receives each step of the start.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Cluster:
     # life
 
     def up(self) -> None:
-        """Starts everything and waits until every node is Ready.
+        """Start everything and wait until every node is Ready.
 
-        What an earlier run of this name left behind is removed first.
+        The remains of an earlier run with this name are removed first.
 
         Raises:
             Unprepared: if the machine lacks something; nothing has been started then.
@@ -96,7 +96,7 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """Stops everything and removes every trace: processes, mounts, cgroups, bridge, routes, state.
+        """Stop everything and remove every trace: processes, mounts, cgroups, bridge, routes, state.
 
         Built programs and images stay in the cache.
         """
@@ -117,7 +117,7 @@ class Cluster:
 
     @property
     def running(self) -> bool:
-        """Whether its API server runs."""
+        """Return whether the API server runs."""
         return (self.folder / "control-plane").exists() and self._plane().api_server.alive
 
     def _start(self) -> None:
@@ -150,7 +150,7 @@ class Cluster:
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """Its nodes by name, also those that were killed, until they are removed."""
+        """Return the nodes by name; a killed node stays until it is removed."""
         found = {}
         for file in sorted((self.folder / "nodes").glob("*/spec.json")):
             note = json.loads(file.read_text())
@@ -159,9 +159,7 @@ class Cluster:
         return found
 
     def add_node(self, spec: NodeSpec) -> Node:
-        """A further node, or a new machine under the name of one that was killed; returns when it is Ready and shows
-        what it offers.
-        """
+        """Add a node, or replace the machine of a killed one; return once it is Ready and offers its resources."""
         if (earlier := self.nodes.get(spec.name)) is not None:
             if earlier.alive:
                 raise ClusterError(f"node {spec.name} is there already")
@@ -182,12 +180,12 @@ class Cluster:
         return node
 
     def kill_node(self, name: str) -> None:
-        """The machine loses its power: everything on it ends at once, the API server learns it by its silence."""
+        """End every process of the node at once, as a power cut does; the API server only misses its heartbeats."""
         self._node(name).kill()
         self._route_services()
 
     def remove_node(self, name: str) -> None:
-        """Takes a node away for good, with its Node object and its disk."""
+        """Remove a node for good, with its Node object and its disk."""
         node = self._node(name)
         node.remove()
         with self.api() as api:
@@ -200,7 +198,7 @@ class Cluster:
         return node
 
     def _enlist(self, spec: NodeSpec) -> Node:
-        """Notes a new node with the lowest free slot."""
+        """Record a new node with the lowest free slot."""
         taken = {node.slot for node in self.nodes.values()}
         slot = next((slot for slot in range(MAX_NODES) if slot not in taken), None)
         if slot is None:
@@ -211,7 +209,7 @@ class Cluster:
         return Node(folder, self.name, spec, slot, self.network)
 
     def _welcome(self, api: Api, node: Node) -> None:
-        """Waits until the node is Ready, then gives its Node object its labels and extended resources."""
+        """Wait until the node is Ready, then set labels and extended resources on its Node object."""
         path = f"/api/v1/nodes/{node.name}"
         if not wait_until(lambda: _is_ready(api.get(path)), timeout_s=READY_S, every_s=0.1):
             raise ClusterError(f"node {node.name} is not Ready after {READY_S:.0f} s; {node.trouble()}")
@@ -222,7 +220,7 @@ class Cluster:
         self._report(f"{node.name} is Ready")
 
     def _route_services(self) -> None:
-        """This machine reaches Services through a node that lives."""
+        """Route this machine's requests to Services through a running node."""
         living = [node.slot for node in self.nodes.values() if node.alive]
         network.route_services(self.network, min(living, default=None))
 
@@ -230,7 +228,7 @@ class Cluster:
 
     @property
     def network(self) -> Network:
-        """Its addresses.
+        """Return the cluster's addresses.
 
         Raises:
             ClusterError: if it does not run.
@@ -242,23 +240,23 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator."""
+        """The kubeconfig of an administrator."""
         return self._plane().kubeconfig
 
     @property
     def plane(self) -> ControlPlane:
-        """Its control plane: kubeconfigs of other users, restarts of the API server."""
+        """The control plane: kubeconfigs of other users, restarts of the API server."""
         return self._plane()
 
     def api(self) -> Api:
-        """Its API as an administrator."""
+        """Return the API as an administrator."""
         return Api(self._plane().url, self.kubeconfig.parent)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-        """What `kubectl` prints.
+        """Run kubectl and return its output.
 
         Raises:
-            ClusterError: if it fails, with what it said.
+            ClusterError: if it fails, with its output.
         """
         command = [str(binaries.bin_folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s)
@@ -267,11 +265,14 @@ class Cluster:
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """What `kubectl get ... -o json` prints, as data."""
+        """Return the data of `kubectl get ... -o json`."""
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
 
     def volume(self, namespace: str, claim: str) -> Path:
-        """The folder on this machine behind a bound claim; it stays readable after the claim is gone, until `down`."""
+        """Return the folder on this machine behind a bound claim.
+
+        It stays readable after the claim is gone, until `down`.
+        """
         name = self.get("persistentvolumeclaim", claim, f"--namespace={namespace}")["spec"].get("volumeName")
         if not name:
             raise ClusterError(f"claim {namespace}/{claim} is not bound yet")
@@ -279,9 +280,7 @@ class Cluster:
 
     @contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[str]:
-        """A tunnel of `kubectl port-forward` to `target` (`service/x`, `pod/y`); gives its address,
-        `http://127.0.0.1:...`.
-        """
+        """Yield `http://127.0.0.1:...`, the address of a `kubectl port-forward` to `target` (`service/x`, `pod/y`)."""
         command = [str(binaries.bin_folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig)]
         with PortForward(command, namespace, target, port) as tunnel:
             yield tunnel.url

@@ -1,5 +1,6 @@
-"""etcd and kube-apiserver, and, when asked for, the controller-manager and the scheduler: a real Kubernetes API in
-about three seconds, without root.
+"""A real Kubernetes API in about three seconds, without root.
+
+It runs etcd and kube-apiserver and, if configured, the controller-manager and the scheduler.
 
     with ControlPlane(folder) as plane:
         subprocess.run(["kubectl", "--kubeconfig", plane.kubeconfig, "get", "ns"])
@@ -86,28 +87,29 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Where the API server listens."""
+        """The address at which the API server listens."""
         return f"https://{self.address}:{self.port}"
 
     @property
     def authority(self) -> Authority:
-        """Signs what the cluster's programs trust."""
+        """The authority that signs the certificates of the cluster's programs."""
         return Authority(self.folder / "keys")
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator (group `system:masters`)."""
+        """The kubeconfig of an administrator (group `system:masters`)."""
         path = self.folder / "keys" / "admin.kubeconfig"
         return path if path.exists() else self.kubeconfig_of("admin", ("system:masters",))
 
     def kubeconfig_of(self, user: str, groups: tuple[str, ...] = (), *, url: str | None = None) -> Path:
-        """A fresh kubeconfig of any user, for RBAC and for clients behind a proxy (`url`); overwrites an earlier one of
-        that user.
+        """Write a new kubeconfig of any user, for RBAC and for clients behind a proxy (`url`).
+
+        It overwrites an earlier one of that user.
         """
         return self.authority.kubeconfig(user, url or self.url, groups)
 
     def start(self) -> None:
-        """Starts what is not running and waits until it works.
+        """Start the missing processes and wait until they work.
 
         Raises:
             ClusterError: if a part ends or does not answer in time, with the end of its log.
@@ -129,21 +131,21 @@ class ControlPlane:
             )
 
     def stop(self) -> None:
-        """Ends every process; the state stays in `folder`."""
+        """End every process; the state stays in `folder`."""
         for program in (self.scheduler, self.controller_manager, self.api_server, self.etcd):
             program.stop(grace_s=0)
 
     def stop_api_server(self) -> None:
-        """Kills the API server; every client loses its connections. Its state and port stay."""
+        """Kill the API server; clients lose their connections, its state and port stay."""
         self.api_server.stop(grace_s=0)
 
     def restart_api_server(self) -> None:
-        """Kills the API server and starts it again on the same port with the same state."""
+        """Kill the API server and start it again with the same port and state."""
         self.stop_api_server()
         self.start_api_server()
 
     def start_api_server(self) -> None:
-        """Starts the API server, if it does not run, and waits until it is ready."""
+        """Start the API server, if it does not run, and wait until it is ready."""
         if self.api_server.alive:
             return
         keys = self.folder / "keys"
@@ -198,7 +200,7 @@ class ControlPlane:
         )
 
     def start_storage(self) -> None:
-        """Starts etcd alone."""
+        """Start etcd alone."""
         if self.etcd.alive:
             return
         peer = f"http://127.0.0.1:{self._port('etcd-peer')}"
@@ -271,11 +273,11 @@ class ControlPlane:
         return f"http://127.0.0.1:{self._port('etcd')}"
 
     def _first_service_address(self) -> str:
-        """Where pods reach the API server as `kubernetes.default.svc`."""
+        """Return the address at which pods reach the API server as `kubernetes.default.svc`."""
         return self._service_range.partition("/")[0].rpartition(".")[0] + ".1"
 
     def _port(self, what: str) -> int:
-        """A port that was free when it was first asked for, noted in `folder`."""
+        """Return a port that was free at the first call, recorded in `folder`."""
         note = self.folder / f"{what}.port"
         if not note.exists():
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +285,7 @@ class ControlPlane:
         return int(note.read_text())
 
     def _answers(self, path: str) -> bool:
-        """Whether the API server answers a GET with 200."""
+        """Return whether the API server answers a GET with 200."""
         pair = self.authority.folder
         if not (pair / "admin.kubeconfig").exists():
             self.kubeconfig_of("admin", ("system:masters",))
@@ -297,7 +299,10 @@ class ControlPlane:
 
 
 def _free_port(address: str) -> int:
-    """Ports below the kernel's range for outgoing connections, from which a client could take a stopped server's."""
+    """Return a free port below the kernel's range for outgoing connections.
+
+    Inside the range, a client could take the port of a stopped server.
+    """
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((address, random.randint(20_000, 32_000)))

@@ -1,9 +1,9 @@
-"""What goes wrong with a test cluster; every message names the thing and what to do or where to look."""
+"""Errors of a test cluster; every message names the object and the remedy or the log to read."""
 
 
 class ClusterError(RuntimeError):
-    """A part of the cluster did not start, answer or stop."""
+    """Raised if a part of the cluster does not start, answer or stop."""
 
 
 class Unprepared(ClusterError):
-    """The machine lacks something that a cluster needs; one line for each thing."""
+    """Raised if the machine lacks a requirement; the message has one line for each."""

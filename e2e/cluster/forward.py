@@ -14,7 +14,7 @@ START_S = 20.0
 
 
 class PortForward:
-    """Runs `kubectl port-forward` while it is entered."""
+    """A `kubectl port-forward` that runs while the context is entered."""
 
     def __init__(self, kubectl: Sequence[str], namespace: str, target: str, port: int) -> None:
         self._target = target

@@ -1,5 +1,6 @@
-"""The cgroups of one node: a subtree below this process's own group in every hierarchy of version 1 that the machine
-has, below the root in version 2 alone.
+"""The cgroups of one node.
+
+Version 1: a subtree below this process's own group in every hierarchy. Version 2 alone: a subtree below the root.
 """
 
 import time
@@ -19,11 +20,11 @@ class Hierarchy:
     """`memory`, `cpu,cpuacct`, `name=systemd`; empty for the unified hierarchy."""
 
     path: str
-    """Our group in it, as this process sees it."""
+    """This process's group in it, as the process sees it."""
 
     @property
     def mount(self) -> Path:
-        """Where it is mounted on this machine."""
+        """Return the mount point on this machine."""
         name = self.controllers.removeprefix("name=")
         if name:
             return ROOT / name
@@ -31,13 +32,13 @@ class Hierarchy:
 
 
 def hierarchies(text: str) -> list[Hierarchy]:
-    """The lines of `/proc/self/cgroup`."""
+    """Return the lines of `/proc/self/cgroup`."""
     parts = (line.split(":", 2) for line in text.splitlines())
     return [Hierarchy(controllers, path) for _, controllers, path in parts]
 
 
 def make(name: str) -> list[Path]:
-    """Makes the group `name` below ours in every mounted hierarchy and returns the folders."""
+    """Make the group `name` below this process's group in every mounted hierarchy and return the folders."""
     made = []
     ours = hierarchies(Path("/proc/self/cgroup").read_text())
     for hierarchy in ours:
@@ -54,7 +55,7 @@ def make(name: str) -> list[Path]:
 
 
 def remove(groups: list[Path], *, timeout_s: float = 10) -> None:
-    """Removes the groups with everything below them.
+    """Remove the groups with everything below them.
 
     Raises:
         ClusterError: if a process is still in one of them.
@@ -67,13 +68,14 @@ def remove(groups: list[Path], *, timeout_s: float = 10) -> None:
 
 
 def find(name: str) -> list[Path]:
-    """Every group called `name` below this machine's hierarchies, for checks that nothing is left."""
+    """Return every group called `name` below this machine's hierarchies; used to check that nothing is left."""
     return sorted(path for path in ROOT.rglob(name) if path.is_dir())
 
 
 def _root_with_controllers() -> Path:
-    """Version 2 alone: only groups without processes of their own hand controllers on, and ours has some; the root
-    always may.
+    """Return the root of version 2.
+
+    Only groups without processes delegate controllers; this process's group has some, and the root is exempt.
     """
     try:
         for controller in (ROOT / "cgroup.controllers").read_text().split():

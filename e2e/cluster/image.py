@@ -1,5 +1,6 @@
-"""A small image out of this machine's static busybox, written without a builder: what pods sleep in (`pause`) and what
-tests use as a shell.
+"""A small image of this machine's static busybox, written without a builder.
+
+It is the `pause` image of pods and the shell of tests.
 
 localhost/stoker/busybox:1     every applet in /bin; without a command it sleeps
 """
@@ -30,7 +31,7 @@ _FOLDERS = {
 
 
 def busybox_archive(folder: Path) -> Path:
-    """An OCI archive with the image `BUSYBOX`, written into `folder` unless it is there.
+    """Write an OCI archive of the image `BUSYBOX` into `folder`, unless it is there.
 
     The same busybox always gives the same bytes.
 
@@ -69,7 +70,7 @@ def _layer(program: bytes, applets: list[str]) -> bytes:
 
 
 def _archive(name: str, layer: bytes) -> bytes:
-    """One image with one layer as the tar that `ctr images import` takes."""
+    """Return an image with one layer as the tar that `ctr images import` reads."""
     config = {
         "architecture": "amd64",
         "os": "linux",

@@ -24,7 +24,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates for one cluster; its own pair lies in `folder` and is read again by later processes."""
+    """The authority that signs certificates for one cluster; later processes read its pair from `folder`."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -36,17 +36,17 @@ class Authority:
         self._certificate = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
 
     def client(self, user: str, groups: tuple[str, ...] = ()) -> Pair:
-        """A certificate by which the API server knows `user` and its groups."""
+        """Return a certificate that identifies `user` and its groups to the API server."""
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
         return self._issue(user, groups, usage, None)
 
     def server(self, user: str, names: list[str], groups: tuple[str, ...] = ()) -> Pair:
-        """A certificate for a program that answers under `names` (DNS names and addresses)."""
+        """Return a certificate for a server with these `names` (DNS names and addresses)."""
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return self._issue(user, groups, usage, x509.SubjectAlternativeName([_general_name(name) for name in names]))
 
     def kubeconfig(self, user: str, url: str, groups: tuple[str, ...] = ()) -> Path:
-        """A kubeconfig file (mode 0600) with a fresh client certificate of `user` inside."""
+        """Write a kubeconfig file (mode 0600) with a new client certificate of `user`."""
         pair = self.client(user, groups)
         document = {
             "apiVersion": "v1",
@@ -106,7 +106,7 @@ class Authority:
 
 
 def service_account_keys(folder: Path) -> Pair:
-    """The pair that signs service account tokens: private `key`, public half in `certificate`."""
+    """Return the pair that signs service account tokens: private `key`, public half in `certificate`."""
     pair = Pair(folder / "service-accounts.pub", folder / "service-accounts.key")
     if not pair.key.exists():
         key = ec.generate_private_key(ec.SECP256R1())

@@ -41,29 +41,29 @@ class Network:
 
     @property
     def services(self) -> str:
-        """Where Services get their addresses."""
+        """The range of Service addresses."""
         return f"10.{self.octet}.128.0/20"
 
     @property
     def pods(self) -> str:
-        """All pods."""
+        """The range of all pods."""
         return f"10.{self.octet}.64.0/18"
 
     def node(self, slot: int) -> str:
-        """A node's address."""
+        """Return a node's address."""
         return f"10.{self.octet}.0.{10 + slot}"
 
     def pods_of(self, slot: int) -> str:
-        """The pods of one node."""
+        """Return the pod range of one node."""
         return f"10.{self.octet}.{64 + slot}.0/24"
 
     def link(self, slot: int) -> str:
-        """The name of this machine's end of a node's cable."""
+        """Return the name of this machine's end of a node's cable."""
         return f"{self.bridge}-{slot}"
 
 
 def claim(folder: Path, cluster: str) -> Network:
-    """The network of `cluster`, claimed by a file in `folder` until `release`.
+    """Claim a network for `cluster` by a file in `folder`, until `release`.
 
     Raises:
         ClusterError: if all are taken.
@@ -86,21 +86,22 @@ def claim(folder: Path, cluster: str) -> Network:
 
 
 def claimed(folder: Path, cluster: str) -> Network | None:
-    """The network that `cluster` holds, if any."""
+    """Return the network of `cluster`, or None."""
     return next(
         (Network(octet) for octet in range(FIRST, LAST + 1) if _claimed_by(folder / str(octet)) == cluster), None
     )
 
 
 def release(folder: Path, cluster: str) -> None:
-    """Gives the cluster's network back."""
+    """Release the cluster's network."""
     if (mine := claimed(folder, cluster)) is not None:
         (folder / str(mine.octet)).unlink()
 
 
 def raise_bridge(network: Network) -> None:
-    """Makes the bridge, with this machine on it; what has no node yet is unreachable instead of leaving by the default
-    route.
+    """Create the bridge, with this machine on it.
+
+    Addresses without a node are unreachable and do not leave by the default route.
     """
     _ip("link", "add", network.bridge, "type", "bridge")
     _ip("address", "add", f"{network.gateway}/24", "dev", network.bridge)
@@ -109,7 +110,7 @@ def raise_bridge(network: Network) -> None:
 
 
 def remove_bridge(network: Network) -> None:
-    """Removes the bridge and, with it, every route over it."""
+    """Remove the bridge and, with it, every route over it."""
     for arguments in (
         ("link", "delete", network.bridge),
         ("route", "delete", "unreachable", network.everything, "metric", "4000"),
@@ -118,22 +119,20 @@ def remove_bridge(network: Network) -> None:
 
 
 def connect(network: Network, slot: int, pid: int) -> None:
-    """Lays a cable from the bridge into the network namespace of process `pid` (there: `eth0`) and a route to the
-    node's pods.
-    """
+    """Connect the bridge with the network namespace of process `pid` (there: `eth0`) and route the node's pods."""
     _ip("link", "add", network.link(slot), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     _ip("link", "set", network.link(slot), "master", network.bridge, "up")
     _ip("route", "replace", network.pods_of(slot), "via", network.node(slot), "dev", network.bridge)
 
 
 def disconnect(network: Network, slot: int) -> None:
-    """Removes what `connect` made; what is gone already is fine."""
+    """Remove the work of `connect`; missing parts are no error."""
     for arguments in (("link", "delete", network.link(slot)), ("route", "delete", network.pods_of(slot))):
         subprocess.run(["ip", *arguments], capture_output=True, check=False)
 
 
 def route_services(network: Network, slot: int | None) -> None:
-    """Sends this machine's requests to Services through one node, or to none."""
+    """Route this machine's requests to Services through one node, or through none."""
     if slot is None:
         subprocess.run(["ip", "route", "delete", network.services], capture_output=True, check=False)
     else:

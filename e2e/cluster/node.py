@@ -28,7 +28,7 @@ BOX = Path(__file__).with_name("node_init.py")
 
 
 class Node:
-    """A node of `cluster` in `folder`; `slot` gives its addresses."""
+    """Node of `cluster` in `folder`; `slot` gives its addresses."""
 
     def __init__(self, folder: Path, cluster: str, spec: NodeSpec, slot: int, addresses: Network) -> None:
         self.folder = folder
@@ -40,27 +40,28 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its name in the cluster."""
+        """The node's name in the cluster."""
         return self.spec.name
 
     @property
     def alive(self) -> bool:
-        """Whether its first process runs."""
+        """Return whether its first process runs."""
         return self._program.alive
 
     @property
     def pid(self) -> int:
-        """Its first process, as this machine sees it; `nsenter -t PID -a` goes inside."""
+        """The pid of its first process on this machine; `nsenter -t PID -a` enters the node."""
         return int((self.folder / "opened").read_text())
 
     def prepare(self, images: ImageStore) -> None:
-        """Gives it an image store: a clone of the common one. Needs no running control plane, may run in a thread."""
+        """Clone the common image store for the node; needs no control plane and may run in a thread."""
         self.folder.mkdir(parents=True, exist_ok=True)
         images.clone_to(self.folder / "containerd")
 
     def open(self, plane: ControlPlane, bin_folder: Path, archives: Sequence[Path], *, detached: bool) -> None:
-        """Opens its namespaces, lays its cable, starts containerd and imports the small images `archives`; the kubelet
-        waits for `join`.
+        """Open its namespaces, connect it, start containerd and import the images `archives`.
+
+        `join` starts the kubelet.
         """
         config = self._write_configuration(plane, bin_folder, archives)
         self._program.start([sys.executable, "-I", str(BOX), "open", str(config)], detached=detached)
@@ -71,11 +72,11 @@ class Node:
         (self.folder / "connected").touch()
 
     def join(self) -> None:
-        """Starts the kubelet and kube-proxy; the API server answers."""
+        """Start the kubelet and kube-proxy; call it once the API server answers."""
         (self.folder / "joinable").touch()
 
     def kill(self) -> None:
-        """Every process of it at once, as when the machine loses its power; its disk stays."""
+        """Kill every process of the node at once, as a power cut does; its disk stays."""
         inner = started_at(self.pid) if (self.folder / "opened").exists() else None
         self._program.stop(grace_s=0)
         if inner is not None and not wait_until(lambda: started_at(self.pid) != inner, timeout_s=20):
@@ -84,7 +85,7 @@ class Node:
         groups.remove(groups.find(self._group))
 
     def remove(self) -> None:
-        """Kills it and throws its disk away."""
+        """Kill the node and remove its disk."""
         self.kill()
         if mounts := [
             line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if f"{self.folder}/" in line
@@ -93,12 +94,12 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def trouble(self) -> str:
-        """The ends of its logs on one line, for an error message."""
+        """Return the ends of its logs on one line, for an error message."""
         names = ("node", "containerd", "kubelet")
         return "; ".join(f"{name}: {Program(name, self.folder).tail(2)}" for name in names)
 
     def _write_configuration(self, plane: ControlPlane, bin_folder: Path, archives: Sequence[Path]) -> Path:
-        """Writes every file that the node's programs read; a store of an earlier life is left as it is."""
+        """Write every file that the node's programs read; an existing store stays as it is."""
         for note in ("opened", "connected", "joinable"):
             (self.folder / note).unlink(missing_ok=True)
         address, gateway = self._network.node(self.slot), self._network.gateway

@@ -6,7 +6,7 @@ Run by file name with the standard library alone; `node.py` writes the configura
     python -I node_init.py init CONFIG    pid 1: mounts, network, containerd; kubelet and kube-proxy when the API server
     answers; then it reaps and restarts
 
-All mounts happen in the node's own mount namespace. Files in the node's folder tell the two sides about each other:
+All mounts happen in the node's own mount namespace. Files in the node's folder connect the two sides:
 `opened` (our pid as this machine sees it), `connected` (the cable is in), `joinable` (the API server answers).
 """
 
@@ -77,7 +77,7 @@ def mount_everything(folder: Path, config: Config) -> None:
 
 
 def mount_groups() -> None:
-    """The cgroup hierarchies as the node's cgroup namespace shows them: its own subtree is the root."""
+    """Mount the cgroup hierarchies as the node's cgroup namespace shows them: its own subtree is the root."""
     kinds = [line.split(":", 2)[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
     if kinds == [""]:
         run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
@@ -94,7 +94,7 @@ def mount_groups() -> None:
 
 
 def free_the_root_group(root: Path) -> None:
-    """Version 2 gives controllers only to groups without processes of their own: ours go into a leaf."""
+    """Move this node's processes into a leaf: version 2 delegates controllers only to groups without processes."""
     (root / "node").mkdir()
     (root / "node" / "cgroup.procs").write_text(str(os.getpid()))
     for controller in (root / "cgroup.controllers").read_text().split():
@@ -102,7 +102,7 @@ def free_the_root_group(root: Path) -> None:
 
 
 def stand_in_for_machine_settings(folder: Path) -> None:
-    """The kubelet sets some settings of the whole machine: it gets files that look like them."""
+    """Mount files over the machine-wide settings that the kubelet writes."""
     (folder / "settings").mkdir(exist_ok=True)
     for name in MACHINE_WIDE:
         path = Path("/proc/sys", name)
@@ -150,7 +150,7 @@ def start(folder: Path, config: Config, name: str) -> int:
 
 
 def watch(folder: Path, config: Config, running: dict[int, str]) -> None:
-    """Reaps every orphan; a program of the node that ends is started again, as a service manager would."""
+    """Reap every orphan and restart programs of the node that end, as a service manager does."""
     while True:
         pid, _ = os.wait()
         if name := running.pop(pid, None):

@@ -1,4 +1,4 @@
-"""What this machine lacks for a cluster, one line each, asked before anything starts."""
+"""Requirements that this machine lacks for a cluster, one line each, checked before the start."""
 
 import os
 import shutil
@@ -31,10 +31,10 @@ ip link add probe type bridge && ip link add one type veth peer name two \\
 
 
 def missing(*, building: bool = True) -> list[str]:
-    """One line for each thing that is not there; empty when a cluster can start.
+    """Return one line for each missing requirement; empty when a cluster can start.
 
     Args:
-        building: Go may build the programs that are not there.
+        building: missing programs are no fault because Go may build them.
     """
     packages = [
         f"no program {name}: apt-get install -y {package}"
@@ -48,8 +48,10 @@ def missing(*, building: bool = True) -> list[str]:
 
 
 def check(*, building: bool = True) -> None:
-    """Raises:
-    Unprepared: with every missing thing on a line of its own.
+    """Refuse a machine that lacks a requirement.
+
+    Raises:
+        Unprepared: with a line for each missing requirement.
     """
     if lines := missing(building=building):
         raise Unprepared("\n".join(lines))

@@ -1,8 +1,7 @@
-"""Programs that a cluster runs on this machine: started with a log and a note of their identity, found again by a later
-process, stopped.
+"""Programs that a cluster runs on this machine: start with a log, lookup by a later process, stop.
 
-A pid alone says nothing after a while, so the note also holds the time at which the process started: a number that now
-belongs to another process is never signalled.
+A pid alone is ambiguous after a while, so the note also holds the start time of the process. A number that now belongs
+to another process is never signalled.
 """
 
 import json
@@ -17,11 +16,11 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
 
 BINDER = "setpriv"
-"""Asks the kernel to kill it together with the thread that started it, then becomes the command."""
+"""A launcher that asks the kernel to kill it together with the thread that started it, then becomes the command."""
 
 
 def started_at(pid: int) -> int | None:
-    """Start of a living process in clock ticks since boot; None for one that is gone or waits to be reaped."""
+    """Return a living process's start in clock ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -30,9 +29,7 @@ def started_at(pid: int) -> int | None:
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether threads of a process whose first one has ended are still on their way out: until the last is gone, its
-    sockets are open.
-    """
+    """Return whether threads outlive the process's first one; until the last is gone, its sockets are open."""
     try:
         return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except FileNotFoundError:
@@ -40,7 +37,7 @@ def _has_threads(pid: int) -> bool:
 
 
 def _command(pid: int) -> str:
-    """The name of the program that a process executes; empty when it is gone."""
+    """Return the name of the program that a process executes; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -48,7 +45,7 @@ def _command(pid: int) -> str:
 
 
 class Program:
-    """One process with the folder that holds its log (`<name>.log`) and its note (`<name>.pid`)."""
+    """One process, with the folder of its log (`<name>.log`) and its note (`<name>.pid`)."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -56,7 +53,7 @@ class Program:
         self._note = folder / f"{name}.pid"
 
     def start(self, command: Sequence[str], *, detached: bool, environment: Mapping[str, str] | None = None) -> None:
-        """Starts the command in a session of its own.
+        """Start the command in a session of its own.
 
         Args:
             detached: it outlives this process (`make cluster`); otherwise the kernel kills it together with the thread
@@ -82,7 +79,7 @@ class Program:
 
     @property
     def pid(self) -> int | None:
-        """Its pid, if it still lives."""
+        """The pid, if the process lives."""
         try:
             note = json.loads(self._note.read_text())
         except FileNotFoundError:
@@ -92,13 +89,13 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether the process runs."""
         return self.pid is not None
 
     def stop(self, *, grace_s: float = 5.0) -> None:
-        """TERM, then KILL after `grace_s`; returns when it is gone. 0 kills at once.
+        """Send TERM, then KILL after `grace_s` (0: at once); return when the process is gone.
 
-        Stopping what does not run is fine.
+        A process that does not run is no error.
         """
         if (pid := self.pid) is not None:
             if grace_s > 0:
@@ -111,13 +108,13 @@ class Program:
         self._note.unlink(missing_ok=True)
 
     def tail(self, lines: int = 5) -> str:
-        """The end of its log on one line, for an error message."""
+        """Return the end of its log on one line, for an error message."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return " | ".join(text.strip().splitlines()[-lines:]) or "its log is empty"
 
 
 def wait_for_program(program: Program, ready: object, *, what: str, timeout_s: float) -> None:
-    """Waits until `ready()` is true.
+    """Wait until `ready()` is true.
 
     Raises:
         ClusterError: if the program ends or the time is over, with the end of its log.
@@ -140,7 +137,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Takes the exit status of a child of ours; a process that another one started is left to its parent."""
+    """Collect the exit status of a child of this process; other processes are left to their parents."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def containerd_toml(bin_folder: Path, runc: str, networks: Path) -> str:
-    """containerd for the kubelet: overlayfs, runc, no plugin that talks to anything outside."""
+    """Return containerd's configuration: overlayfs, runc, no plugin that needs the outside."""
     left_out = [f"io.containerd.snapshotter.v1.{name}" for name in ("btrfs", "zfs", "devmapper", "blockfile", "erofs")]
     left_out += [
         "io.containerd.nri.v1.nri",
@@ -49,7 +49,7 @@ disabled_plugins = {left_out}
 
 
 def pod_network(pods: str) -> dict[str, Any]:
-    """The CNI chain of one node: a bridge with addresses out of the node's range, and host ports."""
+    """Return the CNI chain of one node: a bridge with addresses of the node's range, and host ports."""
     addresses = {
         "type": "host-local",
         "dataDir": "/run/pod-addresses",
@@ -72,7 +72,7 @@ def pod_network(pods: str) -> dict[str, Any]:
 
 
 def kubelet(spec: NodeSpec, address: str, dns: str, authority: Path, serving: Pair, folder: Path) -> dict[str, Any]:
-    """The kubelet's file. Short periods, so that a story sees a lost node within seconds."""
+    """Return the kubelet's file; its periods are short, so that a story sees a lost node within seconds."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -105,7 +105,7 @@ def kubelet(spec: NodeSpec, address: str, dns: str, authority: Path, serving: Pa
 
 
 def reserved(spec: NodeSpec, cores: int, memory_bytes: int) -> dict[str, str]:
-    """What has to be kept from pods so that a node offers what its spec says."""
+    """Return the resources to reserve so that a node offers exactly its spec."""
     kept = {}
     if spec.cpu is not None and spec.cpu < cores:
         kept["cpu"] = f"{round((cores - spec.cpu) * 1000)}m"
@@ -115,7 +115,7 @@ def reserved(spec: NodeSpec, cores: int, memory_bytes: int) -> dict[str, str]:
 
 
 def corefile(address: str, kubeconfig: Path) -> str:
-    """CoreDNS for the cluster's names alone; every other name does not exist here."""
+    """Return CoreDNS's file: it resolves the cluster's names and no other."""
     return f"""\
 cluster.local:53 in-addr.arpa:53 {{
     bind {address}

@@ -1,4 +1,4 @@
-"""What a cluster consists of, as data: its nodes with their capacities and labels."""
+"""The parts of a cluster as data: its nodes with their capacities and labels."""
 
 import re
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ class NodeSpec:
     """One node."""
 
     name: str
-    """Also its host name in the cluster."""
+    """The node's name, which is its host name in the cluster too."""
 
     gpus: int = 0
-    """How many `nvidia.com/gpu` it advertises; there are no devices behind them."""
+    """Number of `nvidia.com/gpu` that it advertises; there are no devices behind them."""
 
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of its Node object, for example `topology.kubernetes.io/zone`."""
@@ -31,7 +31,7 @@ class NodeSpec:
     """Further extended resources by name, for example `{"example.com/fpga": 2}`."""
 
     taints: tuple[str, ...] = ()
-    """In kubectl's form, `key=value:NoSchedule`."""
+    """Taints in kubectl's form, `key=value:NoSchedule`."""
 
     def __post_init__(self) -> None:
         check_name("nodes[].name", self.name)
@@ -40,19 +40,19 @@ class NodeSpec:
 
     @property
     def extended_resources(self) -> dict[str, str]:
-        """What its Node object advertises beyond what the kubelet finds itself."""
+        """Return the resources that its Node object advertises beyond those that the kubelet detects."""
         gpus = {GPU: self.gpus} if self.gpus else {}
         return {name: str(count) for name, count in {**gpus, **self.resources}.items()}
 
 
 def check_name(path: str, name: str) -> None:
-    """Refuses a name that could not be a host name, a folder and a cgroup at once."""
+    """Refuse a name that is no valid host name, folder and cgroup at once."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{path} is {name!r}, it must be 1 to 32 lower-case letters, digits and dashes")
 
 
 def default_nodes(count: int = 2) -> tuple[NodeSpec, ...]:
-    """Nodes with eight GPUs each, one rack for every two of them."""
+    """Return nodes with eight GPUs each, one rack for every two of them."""
     zone = "topology.kubernetes.io/zone"
     rack = "topology.stoker.dev/rack"
     return tuple(
@@ -62,8 +62,9 @@ def default_nodes(count: int = 2) -> tuple[NodeSpec, ...]:
 
 
 def parse_nodes(document: Any) -> tuple[NodeSpec, ...]:
-    """Nodes out of a list of mappings with the fields of `NodeSpec` (the `nodes` of `--config`); unknown keys are
-    refused.
+    """Return the nodes of a list of mappings with the fields of `NodeSpec` (the `nodes` of `--config`).
+
+    Unknown keys are refused.
     """
     if not isinstance(document, list) or not document:
         raise ValueError("nodes must be a list with at least one node")

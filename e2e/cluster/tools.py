@@ -1,7 +1,7 @@
-"""Which programs a cluster needs, and from which Go module each is built.
+"""The programs that a cluster needs, and the Go module of each.
 
-The packages and their versions stand in `e2e/tools/<tool>/go.mod` (its `tool` lines); here is only what `go build` has
-to be told besides.
+The packages and their versions stand in `e2e/tools/<tool>/go.mod` (its `tool` lines). This file holds only the further
+arguments of `go build`.
 """
 
 import hashlib
@@ -15,8 +15,9 @@ MODULES = Path(__file__).resolve().parent.parent / "tools"
 
 @dataclass(frozen=True)
 class Tool:
-    """One pinned Go module below `e2e/tools/` and what is built from it: package -> path of the program below the bin
-    folder.
+    """One pinned Go module below `e2e/tools/`, with its programs.
+
+    It maps each package to the path of its program below the bin folder.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Tool:
 
     @property
     def key(self) -> str:
-        """Changes when anything that goes into the build does, and only then."""
+        """Return a digest of every input of the build."""
         recipe = json.dumps([self.programs, self.tags, self.stamps, platform.machine()], sort_keys=True)
         digest = hashlib.sha256(recipe.encode())
         for name in ("go.mod", "go.sum"):
@@ -78,4 +79,4 @@ COREDNS = Tool("coredns", {"github.com/coredns/coredns": "coredns"})
 KWOK = Tool("kwok", {"sigs.k8s.io/kwok/cmd/kwok": "kwok"})
 
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
-"""In the order in which they are built: what most tests wait for comes first."""
+"""Tools in the order of their build; those that most tests need come first."""

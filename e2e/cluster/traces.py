@@ -1,4 +1,4 @@
-"""Everything on this machine that a cluster could leave behind, as text."""
+"""Traces that a cluster could leave behind on this machine, as text."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ from e2e.cluster.network import Network
 
 
 def of_cluster(name: str) -> list[str]:
-    """What bears the cluster's name: processes, mounts, cgroups, files. Empty when it is gone."""
+    """Return the processes, mounts, cgroups and files with the cluster's name; empty when it is gone."""
     folder = binaries.cache() / "clusters" / name
     processes = [f"process {pid}: {command}" for pid, command in _commands() if f"{folder}/" in command]
     mounts = [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{folder}/" in line]
@@ -17,7 +17,7 @@ def of_cluster(name: str) -> list[str]:
 
 
 def of_machine(addresses: Network) -> list[str]:
-    """Links, addresses, routes and firewall rules of this machine that belong to a cluster's network.
+    """Return this machine's links, addresses, routes and firewall rules of a cluster's network.
 
     Empty when it is gone.
     """

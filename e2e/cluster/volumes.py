@@ -1,8 +1,7 @@
-"""Shared volumes: folders of this machine, which every node sees at the same path, behind ready PersistentVolumes that
-any claim binds.
+"""Shared volumes: folders of this machine at the same path on every node, as PersistentVolumes that any claim binds.
 
-They stand in for a network file system: ReadWriteMany, readable from every node and from here. A released volume keeps
-its files and is not bound again.
+They stand in for a network file system: ReadWriteMany, readable from every node and from this machine. A released
+volume keeps its files and is not bound again.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ SIZE = "100Gi"
 
 
 def provide(api: Api, folder: Path) -> None:
-    """Makes the default StorageClass and its volumes, with one empty folder each that every user may write."""
+    """Create the default StorageClass and its volumes, each an empty folder that every user may write."""
     api.apply(f"/apis/storage.k8s.io/v1/storageclasses/{CLASS}", _storage_class())
     for number in range(COUNT):
         name = f"{CLASS}-{number:02d}"

@@ -1,11 +1,11 @@
-"""Waiting for something to become true."""
+"""Waiting until a condition holds."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, every_s: float = 0.05) -> bool:
-    """Asks `condition` every `every_s` seconds until it holds or the time is over; whether it holds."""
+    """Evaluate `condition` every `every_s` seconds until it holds or the time is over; return whether it holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

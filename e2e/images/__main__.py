@@ -1,7 +1,7 @@
 """The images of the end-to-end run, in the store that nodes are cloned from.
 
 python -m e2e.images build    build what has changed and bring it into the store
-python -m e2e.images check    say what this machine lacks, one line each
+python -m e2e.images check    print what this machine lacks, one line each
 python -m e2e.images show     name the images in the store
 """
 
@@ -17,7 +17,7 @@ from e2e.images.store import ImageStore
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 done, 1 something is missing or failed, 2 wrong command line."""
+    """Run the command and return the exit status: 0 done, 1 missing or failed, 2 wrong command line."""
     store = ImageStore.default()
     verbs = {"build": lambda: build_images().names(), "check": lambda: missing(store.folder), "show": store.names}
     if len(arguments) != 1 or arguments[0] not in verbs:

@@ -1,4 +1,4 @@
-"""The images of the end-to-end run: what has changed is built and brought into the seed store."""
+"""The images of the end-to-end run: changed ones are built and imported into the seed store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from e2e.images.store import ImageStore
 
 
 def build_images(recipes: Sequence[Recipe] = ALL) -> ImageStore:
-    """Minutes on a fresh machine, seconds after a change of code, two seconds when nothing changed.
+    """Build and import every changed image.
+
+    It takes minutes on a fresh machine, seconds after a change of code, two seconds without a change.
 
     Raises:
         BuildError: a build or an import failed, or this machine lacks something.
@@ -38,7 +40,7 @@ def build_images(recipes: Sequence[Recipe] = ALL) -> ImageStore:
 
 @contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Two runs on one machine do not make the same large layer twice."""
+    """Lock the build, so that two runs on one machine do not make the same large layer twice."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -46,5 +48,5 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def uv_cache() -> Path:
-    """Where `make setup` left the wheels."""
+    """Return the folder in which `make setup` left the wheels."""
     return Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")

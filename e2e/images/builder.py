@@ -1,8 +1,9 @@
-"""Images from the repository's Dockerfiles, by buildah, on a base image made from Debian packages: no Docker, no
-registry.
+"""Images from the repository's Dockerfiles, built by buildah on a base image of Debian packages.
 
-Buildah keeps every layer: those with the dependencies are made again only when the base or a lock file changes, and a
-change of code costs seconds.
+Neither Docker nor a registry is needed.
+
+Buildah keeps every layer. Layers with dependencies are rebuilt only when the base or a lock file changes, so a change
+of code costs seconds.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ from e2e.images.recipe import BASE_PACKAGES, DEBIAN, REPOSITORY, Recipe, base_na
 
 CACHE_IN_BUILD = "/var/cache/uv"
 MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
-"""How this machine reaches the package index. Mounted while a layer is built, never part of it."""
+"""Configuration for access to the package index. Mounted while a layer is built, never part of it."""
 DRIVER = "overlay"
 DRIVER_OPTION = "overlay.skip_mount_home=true"
 """Layers lie on the file system of the store, not on a mount of their own: files there can be linked from elsewhere."""
 
 
 class Builder:
-    """Builds what is not built yet, in a store of its own beside whatever else this machine builds."""
+    """A builder of missing images, in a store of its own."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
-        """
+        """Use a store of layers and a cache of wheels.
+
         Args:
-            folder: where layers are kept.
+            folder: the folder of the layers.
             wheels: uv's cache on this machine, the one that `make setup` filled.
         """
         self.folder = folder
         self.wheels = wheels
 
     def reference(self, name: str) -> str:
-        """An image of the store as skopeo names it."""
+        """Return an image of the store as skopeo names it."""
         place = f"{DRIVER}@{self.folder / 'layers'}+{self.folder / 'run'}:{DRIVER_OPTION}"
         return f"containers-storage:[{place}]{name}"
 
     def id(self, name: str) -> str:
-        """Changes with anything in the image."""
+        """Return the image's id, which changes with its content."""
         return self._buildah("inspect", "--type=image", "--format={{.FromImageID}}", name, what=name)
 
     def image(self, name: str) -> BuiltImage:
-        """Raises:
-        BuildError: it is not built.
+        """Return a built image.
+
+        Raises:
+            BuildError: it is not built.
         """
         documents = [
             run_bytes(["skopeo", "inspect", "--raw", *config, self.reference(name)], what=name)
@@ -61,12 +65,12 @@ class Builder:
         return BuiltImage(name, *documents)
 
     def files(self, diff_id: str) -> Path:
-        """A layer's files, with overlay's own marks for what is deleted."""
+        """Return a layer's folder, with overlay's own marks for deleted files."""
         return self.folder / "layers" / DRIVER / self._layer(diff_id) / "diff"
 
     @contextmanager
     def archive(self, diff_id: str) -> Iterator[IO[bytes]]:
-        """A layer's archive, not compressed, as it is made; who reads it compares the digest."""
+        """Stream a layer's archive, uncompressed; the reader compares the digest."""
         program = ["containers-storage", *self._place("--graph", "--run"), "diff", "--uncompressed"]
         with subprocess.Popen([*program, self._layer(diff_id)], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -80,12 +84,12 @@ class Builder:
         return str(found[0])
 
     def _place(self, root: str, runroot: str) -> list[str]:
-        """Options of a program that works on this store."""
+        """Return the options that select this store."""
         places = [f"{root}={self.folder / 'layers'}", f"{runroot}={self.folder / 'run'}"]
         return [*places, f"--storage-driver={DRIVER}", f"--storage-opt={DRIVER_OPTION}"]
 
     def build(self, recipe: Recipe) -> str:
-        """Builds an image; all of its layers may come from the store. Returns its name.
+        """Build an image and return its name; all of its layers may come from the store.
 
         Raises:
             BuildError: naming the image.
@@ -98,7 +102,7 @@ class Builder:
         return recipe.name
 
     def base(self) -> str:
-        """The base image: Debian's minimal system with Python."""
+        """Build the base image: Debian's minimal system with Python."""
         name = base_name()
         if self._buildah("images", "--quiet", name, what=name, check=False):
             return name
@@ -116,8 +120,9 @@ class Builder:
         return name
 
     def clear(self) -> None:
-        """Drops what interrupted builds left behind, and a mount that hides the layers; to be called while no other
-        build runs.
+        """Remove what interrupted builds left behind, and a mount that hides the layers.
+
+        Call it while no other build runs.
         """
         layers = self.folder / "layers" / DRIVER
         if layers.is_mount():
@@ -125,9 +130,7 @@ class Builder:
         self._buildah("rm", "--all", what="containers of interrupted builds")
 
     def prune(self, recipes: Sequence[Recipe]) -> None:
-        """Drops layers that belong to no image any more, once what they followed from has changed: a large layer is not
-        kept for nothing.
-        """
+        """Remove layers of no image once their inputs have changed; large layers take too much disk to stay."""
         files = sorted({file for recipe in recipes for file in recipe.large_layers})
         hashes = [hashlib.sha256((REPOSITORY / file).read_bytes()).hexdigest() for file in files]
         key = "\n".join([base_name(), *hashes])

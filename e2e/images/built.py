@@ -1,4 +1,4 @@
-"""An image as it was built: its manifest and its configuration, and the names that follow from them."""
+"""A built image: its manifest and configuration, and the names that follow from them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """The two small documents of an OCI image, byte for byte; layers stay where they are."""
+    """The two small documents of an OCI image, byte for byte; the layers stay in the builder's store."""
 
     name: str
-    """With its tag, as pods write it."""
+    """The image's name with its tag, as pods write it."""
     manifest: bytes
     config: bytes
 
     @property
     def digest(self) -> str:
-        """What a registry would call the image."""
+        """The digest under which a registry lists the image."""
         return digest_of(self.manifest)
 
     @property
     def layers(self) -> list[tuple[str, int]]:
-        """Digest and size of each layer's archive, lowest first."""
+        """The digest and size of each layer's archive, lowest first."""
         return [(layer["digest"], int(layer["size"])) for layer in json.loads(self.manifest)["layers"]]
 
     @property
     def diff_ids(self) -> list[str]:
-        """The digest of each layer's archive when it is not compressed, lowest first."""
+        """The digest of each layer's uncompressed archive, lowest first."""
         return list(json.loads(self.config)["rootfs"]["diff_ids"])
 
     def settings(self) -> dict[str, Any]:
-        """What the image says about processes: user, environment, command."""
+        """The image's settings for processes: user, environment, command."""
         return dict(json.loads(self.config)["config"])
 
     def archive(self) -> bytes:
-        """What `ctr images import` takes to give the image its name; all blobs are in the content store already."""
+        """Return the archive with which `ctr images import` names the image.
+
+        All blobs are in the content store already.
+        """
         named = {IMAGE_NAME: self.name, REF_NAME: self.name.rpartition(":")[2]}
         entry = {"mediaType": MANIFEST_TYPE, "digest": self.digest, "size": len(self.manifest), "annotations": named}
         file = io.BytesIO()
@@ -55,12 +58,12 @@ class BuiltImage:
 
 
 def digest_of(data: bytes) -> str:
-    """As OCI writes it."""
+    """Return the digest in OCI's notation."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """What containerd calls the snapshot of each layer on those below it (OCI image specification, layer ChainID)."""
+    """Return containerd's name of each layer's snapshot (OCI image specification, layer ChainID)."""
     chain: list[str] = []
     for diff_id in diff_ids:
         chain.append(digest_of(f"{chain[-1]} {diff_id}".encode()) if chain else diff_id)

@@ -1,4 +1,4 @@
-"""Programs that build and keep images: run to their end, with an error that says what they were for."""
+"""Programs that build and keep images: run to their end, with an error that names the purpose."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import IO, Any
 
 
 class BuildError(RuntimeError):
-    """A build or an import failed; the message ends with the last lines of its output."""
+    """Raised if a build or an import fails; the message ends with the last lines of the output."""
 
 
 def run(command: Sequence[str], *, what: str, check: bool = True, **standard_input: Any) -> str:
-    """The program's standard output without its last newline.
+    """Run a program and return its standard output without the last newline.
 
     Args:
         command: the program and its arguments.
@@ -31,7 +31,7 @@ def run(command: Sequence[str], *, what: str, check: bool = True, **standard_inp
 def run_bytes(
     command: Sequence[str], *, what: str, check: bool = True, stdin: IO[bytes] | None = None, data: bytes = b""
 ) -> bytes:
-    """As `run`, byte for byte."""
+    """Run a program as `run` does and return the output's bytes."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with subprocess.Popen(
         command, stdin=stdin or subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -44,5 +44,5 @@ def run_bytes(
 
 
 def say(line: str) -> None:
-    """Progress: a first build takes minutes."""
+    """Print progress: a first build takes minutes."""
     print(f"images: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What building images takes from this machine, and the packages that bring it."""
+"""Requirements of the image build that this machine lacks, and the packages that bring them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PROGRAMS = {
 }
 """Program -> Debian package."""
 FREE_BYTES = 15 * 10**9
-"""Room for the first build: the layers as files, once more as archives in the seed store, and what building takes in
-between.
+"""Room for the first build: the layers as files, once more as archives in the seed store, and temporary
+files.
 """
 
 
 def missing(cache: Path) -> list[str]:
-    """One line for each thing that is not there; empty when images can be built."""
+    """Return one line for each missing requirement; empty when images can be built."""
     lines = [
         f"no program {program}: apt-get install -y {package}"
         for program, package in PROGRAMS.items()

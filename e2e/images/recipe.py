@@ -1,4 +1,4 @@
-"""Which images the end-to-end run needs, and what goes into each. Values only; `builder.py` builds them."""
+"""The images of the end-to-end run and their contents. Values only; `builder.py` builds them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Recipe:
     """One image from one Dockerfile of the repository."""
 
     name: str
-    """With its tag, as pods write it."""
+    """The image's name with its tag, as pods write it."""
     dockerfile: str
-    """Relative to the repository."""
+    """Path of the Dockerfile, relative to the repository."""
     lock: str
-    """What its large layers hold; relative to the repository."""
+    """The lock file of its large layers, relative to the repository."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Beyond the Dockerfile's; a label makes another image of the same layers."""
+    """Labels beyond the Dockerfile's; a label makes another image of the same layers."""
 
     @property
     def large_layers(self) -> tuple[str, ...]:
-        """The files that its large layers follow from, relative to the repository."""
+        """The inputs of its large layers, relative to the repository."""
         return (self.dockerfile, INSTALLER, self.lock)
 
     @property
@@ -51,6 +51,6 @@ ALL = (CONTROL, CONTROL_NEXT, RUNTIME)
 
 
 def base_name() -> str:
-    """The base image; its tag changes with what is put into it."""
+    """Return the name of the base image; its tag changes with its content."""
     key = hashlib.sha256(json.dumps([DEBIAN, BASE_PACKAGES]).encode()).hexdigest()[:12]
     return f"{REGISTRY}/python-base:{key}"

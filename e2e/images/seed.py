@@ -1,7 +1,7 @@
-"""A containerd on the seed store, for as long as images are brought into it.
+"""A containerd on the seed store that runs while images are imported.
 
-A layer is written once, as its archive streams from the builder; unpacked it is there already, in the builder's store,
-and becomes a snapshot by hard links.
+A layer is written once, as its archive streams from the builder. Its unpacked files exist already in the builder's
+store and become a snapshot by hard links.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ disabled_plugins = [
 
 
 class Seed:
-    """The running containerd; made by `running`."""
+    """The running containerd; `running` creates it."""
 
     def __init__(self, ctr: Sequence[str]) -> None:
         self.ctr = ctr
@@ -57,9 +57,11 @@ class Seed:
     @classmethod
     @contextmanager
     def running(cls, root: Path, bin_folder: Path) -> Iterator[Seed]:
-        """Args:
-            root: of containerd.
-            bin_folder: with containerd and ctr.
+        """Run containerd while the context is entered.
+
+        Args:
+            root: containerd's root folder.
+            bin_folder: the folder with containerd and ctr.
 
         Raises:
             BuildError: it does not start.
@@ -80,7 +82,7 @@ class Seed:
                 process.wait()
 
     def take(self, image: BuiltImage, builder: Builder) -> int:
-        """Brings in what is missing of an image and gives it its name; the bytes that are new by it.
+        """Import the missing layers of an image and name it; return the number of new bytes.
 
         Raises:
             BuildError: the builder lacks a layer, or containerd refuses one.
@@ -91,7 +93,7 @@ class Seed:
         return new_bytes
 
     def collect_garbage(self) -> None:
-        """What belongs to images that were replaced goes now: deleting a lease is how containerd is told to."""
+        """Remove the content of replaced images; deleting a lease makes containerd collect garbage."""
         lease = self._run("leases", "create")
         self._run("leases", "delete", "--sync", lease)
 

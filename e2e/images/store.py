@@ -1,5 +1,4 @@
-"""The seed store: one containerd root that holds every image, imported and unpacked once, and is cloned into each node
-by hard links.
+"""The seed store: one containerd root with every image, cloned into each node by hard links.
 
 The images take 13 GB on a node. Cloned, a second node costs a second and no disk, and all nodes share the page cache of
 PyTorch's libraries. That is safe because containerd never writes into an unpacked layer or a blob; its databases, which
@@ -37,21 +36,21 @@ class ImageStore:
 
     @classmethod
     def default(cls) -> ImageStore:
-        """In the cache, beside the cluster's programs."""
+        """Return the store in the cache, beside the cluster's programs."""
         cache = Path(os.environ.get("STOKER_CACHE") or Path.home() / ".cache" / "stoker")
         return cls(cache / "images")
 
     @property
     def root(self) -> Path:
-        """As containerd's configuration names it."""
+        """The root for containerd's configuration."""
         return self.folder / "root"
 
     def names(self) -> list[str]:
-        """The images in the seed."""
+        """Return the names of the images in the seed."""
         return sorted(self._loaded())
 
     def load(self, images: Sequence[str], builder: Builder, bin_folder: Path) -> list[str]:
-        """Brings images that were built into the seed, as far as it does not have them: only missing layers move.
+        """Import built images into the seed; only missing layers are copied.
 
         Args:
             images: names with tags.
@@ -81,7 +80,7 @@ class ImageStore:
         say(f"{name} imported in {time.monotonic() - start:.0f} s, {new_bytes / 1e6:.0f} MB of it new")
 
     def clone_to(self, root: Path) -> None:
-        """Makes a node's containerd root with every image of the seed. Must be on the seed's file system.
+        """Clone the seed into a node's containerd root, which must be on the same file system.
 
         Raises:
             FileExistsError: the node has a store already.
@@ -94,8 +93,9 @@ class ImageStore:
             self._clone(root)
 
     def _clone(self, root: Path) -> None:
-        """Files as hard links, databases as copies; a layer with thousands of files is one symbolic link, which is made
-        and removed at once.
+        """Copy databases and link files.
+
+        A layer with thousands of files becomes one symbolic link, which is quick to make and to remove.
         """
         layers = [layer for layer in (self.root / SNAPSHOTS).iterdir() if layer.is_dir()]
         large = {layer.name for layer in layers if _is_large(layer)}
@@ -113,7 +113,7 @@ class ImageStore:
             shutil.copy2(database, copy)
 
     def _loaded(self) -> dict[str, str]:
-        """Name of an image in the seed -> its id in buildah's store when it was imported."""
+        """Return the id in buildah's store of each image at its import, by name."""
         index = self.folder / "images.json"
         return dict(json.loads(index.read_text())) if index.exists() else {}
 

@@ -1,4 +1,4 @@
-"""The images as they were built, and the store that nodes are cloned from."""
+"""The built images, and the store that nodes are cloned from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROL_LIMIT_BYTES = 200_000_000
 
 @pytest.fixture(scope="module")
 def store() -> ImageStore:
-    """Every image of this checkout, built and in the store."""
+    """The store with every image of this checkout."""
     return build_images()
 
 

@@ -1,4 +1,4 @@
-"""What the stories share: one cluster with the product installed, and a namespace of its own for each."""
+"""The shared parts of the stories: one cluster with the product installed, and a namespace for each story."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first story also builds images and starts the cluster; no story takes long by itself."""
+    """Allow more time: the first story also builds images and starts the cluster."""
     for item in items:
         if "e2e/stories" in str(item.path):
             item.add_marker(pytest.mark.timeout(1200))
@@ -28,10 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A control node, two nodes with GPUs, the images of this checkout in their stores.
+    """A cluster with a control node and two nodes with GPUs, the images of this checkout in their stores.
 
-    For work on a story: `STOKER_E2E_CLUSTER=NAME` leaves a cluster of that name running after the tests and takes it
-    again, as it is, the next time.
+    For work on a story, `STOKER_E2E_CLUSTER=NAME` keeps a cluster of that name running after the tests and reuses it
+    the next time.
     """
     kept = os.environ.get(KEPT_VARIABLE)
     running = Cluster(kept or "stories", NODES, detached=bool(kept))
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def releases(cluster: Cluster) -> Iterator[Releases]:
-    """Both charts, installed. After the last story no namespace of a story is left."""
+    """Both charts, installed; after the last story every namespace of a story is gone."""
     found = Releases(cluster.kubeconfig)
     installed = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
     yield found if installed else install(cluster)
@@ -55,8 +55,9 @@ def releases(cluster: Cluster) -> Iterator[Releases]:
 
 @pytest.fixture
 def story(releases: Releases, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Story]:
-    """An empty namespace; after the story every object in it, and every node that the story lost or added, is as
-    before.
+    """An empty namespace.
+
+    After the story its objects are gone, and lost or added nodes are as before.
     """
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     found = Story(cluster, words[:40].strip("-"))
@@ -70,7 +71,7 @@ def story(releases: Releases, cluster: Cluster, request: pytest.FixtureRequest) 
 
 
 def restore_nodes(cluster: Cluster) -> None:
-    """The cluster's nodes as they were at its start, all of them Ready and open for pods."""
+    """Restore the cluster's nodes as they were at its start, all of them Ready and schedulable."""
     wanted = {spec.name: spec for spec in NODES}
     for name in cluster.nodes.keys() - wanted.keys():
         cluster.remove_node(name)

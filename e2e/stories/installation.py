@@ -35,8 +35,9 @@ VALUES: dict[str, Any] = {
 
 
 def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
-    """`helm install` of both charts into `stoker-system`, which enforces the restricted profile; returns when the
-    operator is ready.
+    """Install both charts into `stoker-system` and wait until the operator is ready.
+
+    The namespace enforces the restricted profile.
     """
     releases = Releases(cluster.kubeconfig)
     releases.kubectl("create", "namespace", NAMESPACE)

@@ -1,4 +1,4 @@
-"""The operator's own pods in a story about them: who leads, and how one is killed, restarted, upgraded."""
+"""The operator's own pods in a story about them: leader, kill, restart, upgrade."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from e2e.stories.story import Object, Story
 
 
 class OperatorPods:
-    """`stoker-system`, beside the story's own namespace."""
+    """The pods of `stoker-system`, beside the story's own namespace."""
 
     def __init__(self, story: Story) -> None:
         self.story = story
         self.cluster: Cluster = story.cluster
 
     def pods(self) -> list[Object]:
-        """In the order of their names; those that are going away are not among them."""
+        """Return the pods by name, without those that are being deleted."""
         selector = "--selector=app.kubernetes.io/component=operator"
         found = self.cluster.get("pods", f"--namespace={NAMESPACE}", selector)["items"]
         return [{**pod, "kind": "Pod"} for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def holder(self) -> str:
-        """The holder of the Lease; empty while there is none."""
+        """Return the holder of the Lease; empty while there is none."""
         lease = self.story.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/stoker")
         return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
 
     def leader(self) -> Object:
-        """The pod of the replica that leads."""
+        """Return the pod of the leading replica."""
         (found,) = [pod for pod in self.pods() if self.holder().startswith(pod["metadata"]["name"])]
         return found
 
     def restart(self) -> None:
-        """`kubectl rollout restart`, to its end."""
+        """Run `kubectl rollout restart` and wait for its end."""
         self.cluster.kubectl("rollout", "restart", "deployment/stoker", f"--namespace={NAMESPACE}")
         self.wait_for_rollout()
 
@@ -39,6 +39,6 @@ class OperatorPods:
         self.cluster.kubectl("rollout", "status", "deployment/stoker", f"--namespace={NAMESPACE}", "--timeout=90s")
 
     def image(self) -> str:
-        """Of every operator pod."""
+        """Return the image of every operator pod."""
         (found,) = {pod["spec"]["containers"][0]["image"] for pod in self.pods()}
         return str(found)

@@ -1,4 +1,4 @@
-"""One namespace of a real cluster as a story sees it: what people type, what is there, and waiting for it."""
+"""One namespace of a real cluster in a story: commands of users, objects, and waiting for them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ STORY = "stoker.dev/story"
 """Label of a story's namespace."""
 OURS = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
 CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")
-"""Kinds of what the operator makes for them."""
+"""Kinds of the objects that the operator makes for them."""
 
 
 class Story(Waits):
-    """A namespace, made with the story and deleted after it."""
+    """A namespace that begins and ends with the story."""
 
     PAUSE_S = 0.2
 
@@ -50,7 +50,7 @@ class Story(Waits):
         self.api: Api = cluster.api()
 
     def begin(self) -> None:
-        """Makes the namespace, with the restricted profile enforced, and waits until pods can be made in it."""
+        """Make the namespace, enforce the restricted profile, and wait until it accepts pods."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted", STORY: "yes"}
         path = f"/api/v1/namespaces/{self.namespace}"
         self.wait_until(lambda: self.api.get(path) is None, "an earlier namespace of this name gone", 60)
@@ -60,8 +60,7 @@ class Story(Waits):
         self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
 
     def end(self) -> None:
-        """Deletes everything of ours, which must go by itself, then the namespace, which takes its time
-        (`namespaces_gone`).
+        """Delete every object of the product, which must go by itself, then the namespace (see `namespaces_gone`).
 
         Raises:
             AssertionError: something does not go.
@@ -81,17 +80,17 @@ class Story(Waits):
         self.wait_until(lambda: not self.all("PersistentVolumeClaim"), "claims deleted", 30)
 
     def close(self) -> None:
-        """Closes the connection to the API server."""
+        """Close the connection to the API server."""
         self.api.close()
 
-    # What people type
+    # Commands of users
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
-        """`kubectl apply`; a refusal fails the story."""
+        """Run `kubectl apply`; a refusal fails the story."""
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def refused(self, *objects: Mapping[str, Any]) -> str:
-        """The message with which `kubectl apply` refuses."""
+        """Run `kubectl apply` and return the refusal's message."""
         try:
             self.apply(*objects)
         except ClusterError as error:
@@ -99,21 +98,21 @@ class Story(Waits):
         raise AssertionError(f"not refused: {[found['metadata']['name'] for found in objects]}")
 
     def patch(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
-        """`kubectl patch --type=merge` of the spec."""
+        """Patch the spec (`kubectl patch --type=merge`)."""
         self.api.merge(f"/{self._path(kind)}/{name}", {"spec": dict(spec)})
 
     def delete(self, kind: str, name: str) -> None:
-        """`kubectl delete --wait=false`."""
+        """Delete an object (`kubectl delete --wait=false`)."""
         self.api.delete(f"/{self._path(kind)}/{name}")
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-        """kubectl in the story's namespace."""
+        """Run kubectl in the story's namespace."""
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
 
-    # What is there
+    # Objects, logs and folders
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind with these labels below `stoker.dev/` (underscores for dashes), sorted by name."""
+        """Return the objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         selector = ",".join(f"stoker.dev/{name.replace('_', '-')}={value}" for name, value in labels.items())
         listed = self.api.get(f"/{self._path(kind)}?labelSelector={selector.replace('=', '%3D').replace(',', '%2C')}")
         assert listed is not None, kind
@@ -124,23 +123,23 @@ class Story(Waits):
         return self.api.get(f"/{self._path(kind)}/{name}")
 
     def log(self, pod: Mapping[str, Any]) -> str:
-        """The log of a pod's main container; empty where there is none (any more)."""
+        """Return the log of a pod's main container; empty if there is none."""
         try:
             return self.kubectl("logs", pod["metadata"]["name"], "--tail=400")
         except ClusterError:
             return ""
 
     def folder(self, claim: str) -> Path:
-        """Where the data of a claim lies on this machine."""
+        """Return the folder with a claim's data on this machine."""
         return self.cluster.volume(self.namespace, claim)
 
     def left(self) -> list[str]:
-        """What the operator made in this namespace and is still there."""
+        """Return the operator's objects that are left in this namespace."""
         found = [(kind, item) for kind in (*OURS, *CHILDREN) for item in self.all(kind)]
         return [f"{kind}/{item['metadata']['name']}" for kind, item in found if kind in OURS or _is_ours(item)]
 
     def nothing_left(self, timeout_s: float = 60) -> None:
-        """Waits until the operator's children have gone after their resources.
+        """Wait until the operator's children have gone after their resources.
 
         Raises:
             AssertionError: naming what is still there.
@@ -153,7 +152,7 @@ class Story(Waits):
     # Harm
 
     def kill(self, pod: Mapping[str, Any]) -> None:
-        """Every process of a pod's container at once, without a word to anybody."""
+        """Kill every process of a pod's container at once."""
         container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         victims = [pid for pid, text in _cgroups() if container in text]
         assert victims, f"no process of {pod['metadata']['name']} runs"
@@ -163,7 +162,7 @@ class Story(Waits):
     # Waiting
 
     def picture(self, kind: str = "", name: str = "") -> str:
-        """What a person would look at when a story does not go on."""
+        """Return the state to print when a story makes no progress."""
         lines = []
         if kind and (found := self.find(kind, name)) is not None:
             status = {
@@ -191,7 +190,7 @@ class Story(Waits):
 
 
 def namespaces_gone(api: Api) -> bool:
-    """Whether the namespaces of all stories have ended."""
+    """Return whether the namespaces of all stories have ended."""
     listed = api.get(f"/api/v1/namespaces?labelSelector={STORY}")
     assert listed is not None
     return not listed["items"]
@@ -203,7 +202,7 @@ def _is_ours(item: Mapping[str, Any]) -> bool:
 
 
 def _cgroups() -> list[tuple[int, str]]:
-    """Process id -> its cgroups, of every process of this machine."""
+    """Return the cgroups of every process of this machine, by process id."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

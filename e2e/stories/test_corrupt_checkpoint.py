@@ -1,6 +1,6 @@
 """Story 3: the newest checkpoint is damaged on disk.
 
-The resume uses the one before and says so; the Checkpoint turns Corrupt.
+The job resumes from the one before and reports it; the Checkpoint turns Corrupt.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def test_a_resume_passes_over_a_damaged_checkpoint_and_says_so(story: Story) -> 
 
 
 def verified(story: Story) -> list[Object]:
-    """The job's verified Checkpoints by step."""
+    """Return the job's verified Checkpoints by step."""
     found = [item for item in story.all("Checkpoint", job="train") if item.get("status", {}).get("verifiedAt")]
     return sorted(found, key=lambda item: int(item["status"]["step"]))
 
 
 def flip_a_bit(folder: Path) -> None:
-    """In the middle of the largest file of a checkpoint, as a bad disk does."""
+    """Flip a bit in the middle of a checkpoint's largest file, as a bad disk does."""
     file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

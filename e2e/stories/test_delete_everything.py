@@ -1,6 +1,6 @@
 """Story 9: everything is deleted, then uninstalled.
 
-Nothing of ours is left in the cluster; data stays unless the policy says Delete.
+No object of the product is left in the cluster; data stays unless the policy is Delete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUN = {"training.totalSteps": 60, "checkpoint.intervalSteps": 20}
 
 @pytest.fixture
 def installed(releases: Releases, story: Story) -> Iterator[Releases]:
-    """Installed again after the story, for those that follow."""
+    """Install the charts again after the story, for those that follow."""
     yield releases
     install(story.cluster)
 
@@ -55,8 +55,9 @@ def test_nothing_is_left_but_the_data(story: Story, installed: Releases) -> None
 
 
 def ours_anywhere(releases: Releases) -> list[str]:
-    """Every object of the cluster that bears our name, whatever its kind; the story's own namespace is not ours, nor
-    are events.
+    """Return every object of the cluster with the product's name, whatever its kind.
+
+    The story's own namespace and events do not count.
     """
     kinds = releases.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     asked = ",".join(kind for kind in kinds if not kind.startswith(("events", "componentstatuses")))

@@ -15,7 +15,7 @@ RUN = {
     "training.totalSteps": 100_000,
     "checkpoint.intervalSteps": 100_000,
 }
-"""No save by the calendar: what is resumed was saved because of the drain."""
+"""A run without periodic saves: its resumed save was made because of the drain."""
 
 
 def test_a_drained_node_costs_no_step(story: Story) -> None:

@@ -1,6 +1,6 @@
 """Story 2: a trainer pod is killed, then a whole node.
 
-Each time the job goes on from the newest verified checkpoint and says what that cost.
+Each time the job goes on from the newest verified checkpoint and reports the cost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_killed_pod_and_a_killed_node_cost_steps_since_the_newest_verified_che
 
 
 def running(story: Story, attempt: int, save: int) -> None:
-    """Waits until an attempt has made the verified save `save`, or a later one, by itself."""
+    """Wait until an attempt has made the verified save `save`, or a later one, by itself."""
 
     def holds(found: Object) -> bool:
         status = found.get("status") or {}
@@ -73,7 +73,7 @@ def newest(story: Story) -> int:
 
 
 def ended_attempt(story: Story, number: int) -> Object:
-    """What the status says of an attempt once a later one has begun."""
+    """Return an attempt's record in the status once a later one has begun."""
 
     def ended(found: Object) -> bool:
         return bool(found["status"]["attempt"]["number"] > number)

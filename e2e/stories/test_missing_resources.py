@@ -1,4 +1,4 @@
-"""Story 7: a job that cannot be placed says which resource is missing; when a node with capacity joins, it starts."""
+"""Story 7: a job without a place names the missing resource, and starts when a node with capacity joins."""
 
 from __future__ import annotations
 

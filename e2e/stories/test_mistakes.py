@@ -1,5 +1,6 @@
-"""Story 8: bad manifests, images, checkpoints, claims and secrets: each ends in a refusal or a condition that names the
-field or the object, and goes without a trace.
+"""Story 8: bad manifests, images, checkpoints, claims and secrets.
+
+Each ends in a refusal or a condition that names the field or the object, and leaves no trace.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
 
 
 def mistakes_of_pods() -> list[Mistake]:
-    """What only a kubelet finds out: images and Secrets."""
+    """Return mistakes that only a kubelet detects: images and Secrets."""
     api_key = {"engine.api": {"apiKeySecretRef": {"name": "nobody", "key": "key"}}}
     wrong_key = {"engine.api": {"apiKeySecretRef": {"name": "keys", "key": "missing"}}}
     pools = {"pools": [{"name": "main", "replicas": 1, "image": MISSING_IMAGE}]}

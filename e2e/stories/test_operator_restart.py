@@ -1,5 +1,6 @@
-"""Story 5: the operator is restarted, upgraded and rolled back, and its leader killed, beside a running job and a
-deployment under load: no pod restarts, no request fails.
+"""Story 5: the operator is restarted, upgraded and rolled back, and its leader is killed.
+
+A job and a deployment under load run meanwhile: no pod restarts, no request fails.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ENOUGH = 5
 
 @pytest.fixture
 def operator(story: Story, releases: Releases) -> Iterator[OperatorPods]:
-    """The operator as it was installed, before and after."""
+    """The operator's pods, as installed before and after the story."""
     yield OperatorPods(story)
     releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
 
@@ -62,19 +63,19 @@ def test_pods_and_requests_know_nothing_of_the_operators_restarts(
 
 
 def goes_on(story: Story, load: Load) -> None:
-    """Requests are answered, and the operator works: a new save of the job becomes a Checkpoint."""
+    """Assert that requests are answered and that a new save of the job becomes a Checkpoint."""
     answers, step = len(load.answers), saved(story.get("TrainingJob", "long"))
     story.wait_until(lambda: load.failures or len(load.answers) >= answers + ENOUGH, f"{ENOUGH} more answers")
     story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}", 90)
 
 
 def saved(found: Object) -> int:
-    """The step of the job's newest verified checkpoint."""
+    """Return the step of the job's newest verified checkpoint."""
     return int(((found.get("status") or {}).get("newestVerifiedCheckpoint") or {}).get("step", 0))
 
 
 def runs(story: Story) -> dict[str, tuple[str, int, str]]:
-    """Name of a pod of ours -> its uid, restarts and the start of its container; task pods left out."""
+    """Return uid, restarts and container start of each of the product's pods by name, without task pods."""
     found = {}
     for role in ("trainer", "engine", "router"):
         for pod in story.pods(role=role):
@@ -85,6 +86,6 @@ def runs(story: Story) -> dict[str, tuple[str, int, str]]:
 
 
 def address(story: Story, service: str) -> str:
-    """A Service's own address: this machine reaches it as a pod does."""
+    """Return a Service's own address, which this machine reaches as a pod does."""
     spec = story.get("Service", service)["spec"]
     return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"

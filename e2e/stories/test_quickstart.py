@@ -1,5 +1,6 @@
-"""Story 1: the charts installed, the quickstart's manifests applied as they are, SmolLM2 taught, served and asked from
-a pod and from outside; uninstalling keeps what is the user's.
+"""Story 1: the quickstart's manifests on the installed charts.
+
+SmolLM2 is trained, served and queried from a pod and from outside; uninstalling keeps the user's data.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ CHAT = ("--once", QUESTION, "--temperature", "0", "--max-tokens", "24")
 
 @pytest.fixture
 def models(story: Story) -> Iterator[Path]:
-    """The folder with the fetched model behind the claim `models` of the quickstart, as an administrator would provide
-    it.
-    """
+    """The folder with the fetched model behind the quickstart's claim `models`, as an administrator provides it."""
     folder = Path(os.environ.get("STOKER_CACHE") or Path.home() / ".cache" / "stoker") / "models"
     assert (folder / "smollm2-135m-instruct" / "model.safetensors").exists(), f"no model in {folder}: make model"
     name = f"{story.namespace}-models"
@@ -42,7 +41,7 @@ def models(story: Story) -> Iterator[Path]:
 
 @pytest.fixture
 def installed(releases: Releases) -> Iterator[Releases]:
-    """Both charts, before and after, whatever the story does to them."""
+    """Both charts, installed before and after the story whatever it does to them."""
     yield releases
     install_again(releases)
 
@@ -79,12 +78,12 @@ def test_the_quickstart_teaches_and_serves_a_model_and_outlives_the_charts(story
 
 
 def kinds_left(story: Story) -> list[str]:
-    """What is there of ours, the namespace's public keys left out."""
+    """Return the kinds of the product's objects that are left, without the namespace's public keys."""
     return [left.split("/")[0] for left in story.left() if left != "ConfigMap/stoker-control-keys"]
 
 
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
-    """The answer to a pod that knows nothing but the Service's name."""
+    """Return the answer to a pod that has only the Service's name."""
     story.apply(pod(name, ["python", "-m", "stoker.cli.chat", "http://stoker-chat:8000", *CHAT]))
     story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
     return story.log(story.get("Pod", name))
@@ -107,7 +106,7 @@ def serves_the_end(found: Object) -> bool:
 
 
 def objects(story: Story) -> dict[str, str]:
-    """Kind and name of our objects -> uid."""
+    """Return the uid of each of the product's objects, by kind and name."""
     kinds = ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
     return {
         f"{kind}/{found['metadata']['name']}": found["metadata"]["uid"] for kind in kinds for found in story.all(kind)
@@ -124,7 +123,7 @@ def install_again(releases: Releases) -> None:
 
 
 def volume(name: str, namespace: str, folder: Path) -> Manifest:
-    """A PersistentVolume for one claim and no other."""
+    """Return a PersistentVolume for one claim and no other."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -141,7 +140,7 @@ def volume(name: str, namespace: str, folder: Path) -> Manifest:
 
 
 def pod(name: str, command: list[str]) -> Manifest:
-    """A pod of a user, under the restricted profile."""
+    """Return a user's pod under the restricted profile."""
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
     image = f"{IMAGES['runtime']['repository']}:{IMAGES['runtime']['tag']}"
     return {

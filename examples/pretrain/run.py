@@ -1,5 +1,6 @@
-"""`make pretrain`: a small model from random weights on the standard library's own source, its loss over time, some
-code that it completes.
+"""`make pretrain`: train a small model from random weights on the standard library's source, then complete code.
+
+It prints the loss over time.
 
 Every step is a command that a person can type; it is printed before it runs. Nothing is fetched: the corpus is what
 this Python brings.
@@ -39,7 +40,7 @@ LIMIT_S = 1800
 
 
 def main() -> int:
-    """0 when the model has learned: its last validation loss is below its first one."""
+    """Run the example; return 0 when the last validation loss is below the first one."""
     steps = arguments().steps
     started = time.monotonic()
     try:
@@ -65,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 def collect() -> Path:
-    """The standard library's modules, without tests, in one folder; copied once per version of Python."""
+    """Copy the standard library's modules, without tests, into one folder, once per version of Python."""
     folder = CACHE / "corpora" / f"python-{platform.python_version()}"
     if not folder.is_dir():
         aside = folder.with_name(f"{folder.name}.part")
@@ -81,7 +82,7 @@ def collect() -> Path:
 
 
 def modules(library: Path) -> Iterator[tuple[Path, bytes]]:
-    """Relative path and content of each module that is UTF-8."""
+    """Yield relative path and content of each module that is UTF-8."""
     for file in sorted(library.rglob("*.py")):
         name = file.relative_to(library)
         content = file.read_bytes()
@@ -112,7 +113,7 @@ def train(corpus: Path, steps: int | None) -> None:
 
 
 def shortened(job: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The same job with fewer steps, still validated and saved a few times."""
+    """Return the same job with fewer steps, still validated and saved a few times."""
     job["spec"]["training"]["totalSteps"] = steps
     job["spec"]["optimization"]["warmupSteps"] = steps // 10
     job["spec"]["data"]["validation"]["everySteps"] = max(1, steps // 4)
@@ -131,7 +132,7 @@ def wait_for(*manifests: str | Path, more: tuple[str, ...] = ()) -> None:
 
 
 def show_losses() -> list[tuple[int, float]]:
-    """Validation loss by step, as the job logged it, with a bar for each."""
+    """Print the validation loss by step, as the job logged it, with a bar for each."""
     lines = [json.loads(line) for line in (LOGS / "small-coder.jsonl").read_text().splitlines()]
     speeds = [line["tokens_per_s"] for line in lines if line["kind"] == "step"]
     losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "validation"]
@@ -146,7 +147,7 @@ def show_losses() -> list[tuple[int, float]]:
 
 
 def complete() -> None:
-    """A few completions from the endpoint, at a low temperature."""
+    """Print a few completions from the endpoint, at a low temperature."""
     url = endpoint()
     say(f"\n=== completions from {url}/v1/completions")
     for prompt in PROMPTS:
@@ -162,7 +163,7 @@ def indented(text: str) -> str:
 
 
 def endpoint() -> str:
-    """Where the deployment's Service listens on this machine."""
+    """Return the address of the deployment's Service on this machine."""
     status = json.loads(subprocess.check_output([str(PROGRAM), "local", "status", "--json", *state()], cwd=ROOT))
     found: dict[str, str] = status["endpoints"]
     return next(url for name, url in found.items() if name.startswith("default/small-coder:"))
@@ -180,7 +181,7 @@ def finish(losses: list[tuple[int, float]]) -> int:
 
 
 def run(*arguments: str, quiet: bool = False) -> int:
-    """A verb of the program, printed before it runs."""
+    """Run a verb of the program, after printing it."""
     if not quiet:
         say(f"$ .venv/bin/stoker {' '.join([*arguments, '--state', relative(STATE)])}")
     sink = subprocess.DEVNULL if quiet else None

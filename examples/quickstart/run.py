@@ -1,4 +1,4 @@
-"""`make quickstart`: asks a real model, teaches it with two ranks, serves the verified checkpoint, asks again.
+"""`make quickstart`: query a real model, train it with two ranks, serve the verified checkpoint, query it again.
 
 Every step is a command that a person can type; it is printed before it runs. The cluster is left running for further
 questions.
@@ -23,7 +23,7 @@ LIMIT_S = 900
 
 
 def main() -> int:
-    """0 when the taught model gives the taught answer."""
+    """Run the quickstart; return 0 when the trained model gives the trained answer."""
     started = time.monotonic()
     seconds: dict[str, float] = {}
     try:
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 class phase:  # noqa: N801
-    """Prints what happens and remembers how long it took."""
+    """Print the phase and record its duration."""
 
     def __init__(self, name: str, seconds: dict[str, float]) -> None:
         self.name = name
@@ -76,7 +76,7 @@ def apply(*manifests: Path) -> None:
 
 
 def ask(deployment: str, question: str) -> str:
-    """One greedy answer, streamed as it comes."""
+    """Stream and return one greedy answer."""
     say(f"\n> {question}")
     command = [
         str(PROGRAM),
@@ -102,14 +102,14 @@ def ask(deployment: str, question: str) -> str:
 
 
 def endpoint(deployment: str) -> str:
-    """Where the deployment's Service listens on this machine."""
+    """Return the address of the deployment's Service on this machine."""
     status = json.loads(subprocess.check_output([str(PROGRAM), "local", "status", "--json", *state()], cwd=ROOT))
     found: dict[str, str] = status["endpoints"]
     return next(url for name, url in found.items() if name.startswith(f"default/{deployment}:"))
 
 
 def finish(before: list[str], after: list[str], seconds: dict[str, float], total_s: float) -> int:
-    """Both answers side by side, the endpoint, how to clean up."""
+    """Print both answers side by side, the endpoint, and how to clean up."""
     say(f"\n=== {QUESTIONS[0]}")
     say(f"before: {before[0]}")
     say(f"after:  {after[0]}")
@@ -130,7 +130,7 @@ def finish(before: list[str], after: list[str], seconds: dict[str, float], total
 
 
 def run(*arguments: str, quiet: bool = False) -> int:
-    """A verb of the program, printed before it runs."""
+    """Run a verb of the program, after printing it."""
     if not quiet:
         say(f"$ .venv/bin/stoker {' '.join([*arguments, '--state', relative(STATE)])}")
     sink = subprocess.DEVNULL if quiet else None

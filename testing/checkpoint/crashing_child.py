@@ -1,6 +1,6 @@
-"""Processes that save or delete a checkpoint and are killed on the way: `crashing_child.py ROOTS ACTION COUNT`.
+"""Processes that are killed while they save or delete a checkpoint: `crashing_child.py ROOTS ACTION COUNT`.
 
-Root number n is worked on by a fork of its own that dies at operation n; the exit statuses are printed, one in a line.
+A fork of its own works on root number n and dies at operation n; the exit statuses are printed, one per line.
 """
 
 from __future__ import annotations

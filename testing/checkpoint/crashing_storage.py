@@ -1,4 +1,4 @@
-"""Storages that fail on purpose: one kills its process at a chosen operation, one forgets what was not made durable."""
+"""Storages that fail on purpose: one kills its process at a chosen operation, one loses writes that were not synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.checkpoint.storage import PosixStorage, Sink
 
 
 class Countdown:
-    """Dies by SIGKILL after the given number of operations; with `torn`, in the middle of the next write."""
+    """A countdown of operations, then SIGKILL; with `torn`, in the middle of the next write."""
 
     def __init__(self, operations: int, *, torn: bool = False) -> None:
         self.left = operations
@@ -27,7 +27,7 @@ class Countdown:
 
 
 class FullDisk(Countdown):
-    """Refuses with ENOSPC, once, when the given number of operations has been done."""
+    """A disk that refuses one operation with ENOSPC, after the given number of operations."""
 
     def step(self) -> None:
         self.left -= 1
@@ -60,7 +60,7 @@ class CrashingSink:
 
 
 class CrashingStorage(PosixStorage):
-    """Counts every operation that changes the disk."""
+    """A storage that counts every operation that changes the disk."""
 
     def __init__(self, countdown: Countdown) -> None:
         self.countdown = countdown
@@ -121,9 +121,9 @@ class ForgetfulSink:
 
 
 class ForgetfulStorage(PosixStorage):
-    """Writes for real, and keeps beside it what a power cut after each operation could leave.
+    """A storage that writes for real and records what a power cut after each operation could leave.
 
-    Two extremes of what file systems do: `names` keeps every name at once, but of a file's bytes only the synced ones;
+    It covers two extremes of file systems. `names` keeps every name at once, but only the synced bytes of a file.
     `synced` keeps names only once their folder was synced.
     """
 
@@ -181,7 +181,7 @@ class ForgetfulStorage(PosixStorage):
 
 
 def walk(node: FolderNode, prefix: str, *, synced: bool) -> Iterator[tuple[str, bytes]]:
-    """Paths and bytes that a power cut leaves; an empty folder leaves nothing worth telling."""
+    """Yield the paths and bytes that a power cut leaves; empty folders are omitted."""
     for name, child in (node.durable if synced else node.entries).items():
         if isinstance(child, FolderNode):
             yield from walk(child, f"{prefix}{name}/", synced=synced)
@@ -190,7 +190,7 @@ def walk(node: FolderNode, prefix: str, *, synced: bool) -> Iterator[tuple[str, 
 
 
 def lay_out(root: Path, files: dict[str, bytes]) -> None:
-    """Make on the disk what a power cut left."""
+    """Write the state after a power cut to the disk."""
     for name, data in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A process that verifies one folder and prints what it found, with the CPU time and the memory that it took."""
+"""A process that verifies one folder and prints the result, with its CPU time and memory."""
 
 from __future__ import annotations
 

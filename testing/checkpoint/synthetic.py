@@ -1,4 +1,4 @@
-"""Synthetic state and the layouts that cut it, shared by the tests of the checkpoint format."""
+"""Synthetic state and the layouts that shard it, shared by the tests of the checkpoint format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITER = "0a1b2c3d"
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank holds of one tensor: a flat range inside a box."""
+    """One rank's part of one tensor: a flat range inside a box."""
 
     tensor: TensorInfo
     box: Box
@@ -33,7 +33,7 @@ Cut = Callable[[list[TensorInfo], int], list[list[Shard]]]
 
 
 def make_state(shapes: Mapping[str, tuple[tuple[int, ...], str]], seed: int = 0) -> State:
-    """Random bits of the wanted types; every bit pattern may occur, NaN included."""
+    """Return random bits of the given dtypes; every bit pattern may occur, NaN included."""
     random = np.random.default_rng(seed)
     state = {}
     for name, (shape, dtype) in shapes.items():
@@ -54,13 +54,16 @@ SMALL: Mapping[str, tuple[tuple[int, ...], str]] = {
 
 
 def whole(tensors: list[TensorInfo], ranks: int) -> list[list[Shard]]:
-    """Rank 0 holds everything."""
+    """Return a layout in which rank 0 holds everything."""
     first = [Shard(tensor, box, (0, box.volume)) for tensor in tensors for box in [Box.whole(tensor.shape)]]
     return [first, *([] for _ in range(ranks - 1))]
 
 
 def flat_bucket(tensors: list[TensorInfo], ranks: int) -> list[list[Shard]]:
-    """Data parallel: all tensors in one flat bucket, cut into equal ranges; some ranks get nothing."""
+    """Return a data-parallel layout: all tensors in one flat bucket, cut into equal ranges.
+
+    Some ranks get nothing.
+    """
     return bucket([(tensor, Box.whole(tensor.shape)) for tensor in tensors], ranks)
 
 
@@ -79,7 +82,10 @@ def bucket(parts: list[tuple[TensorInfo, Box]], ranks: int) -> list[list[Shard]]
 
 
 def along(dim: int) -> Cut:
-    """Every tensor cut along one dim, in near-equal parts; tensors without that dim are rank 0's."""
+    """Return a layout that cuts every tensor along one dim, in near-equal parts.
+
+    Tensors without that dim belong to rank 0.
+    """
 
     def cut(tensors: list[TensorInfo], ranks: int) -> list[list[Shard]]:
         return [
@@ -105,7 +111,7 @@ def boxes_along(tensors: list[TensorInfo], dim: int, ranks: int, rank: int) -> l
 
 
 def both(tensors: list[TensorInfo], ranks: int) -> list[list[Shard]]:
-    """Tensor parallel along dim 1 (two groups), each group's boxes cut by data-parallel ranges."""
+    """Return a tensor-parallel layout along dim 1 (two groups) whose boxes are cut by data-parallel ranges."""
     groups = 2 if ranks > 1 else 1
     shards: list[list[Shard]] = []
     for group in range(groups):
@@ -124,7 +130,7 @@ LAYOUTS: dict[str, Cut] = {
 
 
 def part(values: Array, shard: Shard) -> Array:
-    """The elements of a shard, flat, in a contiguous array."""
+    """Return a shard's elements, flat, in a contiguous array."""
     box = Box.whole(values.shape)
     return np.ascontiguousarray(values[shard.box.slices_in(box)]).reshape(-1)[shard.flat[0] : shard.flat[1]]
 
@@ -164,5 +170,5 @@ def write_rank(
 
 
 def same_bits(first: Array, second: Array) -> bool:
-    """Equal bit for bit: NaN equals itself, -0 does not equal 0."""
+    """Return whether arrays are equal bit for bit: NaN equals itself, -0 does not equal 0."""
     return first.shape == second.shape and first.dtype == second.dtype and first.tobytes() == second.tobytes()

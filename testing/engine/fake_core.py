@@ -1,4 +1,4 @@
-"""A core without a model: it says what the prompt tells it to, over the real wire."""
+"""A core without a model, over the real wire: the prompt determines its output."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ FACTS = ModelFacts(
 
 
 def scored(token: int, count: int) -> TokenLogprobs:
-    """Log-probability -token/100, and `count` made-up alternatives."""
+    """Return log-probability -token/100 and `count` made-up alternatives."""
     return TokenLogprobs(-token / 100, tuple(((token + i) % VOCABULARY, -(token + i) / 100) for i in range(count)))
 
 
 class FakeCore:
-    """The output is what follows `say:` in the prompt (choice `c` > 0: with its number before), then EOS.
+    """A core that outputs the text after `say:` in the prompt, then EOS; choice `c` > 0 has its number before it.
 
     Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
     `slow` (one token every 20 ms), `hang`.
@@ -248,7 +248,7 @@ def _facts(request: AddRequest, count: int) -> RequestFacts:
 
 
 async def main(address: str) -> None:
-    """As the core process of a program under test."""
+    """Run the core process of a program under test."""
     core = FakeCore(address)
     await core.stopped.wait()
     await core.close()

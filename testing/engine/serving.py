@@ -31,7 +31,7 @@ class Serving:
         return await self.http.post(path, json=body)
 
     async def stream(self, path: str, **body: Any) -> list[Any]:
-        """The events of a stream; `[DONE]` stays a string."""
+        """Yield the events of a stream; `[DONE]` stays a string."""
         answer = await self.http.post(path, json={**body, "stream": True})
         assert answer.status_code == 200, answer.text
         return events(answer.text)

@@ -1,9 +1,9 @@
-"""Chat templates that grow or run without end: one of each way that Jinja gives, for the tests of the limits."""
+"""Chat templates that grow or run without end, one for each construct of Jinja, for the tests of the limits."""
 
 from __future__ import annotations
 
 NEST = "{% set ns = namespace(x=[1, 2]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-"""A list of 2^60 leaves that takes 60 objects: whatever walks it never ends."""
+"""A list of 2^60 leaves that takes 60 objects: a walk over it never ends."""
 LONG = "{% set text = 'x' * 4000000 %}"
 LIST = "{% set numbers = range(99999) | list %}"
 NESTED_CONSTANT = "[" * 12 + "9" + "]" * 12 + " * 99" * 4

@@ -1,5 +1,6 @@
-"""Runs checks of Triton kernels in child processes that interpret them on CPU tensors: Triton decides at import whether
-to interpret.
+"""Checks of Triton kernels in child processes that interpret them on CPU tensors.
+
+Triton decides at import whether to interpret.
 
 A check is a function at the top of its file that raises where a kernel is wrong; its arguments can be pickled.
 """
@@ -23,11 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 
 CHILDREN = 2
-"""At a time; each computes with one thread."""
+"""Child processes at a time; each computes with one thread."""
 
 
 def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:
-    """Make every call `(check, arguments)` in one of some children.
+    """Run every call `(check, arguments)` in a pool of child processes.
 
     Raises AssertionError with the traces of those that failed.
     """
@@ -64,7 +65,7 @@ def load(path: str) -> ModuleType:
 
 
 def main() -> int:
-    """Exit code 1 where a check failed."""
+    """Run the checks of one child; return 1 if one failed."""
     named = pickle.loads(sys.stdin.buffer.read())
     modules = {path: load(path) for path in {path for path, _, _ in named}}
     failed = 0

@@ -1,4 +1,4 @@
-"""A process that renders every attack and prints one JSON line for each, with what it cost."""
+"""A process that renders every attack and prints one JSON line for each, with its cost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BOTH = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of its children that ended."""
+    """Return the CPU seconds of this process and of its children that ended."""
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, BOTH))
 
 
 def own_peak_bytes() -> int:
-    """`ru_maxrss` of a process begins with that of the process that started it; this does not."""
+    """Return this process's own peak memory; `ru_maxrss` starts with the peak of the parent."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""A process that opens one foreign file or folder and prints how that ended, with its CPU time and memory."""
+"""A process that opens one foreign file or folder and prints the outcome, with its CPU time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests that must be refused, each with the whole text that the user must see.
+"""Manifests that admission must refuse, each with the whole text of the refusal.
 
 One table for the embedded cluster and for an API server. An entry is (id, kind, {path: value or DELETE} applied to a
 good manifest, text after `KIND.stoker.dev "x" is invalid: `).
@@ -158,7 +158,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 def changed(manifest: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy with each path set; objects on the way are made."""
+    """Return a deep copy with each path set; missing objects on the way are made."""
     found = copy.deepcopy(manifest)
     for path, value in changes.items():
         node: Any = found

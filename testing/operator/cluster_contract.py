@@ -1,4 +1,4 @@
-"""The contract of every `Cluster`. A test module makes a subclass with a factory, for LocalCluster and KubeCluster."""
+"""The contract of every `Cluster`. A test module subclasses it with a factory, for LocalCluster and KubeCluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config_map(name: str, **data: str) -> Object:
 
 
 def pool(name: str, replicas: int = 1) -> Object:
-    """An EnginePool; a cluster with real admission gives its own through `ClusterContract.pool`."""
+    """Return an EnginePool; a cluster with real admission gives its own through `ClusterContract.pool`."""
     return {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "EnginePool",
@@ -32,7 +32,7 @@ def pool(name: str, replicas: int = 1) -> Object:
 
 
 def gated_pod(name: str) -> Object:
-    """A pod that never starts."""
+    """Return a pod that never starts."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -59,7 +59,7 @@ def owned(body: Object, owner: Object) -> Object:
 
 
 async def take(events: AsyncIterator[WatchEvent], count: int) -> list[tuple[str, str]]:
-    """The next `count` changes as (type, name); bookmarks are passed over."""
+    """Return the next `count` changes as (type, name), without bookmarks."""
     found: list[tuple[str, str]] = []
     while len(found) < count:
         event = await asyncio.wait_for(anext(events), 10)
@@ -77,7 +77,10 @@ async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
 
 
 class ClusterContract:
-    """Subclass it as `Test...` and give a fixture `connect`: an async context manager that yields an empty cluster."""
+    """The tests of the contract.
+
+    Subclass it as `Test...` with a fixture `connect`: an async context manager that yields an empty cluster.
+    """
 
     pool = staticmethod(pool)
     collects_garbage = True
@@ -176,7 +179,7 @@ class ClusterContract:
 
         run(story)
 
-    def test_a_namesake_with_another_uid_is_a_conflict(self, run: Callable[[Story], None]) -> None:
+    def test_the_same_name_with_another_uid_is_a_conflict(self, run: Callable[[Story], None]) -> None:
         async def story(cluster: Cluster) -> None:
             one = await cluster.create(self.pool("one"))
             other = ref_of(one)._replace(uid="00000000-0000-0000-0000-000000000000")
@@ -296,5 +299,5 @@ class ClusterContract:
         run(story)
 
     async def forget(self, cluster: Cluster) -> None:
-        """Make the cluster forget its history."""
+        """Make the cluster drop its history."""
         raise NotImplementedError

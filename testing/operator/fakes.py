@@ -32,7 +32,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Time stands still until `advance`."""
+    """A clock that stands still until `advance`."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -54,7 +54,7 @@ class FakeClock:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; everything that wakes up on the way runs at its own time."""
+        """Advance the time; every sleeper wakes up at its own time on the way."""
         end = self.passed_s + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= end:
@@ -74,7 +74,7 @@ async def settle(rounds: int = 30) -> None:
 
 
 class FakeProcess:
-    """Lives until the test (or SIGTERM, unless `stubborn`) ends it."""
+    """A process that lives until the test (or SIGTERM, unless `stubborn`) ends it."""
 
     def __init__(self, command: Command, number: int) -> None:
         self.command = command
@@ -105,7 +105,7 @@ class FakeProcess:
 
 
 class FakeRunner:
-    """Starts nothing; `processes` are in the order of their start."""
+    """A runner that starts nothing; `processes` holds the fakes in order of their start."""
 
     def __init__(self) -> None:
         self.processes: list[FakeProcess] = []
@@ -118,7 +118,10 @@ class FakeRunner:
 
 @dataclass
 class FakePods:
-    """Answers of pods without a network: `answers` by pod uid for polls; `on_call` answers recorded calls."""
+    """Answers of pods without a network.
+
+    `answers` maps pod uids to polls; `on_call` answers recorded calls.
+    """
 
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     calls: list[ControlCall] = field(default_factory=list)
@@ -139,7 +142,7 @@ class Embedded:
 
 
 class _PolledCluster(LocalCluster):
-    """LocalCluster whose pods answer from a table."""
+    """A LocalCluster whose pods answer from a table."""
 
     def __init__(self, pods: FakePods, *given: Any) -> None:
         super().__init__(*given)
@@ -163,7 +166,10 @@ def embedded(
     pods: FakePods | None = None,
     keeper: ObjectStorage | None = None,
 ) -> Embedded:
-    """Call within a running event loop. `pods` answers polls and calls; with a `keeper`, objects survive."""
+    """Create an embedded cluster within a running event loop.
+
+    `pods` answers polls and calls; with a `keeper`, objects outlive the cluster.
+    """
     clock = FakeClock()
     numbers = itertools.count(1)
     objects = ObjectStore(now=clock.now, new_uid=lambda: f"uid-{next(numbers):04}", admit=admit, storage=keeper)
@@ -245,6 +251,6 @@ class Flaky:
 
 
 def reconcile_nothing(seen: Observed, _settings: Settings, now: datetime, plan: Plan | None = None) -> Plan:
-    """`plan`, and the part of a status that is derived for every kind alike."""
+    """Return `plan`, and the part of a status that every kind derives alike."""
     status = Status.model_validate(seen.resource.get("status") or {})
     return derive_plan(Outcome(plan=plan or Plan()), seen=seen, status=status, fields={}, now=now)

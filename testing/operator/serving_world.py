@@ -77,7 +77,7 @@ class Serving:
         return [p for p in found if revision in (None, p["metadata"]["labels"]["stoker.dev/revision"])]
 
     def live(self) -> None:
-        """One well-behaved round: pods get ready, routers take snapshots, engines drain, deleted pods end."""
+        """Run one well-behaved round: pods get ready, routers take snapshots, engines drain, deleted pods end."""
         cluster = self.cluster
         for pod in [*cluster.pods("engine"), *cluster.pods("router")]:
             cluster.run(pod)
@@ -86,7 +86,7 @@ class Serving:
         cluster.collect()
 
     def take_snapshots(self, *, healthy: bool = True) -> None:
-        """Routers follow, and have probed every backend."""
+        """Let routers take their snapshots and report every backend as probed."""
         stored = [c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends")]
         for pod in self.cluster.pods("router"):
             if stored and pod["status"]["phase"] == "Running":
@@ -105,7 +105,7 @@ class Serving:
             self.cluster.report(pod, {"phase": phase})
 
     def rest(self, rounds: int = 30) -> None:
-        """Until nothing changes any more."""
+        """Run rounds until nothing changes any more."""
         for _ in range(rounds):
             self.cluster.settle_once()
             self.live()

@@ -1,7 +1,7 @@
-"""A cluster without time and threads: objects in a dictionary, plans carried out action by action, pods led by a test.
+"""A cluster without time and threads: a dictionary of objects and plans applied action by action.
 
-The slow twin of executor, informers and kubelet for property tests: a plan may stop after any action (a crash), and
-pods may do anything that pods do.
+It is the slow twin of executor, informers and kubelet for property tests. A plan may stop after any action (a crash),
+and a test drives the pods through every behaviour that pods can have.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Crash(Exception):
-    """The operator died in the middle of a plan."""
+    """Raised where the operator dies in the middle of a plan."""
 
 
 class SimulatedCluster:
-    """Everything that a reconcile can see or change."""
+    """The objects, pods and calls that a reconcile can see or change."""
 
     def __init__(self, reconcilers: Mapping[str, Reconciler], settings: Settings | None = None) -> None:
         self.reconcilers = reconcilers
@@ -41,9 +41,9 @@ class SimulatedCluster:
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.events: list[str] = []
         self.gone: list[Object] = []
-        """Pods that were evicted: they ended by themselves, and were removed before anybody looked."""
+        """Pods that were evicted: they ended by themselves, and were removed before any pass."""
         self.ending: set[str] = set()
-        """Namespaces that take nothing new."""
+        """Namespaces that refuse new objects."""
         self.now = START
         self.version = 0
         self.uids = 0
@@ -74,7 +74,7 @@ class SimulatedCluster:
         self._touch(found)
 
     def delete(self, key: Key) -> None:
-        """As the API server: objects with finalizers and running pods get a timestamp first."""
+        """Delete an object as the API server does: one with finalizers or a running pod first gets a timestamp."""
         found = self.objects.get(key)
         if found is None:
             return
@@ -86,7 +86,7 @@ class SimulatedCluster:
             self._remove(key)
 
     def evict(self, pod: Object) -> None:
-        """An ended pod goes at once; what it said last was seen by the informers only."""
+        """Evict a pod: its object goes at once, and only the informers saw its termination message."""
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         self.gone.append(copy.deepcopy(pod))
         self._remove(key_of(pod))
@@ -116,7 +116,7 @@ class SimulatedCluster:
         return plan
 
     def reconcile(self, key: Key, crash_after: int | None = None) -> Plan:
-        """One pass. With `crash_after`, the operator dies after that many writes.
+        """Run one pass. With `crash_after`, the operator dies after that many writes.
 
         Raises:
             Crash: it died.
@@ -133,7 +133,7 @@ class SimulatedCluster:
         return plan
 
     def settle(self, rounds: int = 60) -> None:
-        """Reconcile everything until nothing is left to do."""
+        """Reconcile everything until no work is left."""
         for _ in range(rounds):
             plans = [self.reconcile(key) for key in sorted(self.objects) if key.kind in self.reconcilers]
             if all(plan.empty for plan in plans):
@@ -141,7 +141,7 @@ class SimulatedCluster:
         raise AssertionError(f"no rest after {rounds} rounds: {[plan for plan in plans if not plan.empty]}")
 
     def settle_once(self) -> None:
-        """One pass over everything."""
+        """Run one pass over everything."""
         for key in sorted(self.objects):
             if key.kind in self.reconcilers and key in self.objects:
                 self.reconcile(key)
@@ -245,7 +245,7 @@ class SimulatedCluster:
         return [pod for pod in self.of_kind("Pod") if pod["metadata"]["labels"].get("stoker.dev/role") == role]
 
     def run(self, pod: Object, *, ready: bool = True) -> None:
-        """The pod's container runs."""
+        """Run the pod's container."""
         if pod["status"]["phase"] != "Pending":
             return
         pod["spec"]["nodeName"] = "node-1"
@@ -257,22 +257,22 @@ class SimulatedCluster:
         self._touch(pod)
 
     def end(self, pod: Object, cause: Cause, **word: Any) -> None:
-        """The pod's container ends with a last word."""
+        """End the pod's container with a termination message."""
         saves = tuple(SaveReport(**save) for save in word.pop("saves", ()))
         text = TerminationMessage(cause=cause, saves=saves, **word).encode().decode()
         self._terminate(pod, EXIT_CODES[cause], text)
 
     def kill(self, pod: Object) -> None:
-        """The pod's container dies without a word."""
+        """Kill the pod's container without a termination message."""
         self._terminate(pod, 137, "")
 
     def vanish(self, pod: Object) -> None:
-        """The pod object is gone, as after a forced delete or a lost node."""
+        """Remove the pod object, as a forced delete or a lost node does."""
         self.reports.pop(pod["metadata"]["uid"], None)
         self._remove(key_of(pod))
 
     def collect(self) -> None:
-        """Pods that are being deleted end."""
+        """End the pods that are being deleted."""
         for pod in self.of_kind("Pod"):
             if pod["metadata"].get("deletionTimestamp"):
                 self.vanish(pod)

@@ -1,4 +1,4 @@
-"""A person's terminal in tests: `stoker local` as subprocesses on one state folder, and a small web server to apply."""
+"""A user's terminal in tests: `stoker local` as subprocesses on one state folder, and a small web server to apply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PODS = 2
 
 
 def manifests() -> list[dict[str, Any]]:
-    """A web server of two pods behind a Service."""
+    """Return the manifests of a web server: two pods behind a Service."""
     config = {"listen": {"host": "0.0.0.0", "port": 8000}, "greeting": "hello"}
     found: list[dict[str, Any]] = [
         {
@@ -68,7 +68,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 class Terminal:
-    """Runs `stoker local` on one state folder."""
+    """A terminal that runs `stoker local` on one state folder."""
 
     def __init__(self, folder: Path, user: int | None = None, python: str = sys.executable) -> None:
         self.folder = folder
@@ -107,7 +107,7 @@ class Terminal:
         return int(self.json("status")["pid"])
 
     def processes(self) -> list[int]:
-        """Every live process that has something to do with the state folder."""
+        """Return every live process that refers to the state folder."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -132,6 +132,6 @@ def until(check: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def as_user(user: int, home: Path) -> dict[str, Any]:
-    """Options of a subprocess that runs as another user, with this process's packages."""
+    """Return the options of a subprocess that runs as another user, with this process's packages."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return {"user": user, "group": user, "extra_groups": [], "env": environment, "cwd": home}

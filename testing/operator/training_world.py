@@ -87,7 +87,7 @@ class Run:
         return f"step-{step:08d}.{writer_of(self.job['metadata']['uid'], self.attempt)}"
 
     def train(self, step: int, saves: tuple[dict[str, Any], ...] = ()) -> None:
-        """Pod 0's agent reports."""
+        """Set the report of pod 0's agent."""
         body = {
             "attempt": self.attempt,
             "phase": "Training",
@@ -124,7 +124,7 @@ class Run:
         return {name: known[name] for name in names} | {"metrics": {name: known[name] for name in METRIC_NAMES}}
 
     def next_attempt(self) -> None:
-        """Old pods end, the delay passes, a new gang runs."""
+        """End old pods, wait out the delay and run a new gang."""
         for _ in range(6):
             self.cluster.settle()
             self.cluster.collect()
@@ -179,7 +179,7 @@ EVENTS = st.lists(
 
 
 def disturb(run: Run, event: str, number: int) -> None:
-    """One thing that may happen at any time; `number` picks the pod, the step or the point of a crash."""
+    """Apply one disturbance; `number` picks the pod, the step or the point of a crash."""
     cluster, gang = run.cluster, run.gang if "attempt" in run.status else []
     running = [pod for pod in gang if pod["status"]["phase"] == "Running"]
     if event == "job":

@@ -1,4 +1,4 @@
-"""An engine as the router sees it, small enough to break at any byte."""
+"""An engine from the router's view, small enough to break at any byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import h11
 
 
 class Exchange:
-    """One request at the fake: read its body, then say what to answer."""
+    """One request at the fake: read its body, then choose the answer."""
 
     def __init__(
         self, engine: FakeEngine, wire: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request
@@ -52,7 +52,7 @@ async def say_hello(exchange: Exchange) -> None:
 
 
 def stream(tokens: int, delay_s: float = 0.0) -> Behaviour:
-    """Events `{"pod", "n"}`, then `[DONE]`."""
+    """Send events `{"pod", "n"}`, then `[DONE]`."""
 
     async def answer(exchange: Exchange) -> None:
         await exchange.head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
@@ -66,7 +66,7 @@ def stream(tokens: int, delay_s: float = 0.0) -> Behaviour:
 
 
 class FakeEngine:
-    """`behaviour` answers everything but `/status` and `/readyz`."""
+    """An engine whose `behaviour` answers everything but `/status` and `/readyz`."""
 
     def __init__(self, pod_uid: str, behaviour: Behaviour = say_hello) -> None:
         self.pod_uid = pod_uid
@@ -94,7 +94,7 @@ class FakeEngine:
         return self
 
     def kill(self) -> None:
-        """As kill -9: the port refuses, every connection is reset."""
+        """Stop as kill -9 does: the port refuses, every connection is reset."""
         self._server.close()
         self.drop_connections()
         for task in self._tasks:

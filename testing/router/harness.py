@@ -24,7 +24,7 @@ def snapshot(version: int, *entries: dict[str, object]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def routed(*engines: FakeEngine, **settings: Any) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
-    """A started router over `engines`, and a client whose base is the router; all backends are probed already."""
+    """A started router over `engines` and a client on it; all backends are probed already."""
     config = parse(
         RouterConfig,
         {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 0.5, **settings},
@@ -63,6 +63,6 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def events(text: str) -> list[Any]:
-    """What the `data:` lines of a stream carry; `[DONE]` stays a string."""
+    """Return the content of a stream's `data:` lines; `[DONE]` stays a string."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]

@@ -30,7 +30,7 @@ LOCAL_FOLDER = "stoker.dev/local-folder"
 
 
 def tales() -> str:
-    """Sixty little tales as JSON lines."""
+    """Return sixty little tales as JSON lines."""
     chance = random.Random(0)
     lines = []
     for _ in range(60):
@@ -42,12 +42,12 @@ def tales() -> str:
 
 
 def corpus(name: str = "tales") -> Manifest:
-    """The tales as a ConfigMap."""
+    """Return the tales as a ConfigMap."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"tales.jsonl": tales()}}
 
 
 def claim(name: str, folder: object = None) -> Manifest:
-    """A PersistentVolumeClaim; with `folder` it stands for a folder of this machine."""
+    """Return a PersistentVolumeClaim; with `folder` it stands for a folder of this machine."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -57,7 +57,7 @@ def claim(name: str, folder: object = None) -> Manifest:
 
 
 def job(name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
-    """A TrainingJob; `{"training.totalSteps": 50}` changes one member of its spec, None removes it."""
+    """Return a TrainingJob; `{"training.totalSteps": 50}` changes one member of its spec, None removes it."""
     spec: Manifest = {
         "model": dict(MODEL),
         "workers": {
@@ -94,7 +94,7 @@ def job(name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
 
 
 def deployment(name: str, model: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Manifest:
-    """An InferenceDeployment of one pool with one replica."""
+    """Return an InferenceDeployment of one pool with one replica."""
     spec: Manifest = {
         "model": dict(model),
         "engine": {
@@ -111,12 +111,12 @@ def deployment(name: str, model: Mapping[str, Any], changes: Mapping[str, Any] |
 
 
 def save_now(name: str, job_name: str, **spec: Any) -> Manifest:
-    """A Checkpoint that asks a running job to save."""
+    """Return a Checkpoint that requests a save from a running job."""
     return checkpoint(name, {"jobRef": {"name": job_name}}, **spec)
 
 
 def adopted(name: str, claim_name: str, path: str, folder: str, **spec: Any) -> Manifest:
-    """A Checkpoint that imports a folder."""
+    """Return a Checkpoint that imports a folder."""
     source = {"import": {"storage": {"claimName": claim_name, "path": path}, "folder": folder}}
     return checkpoint(name, source, **spec)
 

@@ -1,6 +1,6 @@
 """Manifests that pass admission and cannot work, with the end and the conditions of each.
 
-Both clusters are asked the same.
+Both kinds of cluster run the same table.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from testing.stories.waits import phase
 
 Check = Callable[[Object], bool]
 Mistake = tuple[Manifest, Check, str]
-"""(what is applied, how it ends, what its conditions say)."""
+"""(manifest, expected end, expected text of a condition)."""
 BROKEN = {"uri": "pvc://models/broken"}
 """A model that `break_model` has put there."""
 
 
 def surroundings() -> list[Manifest]:
-    """The objects and files that the mistakes refer to."""
+    """Return the objects and files that the mistakes refer to."""
     return [corpus(), claim("checkpoints"), claim("logs")]
 
 
 def break_model(models: Path) -> Path:
-    """A Hugging Face folder whose config.json names an architecture that does not exist. Returns the file."""
+    """Write a Hugging Face folder with an unknown architecture in its config.json; return that file."""
     (models / "broken").mkdir(parents=True)
     config = models / "broken" / "config.json"
     config.write_text(json.dumps({"architectures": ["OtherForCausalLM"], **MODEL}))
@@ -35,7 +35,7 @@ def break_model(models: Path) -> Path:
 
 
 def mistakes() -> list[Mistake]:
-    """Conditions of jobs, checkpoints and deployments."""
+    """Return the mistakes with the expected conditions of jobs, checkpoints and deployments."""
     return [*_jobs(), *_checkpoints(), *_deployments()]
 
 
@@ -110,7 +110,7 @@ def logs() -> Manifest:
 
 
 def says(ends: Check, text: str) -> Check:
-    """Whether it ended in that way, with a condition that has the text."""
+    """Return whether the object ended in the expected way, with a condition that contains the text."""
     return lambda found: ends(found) and text in conditions(found)
 
 
@@ -127,5 +127,5 @@ def fails(found: Object) -> bool:
 
 
 def conditions(found: Object) -> str:
-    """The messages of all its conditions."""
+    """Return the messages of all its conditions."""
     return "\n".join(str(c.get("message")) for c in (found.get("status") or {}).get("conditions", ()))

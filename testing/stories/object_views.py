@@ -15,11 +15,11 @@ class ObjectViews(ABC):
 
     @abstractmethod
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
+        """Return the objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
 
     @abstractmethod
     def find(self, kind: str, name: str) -> Object | None:
-        """One object, or None."""
+        """Return one object, or None."""
 
     def get(self, kind: str, name: str) -> Object:
         found = self.find(kind, name)
@@ -31,16 +31,16 @@ class ObjectViews(ABC):
         return status
 
     def figures(self, checkpoint: str) -> Object:
-        """Numbers of a save, by the names of `FIGURES`."""
+        """Return the figures of a save, by the names of `FIGURES`."""
         return {name: value for name, value in self.status("Checkpoint", checkpoint).items() if name in FIGURES}
 
     def condition(self, kind: str, name: str, type_: str) -> Object:
-        """One condition; empty when it is absent."""
+        """Return one condition; empty when it is absent."""
         conditions = self.status(kind, name).get("conditions") or ()
         return next((dict(found) for found in conditions if found["type"] == type_), {})
 
     def events(self, kind: str, name: str) -> dict[str, list[str]]:
-        """Messages by reason of the events about an object."""
+        """Return messages by reason of the events about an object."""
         found: dict[str, list[str]] = {}
         for event in self.all("Event"):
             about = event["involvedObject"]

@@ -24,7 +24,7 @@ NAMESPACE = "default"
 
 
 class StoryCluster(Waits):
-    """One state folder and the supervisor in it, which is a child of the test and ends with it."""
+    """One state folder with its supervisor, a child of the test that ends with it."""
 
     def __init__(self, state: Path, addresses: str = "loopback") -> None:
         self.state = state
@@ -33,7 +33,7 @@ class StoryCluster(Waits):
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start a supervisor, for the first time or again on what the last one left."""
+        """Start a supervisor, on a fresh state folder or on an earlier one's."""
         self.client.folders.make()
         command = [sys.executable, "-m", "stoker.operator.service.local.run_supervisor"]
         end, self._parent_pipe = os.pipe()  # the other end closes with the test's process, however it ends
@@ -81,7 +81,7 @@ class StoryCluster(Waits):
         return code
 
     def remains(self) -> list[str]:
-        """Processes and sockets that are left of this cluster; there must be none after the supervisor has ended."""
+        """Return the processes and sockets left of this cluster; none may be left after the supervisor has ended."""
         root = str(self.client.folders.root)
         short = (
             Path(tempfile.gettempdir()) / f"stoker-{hashlib.sha256(f'{os.getuid()}:{root}'.encode()).hexdigest()[:10]}"
@@ -89,14 +89,14 @@ class StoryCluster(Waits):
         return [*([str(short)] if short.is_symlink() else []), *self.runs()]
 
     def runs(self) -> list[str]:
-        """Its processes and sockets."""
+        """Return the cluster's processes and sockets."""
         root = str(self.client.folders.root)
         return [*_processes(root), *_unix_sockets(root), *_listeners(self.client.folders.addresses)]
 
-    # What people type
+    # Commands of users
 
     def apply(self, *objects: Mapping[str, Any]) -> list[Object]:
-        """Apply; a refusal fails the story."""
+        """Apply a manifest; a refusal fails the story."""
         results = self.try_apply(*objects)
         refused = [result for result in results if "error" in result]
         assert not refused, refused
@@ -110,13 +110,13 @@ class StoryCluster(Waits):
         return self.client.apply(named)
 
     def delete(self, kind: str, name: str) -> bool:
-        """True when it is gone already."""
+        """Delete an object; return True when it is gone already."""
         return self.client.delete(kind, NAMESPACE, name)
 
-    # What is there
+    # Objects and folders
 
     def all(self, kind: str, **labels: str) -> list[Object]:
-        """Objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
+        """Return the objects of a kind by labels below `stoker.dev/` (underscores for dashes), sorted by name."""
         found = self.client.objects(kind, namespace=NAMESPACE)
         for name, value in labels.items():
             key = f"stoker.dev/{name.replace('_', '-')}"
@@ -130,11 +130,11 @@ class StoryCluster(Waits):
         return str(self.client.logs(NAMESPACE, pod["metadata"]["name"], 0)["text"])
 
     def claim_folder(self, name: str) -> Path:
-        """The folder with the data of a claim."""
+        """Return the folder with the data of a claim."""
         return claim_folder(self.get("PersistentVolumeClaim", name), self.client.folders.claims / NAMESPACE / name)
 
     def url(self, service: str, port: int = 8000) -> str:
-        """The address of a Service on this machine."""
+        """Return the address of a Service on this machine."""
         endpoints: dict[str, str] = self.client.status()["endpoints"]
         return endpoints[f"{NAMESPACE}/{service}:{port}"]
 
@@ -148,7 +148,7 @@ class StoryCluster(Waits):
             time.sleep(0.05)
 
     def picture(self, kind: str = "", name: str = "") -> str:
-        """The state to print when a story makes no progress."""
+        """Return the state to print when a story makes no progress."""
         lines = []
         if kind and (found := self.find(kind, name)) is not None:
             status = {
@@ -181,7 +181,7 @@ def _unix_sockets(root: str) -> list[str]:
 
 
 def _listeners(addresses: Path) -> list[str]:
-    """TCP sockets that still listen on addresses of the cluster's pods and Services."""
+    """Return the TCP sockets that still listen on addresses of the cluster's pods and Services."""
     if not addresses.exists():
         return []
     kept = json.loads(addresses.read_text())

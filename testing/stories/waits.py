@@ -14,19 +14,19 @@ TIMEOUT_S = 180.0
 
 
 class Waits(ObjectViews):
-    """Waits for a state of the views. Each wait ends in time, or fails with the state found."""
+    """Waits for a state of the views; each ends in time, or fails with the current state."""
 
     PAUSE_S: ClassVar[float] = 0.05
-    """Between two polls."""
+    """Pause between two polls."""
 
     @abstractmethod
     def picture(self, kind: str = "", name: str = "") -> str:
-        """The state to print when a story makes no progress."""
+        """Return the state to print when a story makes no progress."""
 
     def wait(
         self, kind: str, name: str, holds: Callable[[Object], Any], what: str, timeout_s: float = TIMEOUT_S
     ) -> Object:
-        """The object once `holds` is true of it.
+        """Wait until `holds` is true of an object and return the object.
 
         Raises:
             AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.

@@ -1,8 +1,9 @@
-"""Several ranks (Gloo, or NCCL with one GPU each) as spawned processes that share a process group, for tests.
+"""Several ranks (Gloo, or NCCL with one GPU each) as spawned processes of one process group, for tests.
 
-A world starts its processes at the first call and keeps them for the next ones; each call has a time of its own. A rank
-that raises, dies or does not answer in time ends the call with an `AssertionError` that says for each rank what went
-wrong or where it stood; the next call begins with fresh processes.
+A world starts its processes at the first call and keeps them for the next ones; each call has a time limit of its own.
+
+A rank that raises, dies or does not answer in time ends the call with an `AssertionError` that gives the error or the
+stack of each rank. The next call begins with fresh processes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from testing.trainer.tiny_run import tiny_config
 START_S = 180.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""After a rank has failed: time for the others to report their errors."""
+"""Time for the other ranks to report their errors after one has failed."""
 LEAVE_S = 20.0
 DUMP_S = 3.0
 
@@ -41,14 +42,14 @@ Setup = Callable[[int, int], Any]
 
 
 class Rank(NamedTuple):
-    """One process: orders go in and answers come out over `line`; on SIGUSR1 it writes its stacks to the file."""
+    """One process: requests and answers pass over `line`; on SIGUSR1 it writes its stacks to the file."""
 
     process: Any
     line: Connection
     stacks: Path
 
     def where(self) -> str:
-        """The stacks of its threads, also while none of them runs Python."""
+        """Return the stacks of its threads, also while none of them runs Python."""
         if self.process.exitcode is not None:
             return f"ended with exit code {self.process.exitcode}"
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -57,9 +58,9 @@ class Rank(NamedTuple):
 
 
 class RankWorld:
-    """`size` processes in one process group.
+    """A world of `size` processes in one process group.
 
-    `setup(rank, size)` is called once in each; what it returns is the first argument of every call.
+    `setup(rank, size)` is called once in each; its result is the first argument of every call.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class RankWorld:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
 
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
-        """`function(held, *args)` in every process; the results by rank. `timeout_s` is a hard limit."""
+        """Call `function(held, *args)` in every process; return the results by rank. `timeout_s` is a hard limit."""
         if not self._ranks:
             self._start()
         for rank in self._ranks:
-            with suppress(BrokenPipeError):  # it died: its answer will say so
+            with suppress(BrokenPipeError):  # it died: the end of its line reports that
                 rank.line.send((function, args))
         return self._answers(timeout_s, getattr(function, "__name__", "call"))
 
@@ -136,7 +137,7 @@ class RankWorld:
         self._ranks = []
 
     def close(self) -> None:
-        """Let the ranks leave; one that cannot is an error too."""
+        """Let the ranks exit; a rank that cannot is an error too."""
         for rank in self._ranks:
             with suppress(BrokenPipeError):
                 rank.line.send(None)
@@ -160,7 +161,7 @@ class RankWorld:
 
 
 def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 240.0) -> list[Any]:
-    """Call `function(rank, size, *args)` once in `size` processes over Gloo; the results by rank."""
+    """Call `function(rank, size, *args)` once in `size` processes over Gloo; return the results by rank."""
     with RankWorld(size) as world:
         return world.call(partial(_spread, function), *args, timeout_s=timeout_s)
 
@@ -174,7 +175,7 @@ def rank_and_size(rank: int, size: int) -> tuple[int, int]:
 
 
 def written(file: Path, until: float) -> str:
-    """The file's content after it has stopped growing."""
+    """Return the file's content after it has stopped growing."""
     text = ""
     while time.monotonic() < until:
         time.sleep(0.1)

@@ -48,7 +48,7 @@ SMALL = replace(TINY, hidden_size=128, intermediate_size=192, num_heads=4, num_k
 
 
 class SyntheticBatches:
-    """Random documents in packed sequences. Like the real loader's, the order depends on seed and index only."""
+    """Random documents in packed sequences; as in the real loader, the order depends on seed and index only."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self.training = config.training
@@ -82,7 +82,7 @@ class SyntheticBatches:
 
 
 def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
-    """`section__field=value` changes one field."""
+    """Return the configuration of a tiny run; `section__field=value` changes one field."""
     fields: dict[str, Any] = {
         "job": {"name": "tiny", "uid": "u", "writer": "0a1b2c3d"},
         "termination_log": "unused",
@@ -133,12 +133,12 @@ def alone(device: str = "cpu") -> RankContext:
 
 
 def data_parallel(ranks: int) -> ParallelDims:
-    """The rank grid of a run with data parallelism alone."""
+    """Return the rank grid of a run with data parallelism alone."""
     return ParallelDims(pipeline=1, replicate=1, shard=ranks, context=1, tensor=1)
 
 
 def context_of(ranks: Sequence[int], device: str = "cpu") -> RankContext | None:
-    """The context of these global ranks; None on the others (collective)."""
+    """Return the context of these global ranks; None on the others (collective)."""
     communicator, save_group = make_communicator(ranks, torch.device(device)), make_save_group(ranks)
     if communicator is None or save_group is None:
         return None
@@ -152,14 +152,14 @@ def context_of(ranks: Sequence[int], device: str = "cpu") -> RankContext | None:
 
 
 def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
-    """A decoder on the CPU, with its initial weights."""
+    """Return a decoder on the CPU, with its initial weights."""
     decoder = Decoder(model, make_ops(config, torch.device("cpu"))[0])
     decoder.init_weights(config.training.seed)
     return decoder
 
 
 def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, InitialWeights]:
-    """A decoder and what fills it: the same numbers on every device."""
+    """Return a decoder and its initialiser: the same numbers on every device."""
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
     decoder = Decoder(model, make_ops(config, device)[0], device="meta")
@@ -182,7 +182,7 @@ class DecoderStore:
 def train(
     config: TrainerConfig, context: RankContext, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
 ) -> Cause:
-    """Start, or resume, and run the loop; events are in `context.channel`."""
+    """Start or resume a run and run its loop; the events are in `context.channel`."""
     decoder, start = empty_decoder(config, context.device, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
     resume = choose_resume(config, root, context.save_group, lambda message: context.channel.phase("Loading", message))

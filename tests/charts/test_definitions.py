@@ -1,4 +1,4 @@
-"""The chart's copy of the definitions is what the generator wrote."""
+"""The chart's copy of the definitions equals the generator's output."""
 
 from __future__ import annotations
 

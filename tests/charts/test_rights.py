@@ -1,4 +1,4 @@
-"""The plain manifests give the operator what it needs and no more (e2e/charts tests every value of the chart)."""
+"""Rights of the operator in the plain manifests: all it needs and no more (e2e/charts tests the chart's values)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def done(tmp_path: Path) -> Published:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    """Exit code and output."""
+    """Run a command and return exit code and output."""
     result = CliRunner().invoke(program, [str(item) for item in arguments], standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

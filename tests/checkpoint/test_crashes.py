@@ -1,6 +1,6 @@
-"""Whatever goes wrong during a save or after it: the step before loads, or there is a clear refusal.
+"""Crashes and full disks during a save or after it: the step before loads, or there is a clear refusal.
 
-Never a wrong tensor.
+No tensor is ever wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def holds(found: Found, state: State) -> bool:
 
 
 def check_steps(root: CheckpointRoot) -> list[int]:
-    """Every step that is offered is whole and holds its own values."""
+    """Assert that every offered step is whole and holds its own values."""
     found = root.committed()
     for item in found:
         assert verify(item.path, item.digest).ok
@@ -47,7 +47,10 @@ def check_steps(root: CheckpointRoot) -> list[int]:
 
 
 def run_children(roots: Path, action: str, count: int) -> list[int]:
-    """Exit codes of processes that die at operation 0, 1, 2, ...; -9 until there are fewer operations than that."""
+    """Return the exit codes of processes that die at operation 0, 1, 2, ...
+
+    The last process has no such operation and ends by itself.
+    """
     command = [sys.executable, crashing_child.__file__, str(roots), action, str(count)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     return [
@@ -73,7 +76,7 @@ def test_a_save_killed_at_any_operation_leaves_the_step_before(tmp_path: Path) -
 
 
 def check_next_attempt(root: CheckpointRoot) -> None:
-    """The next attempt saves the same step under its own name and cleans up."""
+    """Assert that the next attempt saves the same step under its own name and cleans up."""
     root.discard_unfinished()
     save(root, NEW, step=2, writer=NEXT_WRITER)
     assert 2 in check_steps(root)

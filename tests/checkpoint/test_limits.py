@@ -1,4 +1,4 @@
-"""A checkpoint folder is foreign input: reading one takes bounded time and memory, whatever its manifest says."""
+"""Bounded time and memory for reading a checkpoint folder, which is foreign input, whatever its manifest holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EMPTY: dict[str, Any] = {
 
 
 def write(folder: Path, content: dict[str, Any], meta: str = "{}") -> Path:
-    """A folder whose manifest has this content, with the digest that fits it. `meta`: canonical JSON."""
+    """Write a folder whose manifest has this content, with the matching digest. `meta`: canonical JSON."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     canonical = canonical.replace('"meta":{}', f'"meta":{meta}')
     sealed = canonical[:-1] + f',"digest":"{blake3(canonical.encode()).hexdigest()}"}}'
@@ -122,7 +122,7 @@ def test_many_pieces_are_read_in_bounded_memory_and_time(tmp_path: Path) -> None
 
 
 def gappy(tensors: int, pieces: int) -> Manifest:
-    """Tensors of every second row."""
+    """Return a manifest whose pieces cover every second row."""
     infos = [TensorInfo(f"t{index}", (2 * pieces, 4), "uint8") for index in range(tensors)]
     return Manifest.build(
         step=1,
@@ -137,7 +137,7 @@ def gappy(tensors: int, pieces: int) -> Manifest:
 
 
 def test_gaps_in_many_tensors_cost_no_more_than_one_pass() -> None:
-    """One tensor of 1,990 pieces took 16.8 s."""
+    """Without the bound one tensor of 1,990 pieces took 16.8 s."""
     manifest = gappy(tensors=10, pieces=1990)
     began = time.process_time()
     problems = cover_problems(manifest)
@@ -156,7 +156,7 @@ def test_the_search_for_faults_has_one_budget_for_all_tensors() -> None:
 
 
 def test_boxes_that_all_meet_in_one_place_do_not_stop_the_search() -> None:
-    """No half can be left out: each piece lies around the middle, in 16 dims."""
+    """Each piece lies around the middle, in 16 dims, so the search can leave out no half."""
     shape = (1000,) * 6
     boxes = [Box((row,) * 6, (1000 - 2 * row,) * 6) for row in range(400)]
     pieces = [Piece("w", box, 0, 1, "uint8", f"r{index}", 0, 1, HASH) for index, box in enumerate(boxes)]

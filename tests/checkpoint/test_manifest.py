@@ -1,4 +1,4 @@
-"""A manifest is foreign input: whatever it says, it is refused before any file is opened."""
+"""Manifests as foreign input: every fault is refused before any file is opened."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sample() -> Manifest:
 
 
 def resealed(raw: dict[str, Any]) -> str:
-    """What an attacker would write: any content, with a digest that fits it."""
+    """Return the manifest of an attacker: any content, with the matching digest."""
     content = {key: value for key, value in raw.items() if key != "digest"}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return json.dumps(content | {"digest": blake3(canonical.encode()).hexdigest()})

@@ -1,4 +1,4 @@
-"""Retention: who reads a checkpoint keeps it, and what cannot be deleted is told and tried again."""
+"""Retention: a checkpoint with a reader stays, and a failed deletion is reported and retried."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_being_verified_is_not_given_up(root: CheckpointRoot) -> None:
 
 
 def test_who_opens_a_checkpoint_while_it_is_given_up_finds_nothing(root: CheckpointRoot) -> None:
-    """The reader waits for the claim, and then its lock is on a file that has lost its name."""
+    """The reader waits for the claim; then its lock is on a file that has no name any more."""
     folder = root.root / name(1)
     found: list[type[BaseException]] = []
 
@@ -128,7 +128,7 @@ def test_what_is_no_checkpoint_is_let_through(tmp_path: Path, place: str) -> Non
 
 
 class BadDisk(PosixStorage):
-    """Refuses to remove the files of one checkpoint until it is repaired."""
+    """A disk that cannot remove the files of one checkpoint until it is repaired."""
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint

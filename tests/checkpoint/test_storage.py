@@ -1,4 +1,4 @@
-"""The POSIX storage: large files, failures that the kernel tells only once."""
+"""The POSIX storage: large files, and failures that the kernel reports only once."""
 
 from __future__ import annotations
 

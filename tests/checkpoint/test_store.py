@@ -338,7 +338,7 @@ def test_travelling_files_come_back_verified(tmp_path: Path) -> None:
 
 
 def test_the_lock_makes_its_root_durable(tmp_path: Path) -> None:
-    """A published save must not go in a power cut with a folder above it that never reached the disk."""
+    """A power cut must not remove a published save with a parent folder that never reached the disk."""
     storage = ForgetfulStorage(tmp_path)
     root = CheckpointRoot(tmp_path / "runs" / "tiny", storage=storage)
     with root.lock():
@@ -347,7 +347,7 @@ def test_the_lock_makes_its_root_durable(tmp_path: Path) -> None:
 
 
 def test_a_half_done_delete_is_finished_by_the_holder_of_the_lock_only(tmp_path: Path) -> None:
-    """Without the lock another process may be at it."""
+    """Without the lock another process may be deleting at the same time."""
     root = CheckpointRoot(tmp_path)
     name = save(root, make_state(SMALL), step=7).folder_name
     (tmp_path / name).rename(tmp_path / f".deleting-{name}")

@@ -1,4 +1,4 @@
-"""The command: every verb explains itself, starts quickly, and passes on what its program says."""
+"""The command: every verb explains itself, starts quickly, and passes on its program's exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read."""
+"""The output for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following until things have settled."""
+"""Progress: following objects until they have settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's side of the supervisor: answers that are none, and a lock that knows whether one runs."""
+"""The command line's side of the supervisor: broken answers, and a lock that shows whether one runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folders(tmp_path: Path) -> StateFolders:
 
 @contextlib.contextmanager
 def supervisor_that_answers(folders: StateFolders, answer: bytes) -> Iterator[None]:
-    """A holder of the folder that gives every caller the same bytes, or nothing where there are none."""
+    """A holder of the folder that sends every caller the same bytes; without bytes it sends nothing."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with short_path(folders.socket) as path:
         listener.bind(path)
@@ -151,7 +151,7 @@ def test_a_folder_that_is_no_state_is_not_purged(tmp_path: Path) -> None:
 
 
 def test_a_failed_first_apply_takes_the_supervisor_down_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with --detach: whoever reads an error does not expect a process in the background."""
+    """The same holds with --detach: after an error, no background process may be left."""
     calls: list[str] = []
 
     def fail(*_: Any, **__: Any) -> None:

@@ -123,7 +123,7 @@ def test_without_the_prefix_cache_nothing_is_kept() -> None:
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Random operations against a model that knows which tokens each block must hold."""
+    """Random operations against a model of the tokens that each block must hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=40, dead
 
 
 def damaged() -> BlockManager:
-    """Two owners that share the first of three blocks each, one cached block, five free ones."""
+    """A pool with two owners that share the first of three blocks each, one cached block, five free ones."""
     blocks = BlockManager(11, 2)
     for owner in ("a", "gone"):
         blocks.admit(owner, [1, 2, 3, 4, ord(owner[0])])

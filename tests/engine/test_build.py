@@ -1,4 +1,4 @@
-"""What a configuration becomes, and what it is refused for."""
+"""The engine that a configuration becomes, and the refusals."""
 
 from __future__ import annotations
 

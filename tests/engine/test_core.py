@@ -1,4 +1,4 @@
-"""The core process: what a front hears, while loading, serving, draining, failing."""
+"""The core process: its messages to a front while it loads, serves, drains and fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Front:
         self.socket.send(m.pack(message))
 
     def hear(self, kind: type[Kind], wanted: Callable[[Kind], bool] = lambda _: True, timeout_s: float = 60) -> Kind:
-        """The next message of this kind that is wanted; others are kept in `heard`."""
+        """Return the next message of this kind; others are kept in `heard`."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if self.socket.poll(100):
@@ -97,7 +97,7 @@ PLAN = EnginePlan("", None, "cpu", torch.float32, "reference", "sdpa", False, 1,
 
 @pytest.fixture
 def start(make_engine: MakeEngine, tmp_path: Path) -> Iterator[Callable[..., tuple[Front, Running]]]:
-    """Starts a core over a tiny model, and a front that has said hello."""
+    """Start a core over a tiny model, and a front that has sent its hello."""
     started: list[tuple[Front, Running]] = []
 
     def make(build: Any = None, *, wrap: Any = lambda runner: runner, **more: Any) -> tuple[Front, Running]:
@@ -354,7 +354,7 @@ def test_a_lost_device_ends_every_request_and_the_core(start: Callable[..., tupl
 
 
 class Warming(InProcess):
-    """Has four things to make ready."""
+    """A runner with four parts to warm up."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)

@@ -1,4 +1,4 @@
-"""When a silent core is stalled, and when it is given up: the promise of the core, the patience of the front."""
+"""The watch over a silent core: when it counts as stalled, and when the front gives it up."""
 
 from __future__ import annotations
 

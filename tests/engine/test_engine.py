@@ -38,7 +38,7 @@ def drive(engine: LLMEngine) -> list[Delta]:
 
 
 def tokens_of(deltas: list[Delta]) -> Answers:
-    """Output tokens of every choice, the end token included."""
+    """Return the output tokens of every choice, the end token included."""
     answers: Answers = defaultdict(list)
     for delta in deltas:
         answers[delta.request_id, delta.choice] += delta.tokens
@@ -59,7 +59,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT)
 
 @pytest.fixture(scope="session")
 def expected(twins: dict[str, transformers.PreTrainedModel]) -> dict[str, list[list[int]]]:
-    """Greedy answers of transformers to 50 prompts, one at a time."""
+    """The greedy answers of transformers to 50 prompts, one at a time."""
     return {name: [generate(twin, prompt) for prompt in random_prompts(50)] for name, twin in twins.items()}
 
 
@@ -74,7 +74,7 @@ def generate(twin: transformers.PreTrainedModel, prompt: list[int]) -> list[int]
 
 
 def assert_same(twin: transformers.PreTrainedModel, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
-    """Equal; a first difference is allowed where the reference's two best logits are closer than 1e-4."""
+    """Assert equal tokens; a first difference needs the reference's two best logits to be closer than 1e-4."""
     if ours == theirs:
         return
     place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
@@ -226,7 +226,7 @@ def test_first_and_last_deltas_carry_the_facts(make_engine: MakeEngine) -> None:
 
 
 class Faulty:
-    """A runner that fails whatever step holds the seat of a request with this first token."""
+    """A runner that fails every step with the seat of a request with this first token."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -274,7 +274,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(make_engine: MakeEng
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_prompt_that_is_not_finite_poisons_nobody_who_gets_its_blocks_later(
+def test_a_prompt_that_is_not_finite_poisons_no_later_owner_of_its_blocks(
     overlap: bool, make_engine: MakeEngine
 ) -> None:
     engine = make_engine(num_blocks=12, chunk=4, overlap=overlap)

@@ -1,4 +1,4 @@
-"""Steps that fail at any moment, aborts and preemption together: whoever is not at fault gets its own tokens."""
+"""Steps that fail at any moment, aborts and preemption together: every innocent request gets its own tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ BLOCK, VOCABULARY, POISON = 2, 50, 13
 
 
 def next_token(tokens: list[int], seed: int, choice: int) -> int:
-    """Never the poison."""
+    """Return the next token, which is never the poison."""
     return 20 + (sum(tokens) * 7 + len(tokens) + seed * (choice + 1)) % 30
 
 
 class Machine:
-    """A runner without a model: a slot of its cache holds all tokens up to its own, so a foreign or stale one is
-    seen."""
+    """A runner without a model, whose slots hold all tokens up to their own.
+
+    A foreign or stale slot is thus detected.
+    """
 
     def __init__(self, faults: Iterator[str]) -> None:
         self.faults = faults
@@ -167,5 +169,5 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
 
 
 def faults_alone(deltas: list[Delta]) -> bool:
-    """It was alone in a step that failed, so nobody can tell whose fault it was."""
+    """Return whether the request failed: it was alone in a failed step, so that the fault cannot be attributed."""
     return "failed" in (deltas[-1].error or "")

@@ -1,5 +1,7 @@
-"""The same engine on a GPU with the reference kernels: the tokens of the CPU, and bitwise one answer in deterministic
-mode."""
+"""The same engine on a GPU with the reference kernels.
+
+Its tokens are those of the CPU, and in deterministic mode every answer is bitwise the same.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 
 def answer(engine: LLMEngine, prompts: list[list[int]], params: Callable[[int], SamplingParams]) -> list[list[Delta]]:
-    """Deltas per request; all in one queue."""
+    """Return the deltas per request; all requests share one queue."""
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), prompt, params(index))
     deltas = drive(engine)
@@ -154,7 +154,7 @@ def test_greedy_tokens_in_fp32_are_the_reference_s(twin: Any) -> None:
 
 
 def kinds(index: int) -> SamplingParams:
-    """Every kind of sampling, and stop tokens."""
+    """Return requests with every kind of sampling, and with stop tokens."""
     return (
         SamplingParams(temperature=0.6, seed=index, max_tokens=40, ignore_eos=True),
         SamplingParams(temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, seed=index, max_tokens=30),
@@ -169,7 +169,7 @@ def kinds(index: int) -> SamplingParams:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_graphs_and_overlap_change_no_token(twin: Any, dtype: torch.dtype) -> None:
-    """Deterministic mode: then the batch's composition, which overlap changes, has no part in the result."""
+    """Only in deterministic mode is a result independent of the batch's composition, which overlap changes."""
     prompts = prompts_of(48)
     found = {}
     for graphs, overlap in ((True, True), (True, False), (False, True), (False, False)):
@@ -188,7 +188,7 @@ def test_graphs_and_overlap_change_no_token(twin: Any, dtype: torch.dtype) -> No
 
 
 def test_graphs_change_no_token_without_deterministic_mode(twin: Any) -> None:
-    """One decode batch that never changes is computed by the same kernels at the same sizes."""
+    """One decode batch that never changes runs the same kernels at the same sizes."""
     prompts = prompts_of(8)
     params = lambda index: SamplingParams(temperature=0.8, seed=index, max_tokens=50, ignore_eos=True)  # noqa: E731
     on = answer(engine_of(twin, graphs=True), prompts, params)
@@ -200,7 +200,10 @@ def test_graphs_change_no_token_without_deterministic_mode(twin: Any) -> None:
 def test_requests_that_join_while_others_decode_get_the_same_answers_from_graphs(
     twin: Any, deterministic: bool
 ) -> None:
-    """One by one, chunks and preemption, too: bit for bit in deterministic mode, else within bfloat16's rounding."""
+    """Requests join one by one, in chunks and with preemption.
+
+    Answers agree bit for bit in deterministic mode, otherwise within bfloat16's rounding.
+    """
     prompts = prompts_of(40, longest=120)
     params = lambda index: replace(kinds(index) if deterministic else GREEDY, max_tokens=5 + index % 13)  # noqa: E731
     found: list[list[Delta]] = []
@@ -233,7 +236,7 @@ def test_requests_that_join_while_others_decode_get_the_same_answers_from_graphs
 
 
 def closeness(ours: list[Delta], theirs: list[Delta], count: int) -> tuple[list[float], int]:
-    """Gaps of log-probabilities up to each request's first different token, and how many requests have none."""
+    """Return the gaps of log-probabilities up to each request's first difference, and the requests without one."""
     gaps, equal = [0.0], 0
     for number in range(count):
         mine, yours = (scored([d for d in deltas if d.request_id == str(number)]) for deltas in (ours, theirs))
@@ -256,7 +259,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def trainer_logprobs(twin: Any, sequences: list[list[int]], dtype: torch.dtype, deterministic: bool) -> list[Tensor]:
-    """Log-probability of every following token from one packed pass, as the trainer computes it."""
+    """Return the log-probability of every following token from one packed pass, as the trainer computes it."""
     ops = Ops("fused", deterministic=deterministic)
     decoder = decoder_of(twin, ops, dtype)
     bounds = torch.tensor([0, *[len(tokens) for tokens in sequences]], dtype=torch.int32).cumsum(0).int()
@@ -268,7 +271,7 @@ def trainer_logprobs(twin: Any, sequences: list[list[int]], dtype: torch.dtype, 
 
 
 def test_deterministic_logprobs_equal_the_trainer_s_bit_for_bit(twin: Any) -> None:
-    """In bfloat16: whatever the batch, the chunks, the cache and the graphs."""
+    """In bfloat16, with any batch, chunks, cache and graphs."""
     prompts = prompts_of(24)
     params = lambda index: SamplingParams(  # noqa: E731
         temperature=0.7 * (index % 3), seed=index, max_tokens=60, ignore_eos=True, logprobs=0
@@ -288,7 +291,7 @@ def test_deterministic_logprobs_equal_the_trainer_s_bit_for_bit(twin: Any) -> No
 
 
 def test_bf16_logprobs_are_close_to_the_trainer_s_and_to_transformers(twin: Any, record_property: Any) -> None:
-    """Bounds of bfloat16, for the same tokens: 0.06 at most and 0.01 on average; fp32 transformers is the truth."""
+    """The bounds are 0.06 at most and 0.01 on average for the same tokens; fp32 transformers is the reference."""
     prompts = prompts_of(24)
     found = [scored(deltas) for deltas in answer(engine_of(twin), prompts, lambda _: GREEDY)]
     sequences = [prompt + [token for token, _ in one] for prompt, one in zip(prompts, found, strict=True)]

@@ -77,7 +77,7 @@ def test_bfloat16_runs(kernels: str, make_engine: MakeEngine) -> None:
 
 @both_kernels
 def test_a_step_waits_for_the_device_only_for_its_result(kernels: str, make_engine: MakeEngine) -> None:
-    """Greedy and drawn decode steps. The attention's own preparation is looked at in the model's tests."""
+    """The steps are greedy and drawn decode steps; the model's tests cover the attention's own preparation."""
     engine = make_engine(**ON_DEVICE[kernels])
     add_mixed(engine)
     for _ in range(3):

@@ -97,7 +97,7 @@ def test_the_openapi_document_names_every_route_and_its_body(tmp_path: Path) -> 
 
 
 def _references(node: Any) -> set[str]:
-    """Every `$ref` of a document."""
+    """Yield every `$ref` of a document."""
     if isinstance(node, dict):
         own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
         return own.union(*(_references(value) for value in node.values()))

@@ -14,8 +14,10 @@ TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size"
 
 
 def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) -> None:
-    """Padding, sequences that ended, tables longer than one turn of the copy; `prompts`: start and length of each
-    chunk."""
+    """Check padding, sequences that ended, and tables longer than one turn of the copy.
+
+    `prompts`: start and length of each chunk.
+    """
     from stoker.engine.execution.pass_inputs import pack_inputs, split
     from stoker.engine.execution.pass_shape import PassShape
     from stoker.engine.execution.step_kernels import COLUMNS, NEVER, TILE, fill_pass
@@ -88,7 +90,10 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
 
 
 def check_finish_rows() -> None:
-    """A stop token ends its seat; computing a position again takes that back; other ends stay."""
+    """Check the ends of rows.
+
+    A stop token ends its seat; computing a position again takes that back; other ends stay.
+    """
     from stoker.engine.execution.step_kernels import NEVER, finish_rows
 
     seats_B = torch.tensor([2, 0, -1, 3, 1], dtype=torch.int32)
@@ -104,8 +109,10 @@ def check_finish_rows() -> None:
 
 
 def check_engine(architecture: str) -> None:
-    """Every kind of request, overlapped, with captured decode steps: the tokens of the reference kernels, step by
-    step."""
+    """Check every kind of request, overlapped, with captured decode steps.
+
+    The tokens are those of the reference kernels, step by step.
+    """
     from stoker.engine.core.blocks import BlockManager
     from stoker.engine.core.engine import LLMEngine, ModelLimits
     from stoker.engine.core.scheduler import Scheduler

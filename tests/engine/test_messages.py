@@ -1,4 +1,4 @@
-"""Every message survives the wire; what is not a message is refused."""
+"""Messages: every one survives the wire, and any other bytes are refused."""
 
 from __future__ import annotations
 

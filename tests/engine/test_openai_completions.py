@@ -59,7 +59,7 @@ def test_every_form_of_prompt_is_understood(tmp_path: Path, prompt: Any, expecte
 
 
 class Unblanked(ByteCodec):
-    """As tokenizers of words do it: a text of its own does not begin with a blank."""
+    """A tokenizer of words: a text that stands alone does not begin with a blank."""
 
     def detokenizer(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> ByteDetokenizer:
         made = super().detokenizer(skip_special_tokens=skip_special_tokens)

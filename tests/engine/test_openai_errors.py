@@ -1,4 +1,4 @@
-"""Wrong requests: each is answered in OpenAI's shape, with the field and a code, and harms nobody else."""
+"""Wrong requests: each is answered in OpenAI's shape, with the field and a code, and harms no other request."""
 
 from __future__ import annotations
 

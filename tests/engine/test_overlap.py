@@ -1,4 +1,4 @@
-"""With a step always under way while the next is prepared, every request says what it says step by step."""
+"""Overlapped steps: with the next step always under way, every request has the output of single steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tests.engine.test_engine import Answers, Faulty, drive, random_prompts, tok
 
 
 class Late:
-    """Computes a step only when somebody waits for it, those before it first: as far behind as a device can be."""
+    """A runner that computes a step only when its result is awaited, after all earlier ones.
+
+    It stands for a device at its slowest.
+    """
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -135,7 +138,7 @@ def test_a_step_is_submitted_before_the_one_before_it_is_waited_for(make_engine:
     assert seen == [(1, 0, 0), (2, 1, 1), (3, 2, 1), (4, 3, 1), (4, 4, 1)], "no step after the known last one"
 
 
-def test_a_stop_token_costs_one_step_that_nobody_hears_of(make_engine: MakeEngine) -> None:
+def test_a_stop_token_costs_one_step_without_output(make_engine: MakeEngine) -> None:
     free = make_engine()
     prompt = random_prompts(1, seed=8)[0]
     free.add_request("a", prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
@@ -201,7 +204,7 @@ def test_a_bad_request_fails_alone_although_the_next_step_is_under_way(execute: 
 
 
 class Stumbling:
-    """Fails at every fifth step of several sequences: their halves are tried again."""
+    """A runner that fails at every fifth step of several sequences: their halves are tried again."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.count = runner, 0
@@ -215,7 +218,7 @@ class Stumbling:
 
 
 @pytest.mark.parametrize("execute", [Late, None])
-def test_a_step_that_fails_once_costs_nobody_anything(execute: Any, make_engine: MakeEngine) -> None:
+def test_a_step_that_fails_once_costs_no_request_anything(execute: Any, make_engine: MakeEngine) -> None:
     late = {"execute": execute} if execute else {}
     wanted, _ = answer_all(make_engine(deterministic=True))
     engine = make_engine(deterministic=True, overlap=True, wrap=Stumbling, num_blocks=60, chunk=8, seats=12, **late)
@@ -227,7 +230,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(execute: Any, make_engine:
 def test_choices_are_right_whichever_step_fails_before_it_has_computed_anything(
     execute: Any, make_engine: MakeEngine
 ) -> None:
-    """The step after the one that fails has begun already, and has given choices copies of the prompt's last block."""
+    """The step after the failing one has begun already and has given choices copies of the prompt's last block."""
 
     def answers(failing_step: int | None, **setting: Any) -> Answers:
         engine = make_engine(deterministic=True, chunk=8, prefix_cache=False, **setting)

@@ -1,5 +1,7 @@
-"""In deterministic mode the engine's log-probabilities are the trainer's, bit for bit, whatever the engine does to the
-batch."""
+"""Parity of engine and trainer in deterministic mode.
+
+The log-probabilities are equal bit for bit, whatever the engine's batches.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def answers(engine: LLMEngine) -> dict[str, Scored]:
 
 @torch.no_grad()
 def trainer_logprobs(twin: Any, sequences: list[list[int]]) -> list[Tensor]:
-    """Log-probability of every following token, from one pass over all sequences packed, as the trainer computes it."""
+    """Return the log-probability of every following token, from one packed pass as the trainer computes it."""
     ops = Ops(deterministic=True)
     decoder = decoder_of(twin, ops)
     bounds = torch.tensor([0, *[len(tokens) for tokens in sequences]]).cumsum(0)

@@ -1,4 +1,4 @@
-"""Which pass a step takes, and the numbers that it is told: pure decisions."""
+"""The choice of a step's pass and its inputs: pure decisions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6), st.integers(0
 
 
 def step_of(chunks: list[tuple[int, int, int]]) -> StepInput:
-    """Chunks of (start, length, samples): the first sample is the chunk's own, others are forks'."""
+    """Return a step of chunks (start, length, samples): the first sample is the chunk's own, others are forks'."""
     forks = itertools.count(len(chunks))
     seats = tuple(reversed(range(len(chunks))))
     samples = [(i, seat if not k else next(forks)) for i, seat in enumerate(seats) for k in range(chunks[i][2])]

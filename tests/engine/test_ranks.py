@@ -32,7 +32,7 @@ def engine_of(folder: Path, tensor: int) -> LLMEngine:
 
 
 def answers(engine: LLMEngine) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """(token, logprob) of every choice: greedy, drawn and forked."""
+    """Return (token, logprob) of every choice: greedy, drawn and forked."""
     for index, prompt in enumerate(PROMPTS):
         params = SamplingParams(
             temperature=0.9 * index, seed=index, n=1 + index, max_tokens=8, ignore_eos=True, logprobs=0
@@ -49,7 +49,7 @@ def answers(engine: LLMEngine) -> dict[tuple[str, int], list[tuple[int, float]]]
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> Iterator[Callable[[Any], LLMEngine]]:
-    """Starts an engine of two ranks over a twin's weights in `tmp_path`."""
+    """Start an engine of two ranks over a twin's weights in `tmp_path`."""
     threads = torch.get_num_threads()
     started: list[LLMEngine] = []
 

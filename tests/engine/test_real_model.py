@@ -1,4 +1,4 @@
-"""SmolLM2 itself: the engine says what transformers says."""
+"""SmolLM2 itself: the engine's tokens are those of transformers."""
 
 from __future__ import annotations
 

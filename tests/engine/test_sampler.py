@@ -25,7 +25,7 @@ OPS = Ops()
 def rows_of(
     params: list[SamplingParams], positions: list[int], num_prompt: int = 3, choices: list[int] | None = None
 ) -> Rows:
-    """Row i sits in a seat that is not i."""
+    """Return rows in which row i sits in a seat that is not i."""
     values = SeatValues(len(params) + 3)
     seats = [len(params) + 2 - row for row in range(len(params))]
     for row, (seat, one) in enumerate(zip(seats, params, strict=True)):
@@ -39,12 +39,12 @@ def logits_of(num_rows: int, seed: int = 0, scale: float = 3.0) -> Tensor:
 
 
 def history(num_rows: int, length: int = 12, seed: int = 1) -> Tensor:
-    """Tokens of all seats; few different ones, so that they repeat."""
+    """Return the tokens of all seats; few different ones, so that they repeat."""
     return torch.randint(3, 40, (num_rows + 3, length), generator=torch.Generator().manual_seed(seed))
 
 
 def naive_distribution(logits: Tensor, params: SamplingParams, tokens: list[int], num_prompt: int) -> Tensor:
-    """Probabilities of one row, in float64, one formula after the other."""
+    """Return the probabilities of one row, in float64, one formula after the other."""
     x = logits.double().clone()
     for token in params.bad_token_ids:
         x[token] = -math.inf
@@ -182,7 +182,7 @@ def test_uniform_numbers_depend_on_all_three_keys_and_are_uniform() -> None:
 
 
 def test_uniform_numbers_never_change() -> None:
-    """Streams are continued by other versions of this program on other machines."""
+    """Other versions of this program continue the streams on other machines."""
     keys = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [-(2**63), 127, 2**31]])
     assert (uniform(*keys.T) * 2**32).long().tolist() == EXPECTED_BITS
 

@@ -22,8 +22,10 @@ BLOCK = 2
 
 
 class World:
-    """A scheduler, and a cache in which each slot remembers all tokens up to its own: stale or foreign reads are
-    seen."""
+    """A scheduler with a cache that remembers, in each slot, all tokens up to its own.
+
+    Stale or foreign reads are thus detected.
+    """
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class World:
                 assert len(there) == position + 1
 
     def known(self, sequence: Sequence) -> list[int]:
-        """Its tokens, those too that only the device knows yet."""
+        """Return a sequence's tokens, including those that only the device has yet."""
         tokens = list(sequence.tokens)
         for _ in range(sequence.num_pending):
             tokens.append(next_token(tokens, sequence.choice))
@@ -104,7 +106,7 @@ class World:
             self.scheduler.end(sequence, "length")
 
     def finish_all(self) -> None:
-        """Everybody ends with the tokens that its prompt alone decides, in a bounded number of steps."""
+        """Finish every request, in a bounded number of steps, with the tokens that its prompt alone decides."""
         limit = self.steps + 60 + 20 * sum((len(r.prompt) + r.max_tokens) * r.params.n for r in self.requests)
         while self.scheduler.has_unfinished:
             self.step()
@@ -272,7 +274,7 @@ def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests come, end and are aborted between any steps."""
+    """Requests that come, end and are aborted between any steps."""
 
     overlap = False
 
@@ -311,7 +313,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 class AnyOrderOverlapped(AnyOrder):
-    """While a step is under way, too."""
+    """The same while a step is under way."""
 
     overlap = True
 

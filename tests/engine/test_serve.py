@@ -1,4 +1,4 @@
-"""`stoker serve`: what is wrong with the command line is one line, said before anything is loaded."""
+"""`stoker serve`: an error of the command line is one line, printed before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine as a program over a fake core process: its states, its drain, its last word."""
+"""The engine as a program over a fake core process: its states, its drain, its termination message."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ async def _router(*programs: Program) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _load(http: httpx.AsyncClient, done: asyncio.Event) -> int:
-    """Requests one after another, every one of them answered whole."""
+    """Send requests one after another; each must be answered whole."""
     count = 0
     while not done.is_set():
         stream = bool(count % 2)

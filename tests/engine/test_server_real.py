@@ -1,4 +1,4 @@
-"""The whole path with a real model: HTTP, front, core process, step. Compared with transformers on the same weights."""
+"""The whole path with a real model: HTTP, front, core process, step; compared with transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. Naïve cafés serve 3 €ur
 
 
 def write_model(folder: Path) -> None:
-    """A tiny random llama with a tokenizer of its own and a chat template."""
+    """Write a tiny random llama with a tokenizer of its own and a chat template."""
     folder.mkdir()
     torch.manual_seed(3)
     twin = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).eval()
@@ -65,7 +65,7 @@ class Served:
     folder: Path
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """What transformers says, the end token left out."""
+        """Return the greedy answer of transformers, without the end token."""
         with torch.no_grad():
             complete: Any = self.twin.generate
             out = complete(
@@ -201,7 +201,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(served: Served)
 
 
 def test_sigterm_lets_a_stream_end_and_leaves_a_last_word(served: Served) -> None:
-    """The last test of this module: it ends the engine."""
+    """This test is the last of its module, because it ends the engine."""
     body = {"prompt": "dog", "max_tokens": 60, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()

@@ -1,5 +1,7 @@
-"""A real engine whose core process is stopped: no longer ready, then not alive, and back where it was when it goes
-on."""
+"""A real engine whose core process is stopped.
+
+It is no longer ready, then not alive, and recovers when the process goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.engine.test_server_program import COMPLETIONS, program, until_answers
 from tests.engine.test_server_real import write_model
 
 START_S = 200
-"""Until a core has imported torch on a machine with other work."""
+"""Time until a core has imported torch on a machine with other work."""
 
 
 def test_a_stopped_core_is_noticed_and_its_streams_go_on_after_it(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""What an engine does before its first request: the kernel warm-up on one layer, the weights beside it, the clock of
-its parts."""
+"""The engine before its first request: kernel warm-up on one layer, weights beside it, times of its parts."""
 
 from __future__ import annotations
 

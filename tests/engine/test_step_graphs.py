@@ -1,5 +1,4 @@
-"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read nothing but their
-buffers."""
+"""Steps padded to a fixed size and replayed: interpreted on the CPU, with graphs that may read only their buffers."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from testing.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
 LOOKED_AT = 8
-"""Every so many replays, which is slow."""
+"""Number of replays between two checks, which are slow."""
 KINDS = [
     SamplingParams(temperature=0.9, seed=3, max_tokens=4, ignore_eos=True),
     SamplingParams(temperature=0, max_tokens=5),
@@ -37,7 +36,7 @@ KINDS = [
 
 
 def make_twin() -> Any:
-    """As small as it gets: interpreted programs are slow."""
+    """Return a twin as small as possible, because interpreted programs are slow."""
     from tests.engine.conftest import SHAPE
 
     torch.manual_seed(7)
@@ -47,7 +46,7 @@ def make_twin() -> Any:
 
 
 class Launches(TorchDispatchMode):
-    """What is launched, as far as torch sees it: operations, shapes and numbers."""
+    """The launches that torch sees: operations, shapes and numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class Launches(TorchDispatchMode):
 
 
 class Poisoned:
-    """A graph that is the body itself, called while everything that only the host knows is wrong."""
+    """A graph that is the body itself, called while every host-side value is poisoned."""
 
     def __init__(self) -> None:
         self.runner: Any = None
@@ -127,7 +126,7 @@ Facts = dict[tuple[str, int], tuple[list[int], list[float], Any]]
 
 @torch.inference_mode()
 def answers(engine: Any, requests: list[tuple[int, int, int]]) -> Facts:
-    """Per request and choice: tokens, log-probabilities, reason."""
+    """Return tokens, log-probabilities and reason per request and choice."""
     deltas: list[Delta] = []
     step = 0
     while engine.has_unfinished or step < 5:
@@ -156,7 +155,7 @@ REQUESTS = st.lists(
 
 
 def check_mixes(deterministic: bool, num_random: int) -> None:
-    """Two mixes, and random ones; what fails is not shrunk, because interpreted steps are slow."""
+    """Check two mixes and random ones; a failure is not shrunk, because interpreted steps are slow."""
     twin = make_twin()
     seen: set[Any] = set()
     preemptions = 0
@@ -192,8 +191,10 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
 
 
 class Failing(Poisoned):
-    """Some captures fail when their step has been computed, some replays before it has: then what is in its buffers is
-    old."""
+    """Graphs of which some captures fail after their step, and some replays before it.
+
+    After such a replay the buffers hold old content.
+    """
 
     def __init__(self, captures: set[int], replays: set[int]) -> None:
         super().__init__()
@@ -220,7 +221,7 @@ class Failing(Poisoned):
 
 
 def check_failing_steps() -> None:
-    """Steps with prompts and steps of decodes are computed again, with the one behind them already under way."""
+    """Check that steps with prompts and steps of decodes are computed again, with the next one already under way."""
     twin = make_twin()
     setting: dict[str, Any] = {"num_blocks": 40, "chunk": 5, "deterministic": False}
     capture = Failing(captures={2, 3}, replays={2, 4})
@@ -233,7 +234,7 @@ def check_failing_steps() -> None:
 
 
 def check_no_memory() -> None:
-    """The first graph fits, the second does not."""
+    """Check a memory limit that admits the first graph and not the second."""
     made: list[Callable[[], None]] = []
 
     def capture(body: Callable[[], None]) -> Callable[[], None]:
@@ -253,7 +254,9 @@ def check_no_memory() -> None:
 
 
 def test_steps_as_graphs_when_interpreted() -> None:
-    """Mixes of requests against the reference, and padded against not padded bit for bit; captures and replays that
-    fail; no memory for a second graph."""
+    """Mixes of requests agree with the reference, and padded steps with unpadded ones bit for bit.
+
+    Captures and replays may fail, and there may be no memory for a second graph.
+    """
     mixes = [(check_mixes, (False, 2)), (check_mixes, (True, 0))]
     interpreted.run([*mixes, (check_no_memory, ()), (check_failing_steps, ())])

@@ -15,7 +15,7 @@ CODEC = ByteCodec(Path("/nowhere"))
 
 
 def output(text: str, stops: tuple[str, ...], chunk: int, **options: object) -> tuple[str, int, bool]:
-    """Shown text, counted tokens and whether a stop was found, with tokens given `chunk` at a time."""
+    """Return shown text, counted tokens and whether a stop was found, with tokens given `chunk` at a time."""
     made = OutputText(CODEC.detokenizer(skip_special_tokens=True), stops, **options)  # type: ignore[arg-type]
     tokens = list(text.encode())
     shown, counted = "", 0

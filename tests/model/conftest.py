@@ -53,7 +53,7 @@ CONFIGS = {
 
 @pytest.fixture(params=list(CONFIGS.values()), ids=list(CONFIGS))
 def config(request: pytest.FixtureRequest) -> ModelConfig:
-    """Each of the shapes that the two families allow."""
+    """A configuration for each shape that the two families allow."""
     value: ModelConfig = request.param
     return value
 
@@ -69,9 +69,7 @@ def qwen3() -> ModelConfig:
 
 
 class Server:
-    """The least of an engine: gives sequences blocks in scattered order, runs chunks, collects the logprobs of every
-    position.
-    """
+    """A minimal engine: it gives sequences blocks in scattered order, runs chunks and collects all logprobs."""
 
     def __init__(self, decoder: Decoder, num_blocks: int = 64, block_size: int = 8) -> None:
         self.decoder = decoder
@@ -90,12 +88,15 @@ class Server:
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
 
     def table(self, num_tokens: int) -> list[int]:
-        """Blocks for a sequence of so many tokens."""
+        """Return the blocks of a sequence with so many tokens."""
         return [self.free.pop() for _ in range(-(-num_tokens // self.cache.block_size))]
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[tuple[Tensor, int, int, list[int]]]) -> list[Tensor]:
-        """Each chunk: (tokens of the whole sequence, begin, end, block table). Logprobs of the positions begin..end."""
+        """Run chunks (tokens of the whole sequence, begin, end, block table).
+
+        Returns logprobs of the positions begin..end.
+        """
         size, columns = self.cache.block_size, max(len(table) for *_, table in chunks)
         tokens = torch.cat([sequence[begin:end] for sequence, begin, end, _ in chunks])
         positions = torch.cat([torch.arange(begin, end) for _, begin, end, _ in chunks])

@@ -115,7 +115,7 @@ def test_what_would_hurt_is_refused_soon(source: str, message: str) -> None:
 
 @pytest.fixture(scope="module")
 def attacked() -> Mapping[str, Any]:
-    """What each attack ended with and cost, and the most memory that one process held."""
+    """The end and the cost of each attack, and the most memory that one process held."""
     ran = subprocess.run(
         [sys.executable, "-m", "testing.model.run_attacks"], capture_output=True, text=True, check=True
     )
@@ -127,13 +127,13 @@ def attacked() -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_refused_within_its_time(name: str, attacked: Mapping[str, Any]) -> None:
-    """CPU time, not time on the clock: other work on this machine does not count."""
+    """The limit is CPU time, so that other work on this machine does not count."""
     assert attacked[name]["outcome"].startswith("refused: chat template: ")
     assert attacked[name]["cpu_s"] < 2
 
 
 def test_no_attack_takes_more_memory_than_the_limit(attacked: Mapping[str, Any]) -> None:
-    """The interpreter itself comes on top."""
+    """The memory of the interpreter itself is added to the limit."""
     assert attacked["peak_bytes"] < MEMORY_BYTES + 128 * 2**20
 
 
@@ -155,7 +155,7 @@ def test_a_refusal_leaves_the_render_process_in_place() -> None:
 
 
 def test_a_render_costs_about_a_millisecond() -> None:
-    """Measured 0.06 ms. The bound is generous: it fails when each render starts a process."""
+    """The measured time is 0.06 ms; the generous bound fails when each render starts a process."""
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}")
     took = []
     for _ in range(100):
@@ -210,7 +210,7 @@ def test_messages_that_are_no_json_are_refused() -> None:
 
 
 def children() -> list[int]:
-    """Process ids of this process's render processes."""
+    """Return the process ids of this process's render processes."""
     pids = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     return [pid for pid in pids if b"render_child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 

@@ -1,6 +1,6 @@
-"""A target outside of the vocabulary is loud: its logprob is NaN, and so is the loss.
+"""Targets outside of the vocabulary: their logprob is NaN, and so is the loss.
 
-One of weight 0 may be any number.
+A target of weight 0 may be any number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_TOKENS = [-1, -100, VOCAB, 2**31, 2**32 + 3, -(2**32) + 3]
 def loss_of(
     ops: Ops, rank: int, group: dist.ProcessGroup | None, target: int, weight: float, device: str
 ) -> torch.Tensor:
-    """Logprobs and loss where one of the targets is `target`."""
+    """Return logprobs and loss where one of the targets is `target`."""
     torch.manual_seed(0)
     hidden, table = torch.randn(TOKENS, DEPTH), torch.randn(VOCAB, DEPTH)
     if group is not None:
@@ -37,7 +37,7 @@ def loss_of(
 
 
 def check(found: torch.Tensor, plain: torch.Tensor) -> None:
-    """`found` with a wrong target in row 3, `plain` with a right one."""
+    """Check `found` with a wrong target in row 3 against `plain` with a right one."""
     assert found[3].isnan()
     assert found[TOKENS].isnan()
     for row in (0, 1, 2, 4, 5):
@@ -69,7 +69,7 @@ def one_of_two(rank: int, folder: str, kernels: str, device: str) -> None:
 
 
 def check_two_ranks(kernels: str, device: str) -> None:
-    """Each has half of the table: a target of the other rank is right, one of neither is wrong."""
+    """Check two ranks with half of the table each: a target of the other rank is right, one of neither is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(one_of_two, (folder, kernels, device), nprocs=2)
 

@@ -19,14 +19,14 @@ LENGTHS = [17, 5, 17, 40]
 
 
 def packed() -> tuple[Tensor, Tensor, Tensor]:
-    """tokens_T, positions_T and cu_seqlens of four sequences."""
+    """Return tokens_T, positions_T and cu_seqlens of four sequences."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 96, (sum(LENGTHS),), generator=generator)
     return tokens, torch.cat([torch.arange(length) for length in LENGTHS]), torch.tensor([0, *LENGTHS]).cumsum(0).int()
 
 
 def twin(decoder: Decoder) -> torch.nn.Module:
-    """The same weights in transformers."""
+    """Return the same weights in transformers."""
     config = AutoConfig.for_model(**decoder.config.to_hugging_face())
     model: torch.nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     missing = model.load_state_dict(

@@ -1,6 +1,4 @@
-"""Deterministic mode: the engine's logprobs are the trainer's, bit for bit, whatever the batch, the chunks and the
-cache.
-"""
+"""Deterministic mode: the engine's logprobs are the trainer's, bit for bit, whatever batch, chunks and cache."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ SEQUENCES = [torch.randint(0, 96, (length,), generator=torch.Generator().manual_
 
 
 def trainer_logprobs(decoder: Decoder, sequences: list[Tensor]) -> list[Tensor]:
-    """One packed pass, as the trainer does it."""
+    """Return the logprobs of one packed pass, as the trainer runs it."""
     lengths = [len(sequence) for sequence in sequences]
     attend = PackedAttend(decoder.ops, "auto", torch.tensor([0, *lengths]).cumsum(0))
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -35,7 +33,7 @@ def trainer_logprobs(decoder: Decoder, sequences: list[Tensor]) -> list[Tensor]:
 
 
 def serve(server: Any, sequences: list[Tensor], rng: random.Random, chunks: list[int]) -> list[Tensor]:
-    """Steps of random members with random chunks until all positions were run."""
+    """Run steps of random members with random chunks until all positions were run."""
     tables = [server.table(len(sequence)) for sequence in sequences]
     done, results = [0] * len(sequences), [[] for _ in sequences]  # type: list[int], list[list[Tensor]]
     while any(done[i] < len(sequences[i]) for i in range(len(sequences))):
@@ -89,7 +87,7 @@ def test_random_schedules_give_the_trainers_bits(
 def test_reused_and_stale_blocks_change_no_bit(
     llama: ModelConfig, dtype: torch.dtype, make_decoder: Callable[..., Decoder], make_server: Callable[..., Any]
 ) -> None:
-    """A prefix another sequence left in the cache, and blocks that hold an ended sequence's numbers beyond the end."""
+    """Blocks hold the prefix of another sequence, or numbers of an ended sequence beyond the end."""
     decoder = make_decoder(llama, deterministic=True, dtype=dtype)
     server = make_server(decoder)
     first = SEQUENCES[3]

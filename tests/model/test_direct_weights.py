@@ -1,4 +1,4 @@
-"""Weights read by threads, run by run, are those that are read tensor by tensor."""
+"""Weights read by threads, run by run, equal those read tensor by tensor."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_gpu_gets_the_same(folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_weights_come_after_what_the_device_still_has_to_do(folder: Path) -> None:
-    """The runs are copied on streams of their own: not before earlier work on the parameters' memory is over."""
+    """Streams of their own copy the runs; earlier work on the parameters' memory must be over before."""
     source = HuggingFaceWeights(folder)
     one, other = decoder_of(source.dtype), decoder_of(source.dtype, "cuda")
     source.load_into(one)

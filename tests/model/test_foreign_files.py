@@ -1,4 +1,4 @@
-"""Weights and tokenizers are foreign input: opening one takes bounded time and memory, whatever its counts say."""
+"""Bounded time and memory for weights and tokenizers, which are foreign input, whatever counts they declare."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_metadata_of_another_kind_is_refused(name: str, value: bytes, tmp_path: 
 
 
 def sparse_strings(path: Path) -> None:
-    """A gigabyte of empty strings that takes no room on the disk."""
+    """Write a gigabyte of empty strings that takes no room on the disk."""
     with path.open("wb") as file:
         file.write(gguf_head(0, 1, key("a", 9, array(8, 2_000_000))))
         file.truncate(2**30)
@@ -207,7 +207,7 @@ def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
 
 
 def test_a_panic_of_the_library_is_named() -> None:
-    """Three patterns of such a kind ended the whole program."""
+    """Three patterns of this kind ended the whole program."""
     tokenizer = Tokenizer({"tokenizer.json": split_by("a+a+a+a+a+c")})
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_many([text])):
         with pytest.raises(TokenizerLimitError, match=r"library gave up: Onig: .*retry-limit-in-match over"):

@@ -1,5 +1,6 @@
-"""The fused attention kernels against plain float64 formulas: on tiny shapes interpreted on the CPU, on a table of
-shapes on the GPU, where bits are compared too.
+"""The fused attention kernels against plain float64 formulas.
+
+Tiny shapes are interpreted on the CPU; a table of shapes runs on the GPU, where bits are compared too.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from stoker.model.paged_buffers import PagedBuffers
 from testing.model import interpreted
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of values about 1; the scores, weights and results of two-byte dtypes are rounded to them."""
+"""Tolerances of values about 1; the scores, weights and results of two-byte dtypes are rounded to them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Lengths: of packed sequences; of cached sequences before this step and new ones (0 new: padding)."""
+    """Lengths of packed sequences, of cached sequences before this step, and of new ones (0 new: padding)."""
 
     num_heads: int
     num_kv_heads: int
@@ -41,7 +42,7 @@ class Case:
 
 
 def attend_plainly(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, window: int | None) -> Tensor:
-    """The queries are the last positions."""
+    """Attend by the plain formula; the queries are the last positions."""
     group, (num_queries, seq_len) = q_TNH.shape[1] // k_LKH.shape[1], (len(q_TNH), len(k_LKH))
     k, v = (x.double().repeat_interleave(group, 1) for x in (k_LKH, v_LKH))
     scores_NTL = torch.einsum("tnh,lnh->ntl", q_TNH.double(), k) * scale
@@ -52,7 +53,7 @@ def attend_plainly(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, scale: float, wi
 
 
 def random_qkv(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of one product, as the model makes them."""
+    """Return views of one product, as the model makes them."""
     num_tokens = sum(case.lengths)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(heads), case.head_dim, dtype=case.dtype, device=device)
@@ -61,7 +62,7 @@ def random_qkv(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_packed(case: Case, device: str, attention: str = "stoker") -> None:
-    """Forward and all gradients."""
+    """Check forward and all gradients."""
     from stoker.model.kernels.fused.attention.packed import packed_attention  # needs Triton
 
     torch.manual_seed(sum(case.lengths))
@@ -160,7 +161,7 @@ def check_paged(case: Case, device: str, is_deterministic: bool) -> None:
 
 
 def check_padded_decode(case: Case, device: str) -> None:
-    """Rows beyond the step's sequences are zeros, and the others as without them."""
+    """Check that rows beyond the step's sequences are zeros, and that the others do not depend on them."""
     from stoker.model.kernels.fused.attention import paged as kernels  # needs Triton
 
     paged = make_paged(replace(case, chunks=tuple((old, 1) for old, _ in case.chunks)), device)
@@ -218,7 +219,7 @@ def test_the_choice_of_attention_is_resolved_by_a_table() -> None:
 
 
 def test_more_heads_of_a_kv_head_than_a_tile_holds_are_refused_with_the_limit() -> None:
-    """Also where only the backward pass, whose tiles are smaller, cannot take them."""
+    """The refusal also holds where only the backward pass, whose tiles are smaller, cannot take them."""
     from stoker.model.kernels.fused.attention.backward import attend_backward  # needs Triton
     from stoker.model.kernels.fused.attention.forward import attend_forward
 

@@ -1,5 +1,6 @@
-"""Products of few rows, alone or with norm and SwiGLU in the same kernel, against the single operations; and where the
-single operations have to be called.
+"""Products of few rows, alone or fused with norm and SwiGLU, against the single operations.
+
+It also covers the shapes for which the single operations have to be called.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def fresh(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def poison(device: str) -> None:
-    """Leave nans in the memory that the next results get: what a kernel does not write shows."""
+    """Fill the memory of the next results with nans, so that values which a kernel does not write are detected."""
     if device == "cuda":
         blocks = [torch.full((2**k,), float("nan"), device=device) for k in range(6, 24)]
         del blocks
@@ -46,7 +47,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def check_products(device: str, shape: Shape, dtype: torch.dtype) -> None:
-    """The kernel in all its forms, whatever the shape would be given to."""
+    """Check all forms of the kernel on any shape, whether or not it would be chosen for it."""
     from stoker.model.kernels.fused.few_rows import RowNorm, few_normed_rows, few_rows
 
     rows, outputs, depth = shape
@@ -69,7 +70,7 @@ def check_products(device: str, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def sequence(ops: Ops, leaves: list[Tensor], bias: Tensor | None, is_gated: bool) -> tuple[Tensor, Tensor]:
-    """The single operations."""
+    """Run the single operations."""
     x, update, norm, weight = leaves
     normed, total = ops.add_rms_norm(update, x, norm, EPS)
     product = ops.linear(normed, weight, bias)
@@ -89,7 +90,7 @@ def leaves_of(rows: int, outputs: int, depth: int, dtype: torch.dtype, device: s
 
 
 def check_operations(device: str, shape: Shape, dtype: torch.dtype) -> None:
-    """Fused operations without gradient agree with the single ones, which they call where the shape is not theirs."""
+    """Check that fused operations without gradient agree with the single ones, which they call for other shapes."""
     ops = Ops("fused")
     leaves = leaves_of(*shape, dtype, device)
     bias = fresh(shape[1], dtype=dtype, device=device)
@@ -101,8 +102,9 @@ def check_operations(device: str, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def check_sequences(device: str, kernels: str, deterministic: bool, has_grad: bool) -> None:
-    """Results and gradients have the bits of the single operations, and a weight's gradient goes where its owner wants
-    it.
+    """Check that results and gradients have the bits of the single operations.
+
+    A weight's gradient goes into its owner's buffer.
     """
     ops = Ops(kernels, deterministic=deterministic)  # type: ignore[arg-type]
     for rows, is_gated in ((1, False), (1, True), (5, False), (5, True)):

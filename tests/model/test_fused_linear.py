@@ -50,7 +50,7 @@ def check_tiled(device: str, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def check_invariance(device: str, outputs: int, depth: int, counts: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Bits of each row alone, in any batch and at any place."""
+    """Check that each row has the same bits alone, in any batch and at any place."""
     from stoker.model.kernels.fused import tiled_linear
 
     x = fresh(max(counts), depth, dtype=dtype, device=device)
@@ -64,7 +64,7 @@ def check_invariance(device: str, outputs: int, depth: int, counts: tuple[int, .
 
 
 def check_gradient_places(device: str) -> None:
-    """Weights' gradients go into the buffers that their owner gives, and are those very buffers."""
+    """Check that weights' gradients go into the buffers of their owner, and are those very buffers."""
     from stoker.model.kernels.fused import kernels
 
     x = fresh(6, 32, dtype=F32, device=device)
@@ -86,7 +86,10 @@ def check_gradient_places(device: str) -> None:
 def check_cross_entropy(
     device: str, shape: Shape, dtype: torch.dtype, deterministic: bool, rows_each: int, on_host: bool
 ) -> None:
-    """`shape`: tokens, vocabulary, hidden size. Every third token has weight 0 and a target that is none."""
+    """Check loss and gradients; every third token has weight 0 and an invalid target.
+
+    `shape`: tokens, vocabulary, hidden size.
+    """
     from stoker.model.kernels.fused import cross_entropy, linear, tiled_linear
 
     tokens, vocab_size, depth = shape
@@ -121,7 +124,7 @@ def check_cross_entropy(
 
 
 def check_parity(device: str, tokens: int, vocab_size: int, depth: int, dtype: torch.dtype) -> None:
-    """The trainer's logprobs have the bits of the engine's."""
+    """Check that the trainer's logprobs have the bits of the engine's."""
     from stoker.model.kernels.fused import deterministic
 
     hidden = fresh(tokens, depth, dtype=dtype, device=device)
@@ -136,7 +139,7 @@ def check_parity(device: str, tokens: int, vocab_size: int, depth: int, dtype: t
 
 
 def half_of_the_vocabulary(rank: int, folder: str, tokens: int, vocab_size: int, depth: int, device: str) -> None:
-    """One of two ranks: its loss, logprobs and gradients go to a file."""
+    """Run one of two ranks and write its loss, logprobs and gradients to a file."""
     from stoker.model.kernels.fused import cross_entropy, linear
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -153,7 +156,7 @@ def half_of_the_vocabulary(rank: int, folder: str, tokens: int, vocab_size: int,
 
 
 def check_group(device: str, tokens: int, vocab_size: int, depth: int) -> None:
-    """Two ranks with half of the table each give what one rank gives."""
+    """Check that two ranks with half of the table each give the results of one rank."""
     hidden, table = fresh(tokens, depth, dtype=F32, device="cpu"), fresh(vocab_size, depth, dtype=F32, device="cpu")
     targets, weights = torch.randint(vocab_size, (tokens,)), torch.rand(tokens)
     leaves = [hidden.double().requires_grad_(), table.double().requires_grad_()]

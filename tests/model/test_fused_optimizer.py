@@ -46,7 +46,7 @@ def check_adam(device: str, size: int, decay_end: int, decoupled: bool, scale: f
 
 
 def check_no_step(device: str, scale: float) -> None:
-    """A scale that is not finite leaves everything as it was."""
+    """Check that a scale which is not finite leaves everything as it was."""
     from stoker.model.kernels.fused import adam
 
     state = [torch.randn(3000, device=device) for _ in range(3)]

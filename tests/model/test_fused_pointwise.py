@@ -29,12 +29,12 @@ SMALL_HEADS = [(0, 4, 2, 8), (3, 9, 3, 8), (2, 1, 1, 10), (19, 2, 1, 4)]
 
 
 def fresh(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    """New random numbers at each call."""
+    """Return new random numbers at each call."""
     return torch.randn(shape, dtype=F32).to(dtype).to(device)
 
 
 def poison(device: str) -> None:
-    """Leave nans in the memory that the next results get: what a kernel does not write shows."""
+    """Fill the memory of the next results with nans, so that values which a kernel does not write are detected."""
     if device == "cuda":
         blocks = [torch.full((2**k,), float("nan"), device=device) for k in range(6, 24)]
         del blocks

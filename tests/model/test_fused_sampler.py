@@ -40,7 +40,7 @@ class Case(NamedTuple):
     dtype: torch.dtype
     settings: str
     levels: int = 0
-    """Logits are rounded to so many different numbers: many ties. 0: as they are."""
+    """Number of different values to which logits are rounded (many ties); 0: no rounding."""
 
 
 def table_for(device: str, seats: int, settings: dict[str, tuple[float, ...]]) -> SamplingTable:
@@ -70,7 +70,7 @@ def rows_for(case: Case, device: str, seats: int) -> SampleRows:
 
 
 def same_tokens(found: SampledTokens, wanted: SampledTokens, rows: int) -> None:
-    """A sum may round differently where the random number meets a token's edge: one row in thousands."""
+    """Assert equal tokens; a sum may round differently at a token's edge in one row of thousands."""
     assert torch.equal(found.valid, wanted.valid)
     different = (found.tokens != wanted.tokens).sum().item()
     assert different <= rows // 1000, f"{different} of {rows} tokens differ: {found.tokens} {wanted.tokens}"
@@ -95,7 +95,7 @@ def check_sample(device: str, case: Case) -> None:
 
 
 def check_one_row_alone(device: str, vocab_size: int) -> None:
-    """A row's token does not depend on its batch."""
+    """Check that a row's token does not depend on its batch."""
     from stoker.model.kernels.fused import sampler
 
     case = Case(7, vocab_size, F32, "all")
@@ -138,7 +138,10 @@ def check_adjustments(device: str, rows_number: int, vocab_size: int, dtype: tor
 
 
 def check_padding_and_broken_rows(device: str) -> None:
-    """Padding goes nowhere; a row with a nan or without any finite logit is not valid, its neighbours are."""
+    """Check padding and broken rows.
+
+    A row with a nan or without any finite logit is invalid while its neighbours are valid.
+    """
     from stoker.model.kernels.fused import sampler
 
     logits = torch.randn(5, 5000, device=device)
@@ -160,7 +163,7 @@ def check_padding_and_broken_rows(device: str) -> None:
 
 
 def check_rows_without_a_limit(device: str, positions: range | tuple[int, ...], vocab_size: int) -> None:
-    """Rows without a limit draw the same tokens whether or not another row has one, at many positions."""
+    """Check that rows without a limit draw the same tokens at many positions, whether or not another row has one."""
     from stoker.model.kernels.fused import sampler
 
     wave_V = torch.arange(vocab_size, dtype=F32).mul_(0.7).sin_().mul_(3)
@@ -175,7 +178,7 @@ def check_rows_without_a_limit(device: str, positions: range | tuple[int, ...], 
 
 
 def check_rows_without_adjustments(device: str, rows: int, vocab_size: int) -> None:
-    """Their tokens do not depend on whether another row's logits are adjusted, which makes float32 ones of all."""
+    """Check that a row's tokens do not depend on adjusted logits of another row, which make all of them float32."""
     from stoker.model.kernels.fused import sampler
 
     logits = torch.randn(1, vocab_size).to(device, BF16).expand(rows, -1)
@@ -191,7 +194,7 @@ def check_rows_without_adjustments(device: str, rows: int, vocab_size: int) -> N
 
 
 def check_many_small_weights(device: str) -> None:
-    """Top-p counts what top-k leaves, also the logits that are so small that top-p takes none of them."""
+    """Check that top-p counts the rest of top-k, including logits so small that top-p takes none of them."""
     from stoker.model.kernels.fused import sampler
 
     torch.manual_seed(0)
@@ -207,7 +210,7 @@ def check_many_small_weights(device: str) -> None:
 
 
 def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) -> None:
-    """Fewer tokens than top-k asks for are allowed at all."""
+    """Check rows with fewer allowed tokens than top-k."""
     from stoker.model.kernels.fused import sampler
 
     for name in SETTINGS:
@@ -221,7 +224,7 @@ def check_few_finite_logits(device: str, vocab_size: int, dtype: torch.dtype) ->
 
 
 def peaked(rows: int, vocab_size: int) -> Tensor:
-    """As a language model's: probabilities fall with the power 1.5 of the rank, entropy 3.2 nats."""
+    """Return logits like a language model's: probabilities fall with the power 1.5 of the rank, entropy 3.2 nats."""
     return torch.arange(1, vocab_size + 1).log().mul(-1.5).expand(rows, -1).gather(1, shuffled(rows, vocab_size))
 
 
@@ -265,8 +268,9 @@ BOTH_LIMITS: dict[str, tuple[float, ...]] = {
 def check_limits(
     device: str, shape: str, rows: int, vocab_size: int, limits: dict[str, tuple[float, ...]] = LIMITS
 ) -> None:
-    """The limit itself, not only the token that is drawn: as many tokens are left as by sorting, each split's sum is
-    theirs, and no bit depends on how many rows there are.
+    """Check the limit itself, not only the drawn token.
+
+    As many tokens are left as by sorting, each split's sum is theirs, and no bit depends on the number of rows.
     """
     from stoker.model.kernels.fused.sampling.limits import apply_limits
     from stoker.model.kernels.fused.sampling.scan import SPLIT, make_scan, sum_splits

@@ -41,14 +41,14 @@ def gguf_name(hf_name: str) -> str:
 
 
 def permute(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """llama.cpp's order: the halves of each head interleaved."""
+    """Permute rows into llama.cpp's order: the halves of each head interleaved."""
     return rows.view(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def write_gguf(
     path: Path, decoder: Decoder, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, **changes: Any
 ) -> None:
-    """`changes`: metadata that replaces (or, None, leaves out) what a converter would write."""
+    """Write a GGUF file; `changes` replaces metadata of a converter, None leaves it out."""
     config = decoder.config
     writer = gguf.GGUFWriter(path, config.architecture)
     section: dict[str, Any] = {
@@ -101,7 +101,7 @@ def write_gguf(
 
 
 def with_vocabulary(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """The same shape with the test's vocabulary, and rows that quantise in blocks of 32."""
+    """Return the same shape with the test's vocabulary, and rows that quantise in blocks of 32."""
     raw = config.to_hugging_face() | {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,

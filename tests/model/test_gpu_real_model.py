@@ -1,5 +1,6 @@
-"""SmolLM2-135M-Instruct on a GPU: bfloat16 within its bound of transformers, and in deterministic mode one answer,
-packed or paged, bit for bit.
+"""SmolLM2-135M-Instruct on a GPU: bfloat16 within its bound of transformers, and one deterministic answer.
+
+In deterministic mode, packed and paged passes agree bit for bit.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from stoker.pod.capabilities import KernelsName
 pytestmark = [pytest.mark.gpu, pytest.mark.real_model]
 
 OF_99_PERCENT, MEAN = 0.3, 0.06
-"""Of the difference between log-probabilities. transformers in bfloat16 is as far from itself in float32 (0.17 and
-0.04); a token that nobody expects may differ by more than 1.
+"""Bounds of the difference between log-probabilities.
+
+transformers in bfloat16 is as far from itself in float32 (0.17 and 0.04); an unlikely token may differ by more than 1.
 """
 TEXT = Path(__file__).parents[2] / "LICENSE"
 NUM_TOKENS = 600
@@ -53,7 +55,7 @@ def open_decoder(folder: Path, kernels: KernelsName, device: str, *, determinist
 
 
 def hidden_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
-    """hidden_TD of one packed sequence, as the trainer computes it."""
+    """Return hidden_TD of one packed sequence, as the trainer computes it."""
     device = next(decoder.parameters()).device
     attend = PackedAttend(decoder.ops, "auto", torch.tensor([0, len(tokens_T)]), device=device)
     hidden_TD: Tensor = decoder(tokens_T.to(device), torch.arange(len(tokens_T), device=device), attend)
@@ -61,7 +63,7 @@ def hidden_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
 
 
 def following(logprobs_TV: Tensor, tokens_T: Tensor) -> Tensor:
-    """Log-probability of each token but the first."""
+    """Return the log-probability of each token but the first."""
     return logprobs_TV[:-1].gather(1, tokens_T[1:, None].to(logprobs_TV.device)).squeeze(1)
 
 
@@ -86,7 +88,7 @@ def test_bf16_logprobs_are_within_their_bound_of_transformers(folder: Path) -> N
 @torch.inference_mode()
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_engine_and_trainer_agree_bit_for_bit(folder: Path, block_size: int, make_server: Callable[..., Any]) -> None:
-    """Chunks of any length, single tokens, and another sequence beside them."""
+    """The engine runs chunks of any length, single tokens, and another sequence beside them."""
     tokens_T = tokens_of(folder)
     decoder = open_decoder(folder, "fused", "cuda", deterministic=True)
     hidden_TD = hidden_of(decoder, tokens_T)

@@ -86,7 +86,7 @@ def test_a_window_hides_old_keys_in_both_ways(deterministic: bool, qwen3: ModelC
 
 
 def batch(begin: int, end: int, table: list[int], block_size: int) -> PagedBatch:
-    """One sequence's tokens begin..end."""
+    """Return a batch of one sequence's tokens begin..end."""
     slots = [table[p // block_size] * block_size + p % block_size for p in range(begin, end)]
     numbers = {"query_start": [0, end - begin], "seq_lens": [end], "slot_mapping": slots}
     fields: dict[str, Any] = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}

@@ -25,7 +25,7 @@ WEIGHTS = (torch.arange(23) % 4 > 0).float()
 
 
 def run_pass(decoder: Decoder) -> dict[str, Any]:
-    """Logits, loss and this rank's gradients."""
+    """Return logits, loss and this rank's gradients."""
     hidden = decoder(TOKENS, POSITIONS, PackedAttend(decoder.ops, "auto", BOUNDS))
     result = decoder.cross_entropy(hidden, TOKENS.roll(-1), WEIGHTS)
     result.loss_sum.backward()
@@ -42,7 +42,7 @@ def run_pass(decoder: Decoder) -> dict[str, Any]:
 
 
 def serve(decoder: Decoder) -> torch.Tensor:
-    """Logits of the first sequence through a cache of this rank's heads."""
+    """Return the logits of the first sequence through a cache of this rank's heads."""
     cache = KVCache(decoder.config, num_blocks=4, block_size=8, dtype=torch.float32, group=decoder.group)
     attend = PagedAttend(decoder.ops, "auto", cache, PagedSize(max_tokens=32, max_sequences=1, max_blocks=4))
     numbers = {"query_start": [0, 14], "seq_lens": [14], "slot_mapping": list(range(14))}

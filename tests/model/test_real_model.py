@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct through us and through transformers, on the same converted weights."""
+"""SmolLM2-135M-Instruct through the product and through transformers, on the same converted weights."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_special_tokens_are_shown_only_when_asked_for(tokenizer: Tokenizer) -> N
 
 
 def test_skipped_special_tokens_are_not_kept(tokenizer: Tokenizer) -> None:
-    """They would be decoded again with every token behind them."""
+    """Kept tokens would be decoded again with every later token."""
     end = tokenizer.token_id("<|im_end|>")
     assert end is not None
     first, last = tokenizer.encode("日")[:1], tokenizer.encode("日")[1:]

@@ -154,7 +154,7 @@ def test_a_tied_table_that_is_stored_twice_and_differs_is_refused(
 def test_weights_of_a_type_that_needs_scales_are_refused(
     llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
 ) -> None:
-    """Also where the largest tensor is a plain one: integers are no weights by themselves."""
+    """The refusal also holds if the largest tensor is a plain one: integers alone are no weights."""
     name = "model.layers.1.mlp.down_proj.weight"
     decoder = make_decoder(llama)
     save_hugging_face(tmp_path / "out", decoder)
@@ -238,7 +238,7 @@ def test_a_path_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
 
 
 def write_checkpoint(root: Path, decoder: Decoder, files: dict[str, bytes]) -> Any:
-    """A checkpoint as a trainer leaves it, with one tensor cut in two."""
+    """Write a checkpoint like a trainer's, with one tensor cut in two."""
     store = CheckpointRoot(root)
     staging = store.begin(7, "0123abcd")
     writer, tensors = PieceWriter(staging, "rank-00000.bin"), {}

@@ -1,4 +1,4 @@
-"""Admission refuses what can never be right, in the API server's words, and completes everything else."""
+"""Admission of manifests: impossible values are refused in the API server's words, all others are completed."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What is trained is fixed; where and how it runs may change."""
+"""Admission of updates: the training's own fields are fixed, its place and operation may change."""
 
 from pathlib import Path
 from typing import Any

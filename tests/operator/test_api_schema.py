@@ -1,4 +1,4 @@
-"""What pydantic says becomes what a CRD can say; what cannot be said is refused with its place."""
+"""The CRD schema from pydantic types; a type without an equivalent is refused with its place."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""What this version cannot do is named with its place, its value and what is allowed; nothing else is."""
+"""Features that this version lacks: each is named with its place, its value and the allowed values."""
 
 from typing import Any
 

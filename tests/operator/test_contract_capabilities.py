@@ -62,7 +62,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 
 
 def choices(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """(path, values) of every field with an enumeration."""
+    """Yield (path, values) of every field with an enumeration."""
     for name, member in schema.get("properties", {}).items():
         where = f"{path}.{name}" if path else name
         if member.get("type") == "array":
@@ -73,7 +73,7 @@ def choices(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, list[
 
 
 def nested(path: str, value: Any) -> Any:
-    """An object with `value` at the path, one item in each list."""
+    """Return an object with `value` at the path, one item in each list."""
     if not path:
         return value
     name, _, rest = path.partition(".")

@@ -66,7 +66,7 @@ IDS = [section.__name__ for section, *_ in SECTIONS]
 
 
 def wire(model: type[BaseModel]) -> dict[str, str]:
-    """Wire name -> field name; durations in seconds are `xSeconds` there and `x_s` here."""
+    """Return field names by wire name; durations in seconds are `xSeconds` on the wire and `x_s` in the type."""
     found = {}
     for name in model.model_fields:
         alias = to_camel(name)

@@ -1,4 +1,4 @@
-"""The committed CRDs are what the types say, what Kubernetes accepts, and what an autoscaler and `kubectl get` need."""
+"""The committed CRDs: generated from the types, valid in Kubernetes, complete for autoscalers and `kubectl get`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Each example says in its head what this version refuses of it, and examples/README.md which of them run today."""
+"""The examples: each head lists the fields that this version refuses, examples/README.md those that run today."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def manifests(path: str) -> list[dict[str, Any]]:
 
 
 def refused(admission: Admission, path: str) -> list[str]:
-    """The messages of every object in the file, in the operator's words."""
+    """Return the refusals of every object in the file, in the operator's words."""
     ours = [admission.admit(found) for found in manifests(path) if found["kind"] in admission.kinds]
     return [line for found in ours for line in unsupported(found["kind"], found["spec"])]
 
 
 def told(path: str) -> list[str]:
-    """The messages in the file's head."""
+    """Return the messages in the file's head."""
     head = re.match(r"(?:#.*\n)*", (EXAMPLES / path).read_text(encoding="utf-8"))
     assert head is not None
     _, begin, messages = head.group().partition(f"{STALLS}\n")

@@ -33,7 +33,7 @@ from testing.operator.fakes import START, Embedded, FakeClock, FakePods, Flaky, 
 
 
 class Recorder:
-    """Passes calls on and remembers their names."""
+    """A cluster that passes calls on and records their names."""
 
     def __init__(self, inner: Cluster) -> None:
         self.inner = inner
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def wish(resource: Object, world: Mapping[str, Object]) -> Plan:
-    """A plan that uses every field."""
+    """Return a plan that uses every field."""
     child = owned(gated_pod("child"), resource)
     return Plan(
         finalizers=("stoker.dev/data",),
@@ -80,7 +80,7 @@ async def new_world(embedded_: Embedded) -> dict[str, Object]:
 
 
 def store_of(embedded_: Embedded) -> Store:
-    """What informers would have brought."""
+    """Return a store as informers would have filled it."""
     store = Store()
     for kind in ("EnginePool", "Pod", "ConfigMap"):
         for found in embedded_.objects.of_kind(kind):
@@ -168,7 +168,7 @@ def test_a_pod_that_does_not_answer_keeps_no_other_from_hearing(tmp_path: Path) 
     asyncio.run(story())
 
 
-def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tmp_path: Path) -> None:
+def test_our_object_of_the_same_name_counts_as_created_and_a_foreign_one_is_a_conflict(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path)
         made = await new_world(world)
@@ -182,7 +182,7 @@ def test_a_namesake_of_ours_counts_as_created_and_a_foreign_one_is_a_conflict(tm
     asyncio.run(story())
 
 
-def test_a_service_of_somebody_else_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_foreign_service_is_not_taken_over(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path)
         made = await new_world(world)
@@ -231,7 +231,7 @@ def test_an_object_without_owner_is_ours_by_its_uid_label(tmp_path: Path) -> Non
 def test_own_writes_are_in_the_store_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         world = embedded(tmp_path, pods=FakePods())
-        await world.kubelet.stop(0)  # nobody else writes
+        await world.kubelet.stop(0)  # no other writer
         made = await new_world(world)
         store = store_of(world)
         await PlanExecutor(world.cluster, store, FakeClock()).execute(made["resource"], wish(made["resource"], made))
@@ -304,7 +304,7 @@ def test_events_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
 
 
 def what_is_wanted(world: Embedded) -> dict[str, Any]:
-    """The outcome of `wish` as far as it is about meaning, not versions."""
+    """Return the outcome of `wish` by meaning, without versions."""
     find = world.objects.find
     resource = find(("EnginePool", "default", "resource"))  # type: ignore[arg-type]
     pool_ = find(("EnginePool", "default", "pool"))  # type: ignore[arg-type]

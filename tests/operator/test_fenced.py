@@ -1,4 +1,4 @@
-"""A replica that lost its Lease reads, and writes nothing."""
+"""A replica that lost its Lease: it reads, and every write is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an image reference and a kubelet's `imageID` to a digest that a registry knows."""
+"""Image identity: the digest in a registry from an image reference and a kubelet's `imageID`."""
 
 from __future__ import annotations
 

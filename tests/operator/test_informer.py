@@ -22,7 +22,7 @@ from testing.operator.fakes import FakeClock, settle
 
 
 class Watched:
-    """ConfigMaps of an object store, with a watch that does what `trouble` says: an error, an end, or a silence."""
+    """ConfigMaps of an object store, with a watch that fails as `trouble` gives: an error, an end, or a silence."""
 
     def __init__(self) -> None:
         numbers = itertools.count(1)
@@ -147,7 +147,7 @@ def test_after_410_it_lists_again_and_finds_what_was_deleted_meanwhile() -> None
         await settle()
         cluster.disturb("silence")
         await settle()
-        cluster.objects.delete(ref_of(one))  # nobody hears of it
+        cluster.objects.delete(ref_of(one))  # no event is sent
         cluster.objects.create(config_map("two"))
         cluster.objects.forget_history()
         await settle()

@@ -1,4 +1,4 @@
-"""Equal parts of many objects are one in memory, and stay what they were."""
+"""Interning: equal parts of many objects are one in memory, and keep their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control key: made once, known to pods before its turn, rotated without anybody noticing."""
+"""The control key: made once, distributed to pods before its first use, rotated without a failed request."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_pods_that_knew_the_next_key_accept_it_when_it_signs(tmp_path: Path) -> 
         ({"current.pem": "AA=="}, "not an Ed25519"),
     ],
 )
-def test_a_secret_of_somebody_else_is_named(data: dict[str, str], problem: str) -> None:
+def test_a_foreign_secret_is_named(data: dict[str, str], problem: str) -> None:
     async def story() -> None:
         clock = FakeClock()
         cluster = local_cluster(clock)

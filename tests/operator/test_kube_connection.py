@@ -17,7 +17,7 @@ from stoker.operator.domain.clock import SystemClock
 
 
 def kubeconfig(folder: Path, authority: Path) -> Access:
-    """Of a server that nobody runs, with its certificates' authority in a file."""
+    """Return the kubeconfig of a server that does not exist, with its certificates' authority in a file."""
     file = folder / "kubeconfig"
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority": str(authority)}
     config = {

@@ -1,4 +1,4 @@
-"""An API server's refusal becomes an error of the interface that names what to do next."""
+"""Refusals of an API server become errors of the interface that name the next step."""
 
 from __future__ import annotations
 

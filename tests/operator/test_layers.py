@@ -12,7 +12,7 @@ MOST_EDGES = 20
 
 
 def imported(file: Path) -> set[str]:
-    """Folders and files at the top of the operator that `file` imports."""
+    """Return the folders and files at the top of the operator that `file` imports."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -66,7 +66,7 @@ class LeaseOf:
 
 
 class Replica:
-    """An elector whose work does nothing; `working` says whether it does it."""
+    """An elector with idle work; `working` shows whether the work runs."""
 
     def __init__(self, shared: FakeLease, name: str, clock: FakeClock) -> None:
         self.elector = Elector(shared.at(name), name, TERMS, clock)
@@ -82,7 +82,7 @@ class Replica:
             self.working = False
 
     async def crash(self) -> None:
-        """Like a killed process: no word, and nothing is given back."""
+        """Stop like a killed process: the Lease is not released."""
         self.elector.api.who = "nobody"  # type: ignore[attr-defined]
         self.elector.api.shared.away.add("nobody")  # type: ignore[attr-defined]
         self.task.cancel()

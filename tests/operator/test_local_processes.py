@@ -47,7 +47,7 @@ async def until(check: Callable[[], bool], seconds: float = 10) -> None:
 
 
 async def family(process: Process, folder: Path) -> list[int]:
-    """The pids that a pod's processes wrote to its log, once there are three."""
+    """Return the pids that a pod's processes wrote to its log, once there are three."""
     await until(lambda: (folder / "log").read_text().count("\n") >= 3)
     return [int(line) for line in (folder / "log").read_text().split()]
 

@@ -1,4 +1,4 @@
-"""What a pod reads of this machine in place of the cluster's names."""
+"""This machine's paths and addresses in place of the cluster's names, as a pod reads them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_two_supervisors_never_share_an_address_or_a_port() -> None:
             assert (one.ip(host), one.port(host, 8080)) != (other.ip(host), other.port(host, 8080))
 
 
-def test_a_block_that_somebody_took_meanwhile_is_given_up(tmp_path: Path) -> None:
+def test_a_block_that_was_taken_meanwhile_is_given_up(tmp_path: Path) -> None:
     file = tmp_path / "addresses.json"
     with Reservations() as names:
         ours = Addresses("loopback", names.take, file).ip(Host("pod", "a", "x"))

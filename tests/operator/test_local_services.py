@@ -1,4 +1,4 @@
-"""Services of the embedded cluster: connections reach Ready pods, in turn; nobody else."""
+"""Services of the embedded cluster: connections reach only Ready pods, in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ready_pod(objects: ObjectStore, name: str, *, ready: bool = True) -> Object:
 
 @asynccontextmanager
 async def echo(addresses: Addresses, name: str) -> AsyncIterator[None]:
-    """What a pod would serve: its own name, then whatever it is sent."""
+    """Run a pod's server: it answers with its own name, then echoes."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(name.encode() + b":")
@@ -62,7 +62,7 @@ async def echo(addresses: Addresses, name: str) -> AsyncIterator[None]:
 
 
 async def ask(addresses: Addresses, text: str) -> str:
-    """What the Service answers; empty when it closes the connection."""
+    """Return the Service's answer; empty when it closes the connection."""
     try:
         reader, writer = await asyncio.open_connection(addresses.ip(HOST), addresses.port(HOST, 8000))
     except ConnectionResetError:

@@ -35,7 +35,7 @@ def config_map(name: str, **data: str) -> dict[str, Any]:
 
 
 def job() -> dict[str, Any]:
-    """A job that waits for its claim for ever: it has an identity and needs no trainer."""
+    """Return a job that waits for its claim for ever: it has an identity and needs no trainer."""
     model = {"architecture": "llama", "vocabSize": 512, "hiddenSize": 32, "intermediateSize": 64}
     spec = {
         "model": {**model, "numLayers": 2, "numHeads": 4},
@@ -67,7 +67,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Take every byte that is left."""
+    """Fill the disk to its last byte."""
     block = b"\0" * (1 << 20)
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as stream:
         while block:

@@ -1,4 +1,7 @@
-"""What the object store acknowledges was written: a storage that fails, and files that are damaged or missing."""
+"""The object store's acknowledgements: acknowledged objects are on the disk.
+
+The storage may fail, and files may be damaged or missing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Disk:
-    """Writes files unless it is full."""
+    """A storage that writes files unless it is full."""
 
     def __init__(self) -> None:
         self.full = False
@@ -50,7 +53,7 @@ def contents(store: ObjectStore) -> list[Object]:
 
 
 def changes(store: ObjectStore) -> dict[str, Callable[[], Any]]:
-    """Every kind of write, on the objects that the test made."""
+    """Yield every kind of write, on the objects that the test made."""
     one, service = Key("ConfigMap", "default", "one"), Key("Service", "default", "svc")
     return {
         "create": lambda: store.create(config_map("two")),
@@ -103,7 +106,7 @@ def test_an_idle_store_finds_out_that_there_is_space_again(tmp_path: Path) -> No
 
 def test_dependents_that_could_not_be_deleted_with_their_owner_are_deleted_later(tmp_path: Path) -> None:
     class LastGasp(Disk):
-        """Full after the next write."""
+        """A storage that is full after the next write."""
 
         def write(self, file: Path, content: bytes) -> None:
             super().write(file, content)
@@ -303,7 +306,7 @@ def job_file(folder: Path) -> Path:
 
 
 def without_checksum(content: bytes) -> bytes:
-    """As an earlier version wrote it."""
+    """Return a file's content in the form of an earlier version, without a checksum."""
     return content.partition(b"\n")[2]
 
 
@@ -417,7 +420,7 @@ def test_a_crash_between_two_files_reports_nothing_lost(tmp_path: Path, crash_af
     """A create and a delete write an object file and the index; after a crash in between either outcome is right."""
 
     class Crash(Exception):
-        """Not an OSError: nothing is cleaned up after it."""
+        """A crash; it is no OSError, so that no code cleans up after it."""
 
     class Dying(Disk):
         writes = 0

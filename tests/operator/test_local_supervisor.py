@@ -133,7 +133,7 @@ def nobody() -> int:
 
 
 def python_for_nobody(home: Path) -> str | None:
-    """An interpreter of this version that nobody may run and that can import the packages."""
+    """Return an interpreter of this version that the user `nobody` can run and that imports the packages."""
     check = "import stoker.cli.main, stoker.operator.service.local.run_supervisor"
     for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
         try:

@@ -15,14 +15,17 @@ LIMITS = NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3)
 
 @dataclass
 class Looks:
-    """Looks at nodes one after the other."""
+    """A sequence of looks at nodes."""
 
     limits: NodeLimits = LIMITS
     known: NodeSilence = field(default_factory=NodeSilence)
     now_s: float = 0.0
 
     def after(self, seconds: float, nodes: str, *, heard: bool = True, zones: str = "") -> NodeLoss:
-        """One look. Capital letters are nodes that answer, small ones are silent; `zones` has a letter for each."""
+        """Return the state after one look.
+
+        Capital letters are nodes that answer, small ones are silent; `zones` has a letter for each.
+        """
         self.now_s += seconds
         places = zones or " " * len(nodes)
         carriers = {
@@ -92,7 +95,7 @@ def test_a_node_that_was_about_to_be_lost_is_not_once_others_follow() -> None:
     assert looks.after(1, "abcDE").lost == frozenset()
 
 
-def test_nothing_is_lost_by_what_went_on_while_nobody_listened() -> None:
+def test_time_without_a_watch_counts_for_no_node() -> None:
     looks = Looks()
     looks.after(0, "aB")
     assert looks.after(60, "aB", heard=False) == NodeLoss(left_s={"a": 10})
@@ -126,7 +129,7 @@ ANY_LIMITS = st.builds(NodeLimits, st.integers(0, 12), st.sampled_from([0.2, 0.5
 
 
 def in_outage(node: int, moment: Moment, limits: NodeLimits) -> bool:
-    """By the words of the documentation."""
+    """Return whether the documentation's words call this an outage."""
     groups = [set(NODES), {other for other, zone in NODES.items() if zone and zone == NODES[node]}]
     for group in groups:
         silent = len(group & moment.silent)

@@ -1,4 +1,4 @@
-"""A lost node takes its pods with it; the nodes of an outage do not, and the resource says so."""
+"""Pods of lost nodes: a lost node takes its pods with it; an outage's nodes do not, and the resource reports it."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def pod(name: str, node_name: str, phase: str = "Running", *, deleting: bool = F
 
 
 def observed(*pods: Object, **status: Any) -> Observed:
-    """A job that was looked at in its present generation before."""
+    """Return the view of a job whose present generation was observed before."""
     metadata = {"name": "job", "uid": "uid-job", "generation": 2}
     job = {"kind": "TrainingJob", "metadata": metadata, "status": {"observedGeneration": 2, **status}}
     return Observed(job, {"Pod": pods})
 
 
 def derived(seen: Observed, outcome: Outcome | None = None) -> Plan:
-    """What a reconciler makes of the outcome."""
+    """Return the plan that a reconciler derives from the outcome."""
     status = Status.model_validate(seen.resource["status"])
     return derive_plan(outcome or Outcome(), seen=seen, status=status, fields={}, now=NOW)
 
 
-def test_pods_of_a_lost_node_have_failed_by_its_loss_and_nobody_is_blamed() -> None:
+def test_pods_of_a_lost_node_have_failed_by_its_loss_and_no_pod_is_blamed() -> None:
     lost, alive = mark_lost(observed(pod("a", "n"), pod("b", "m")), LOST).of_kind("Pod")
     assert pod_state(lost) is PodState.FAILED
     assert alive == pod("b", "m")

@@ -26,7 +26,7 @@ def on(port: int) -> list[dict[str, Any]]:
 
 
 def policies(objects: dict[Any, Object]) -> dict[str, Object]:
-    """Role -> the only policy of that role."""
+    """Return the only policy of each role."""
     found = [item for item in objects.values() if item["kind"] == "NetworkPolicy"]
     by_role = {item["metadata"]["labels"]["stoker.dev/role"]: item for item in found}
     assert len(by_role) == len(found)

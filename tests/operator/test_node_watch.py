@@ -1,4 +1,4 @@
-"""From nodes and pods in the store to what a pass gets to know, and to those who must look again."""
+"""The node watch: from nodes and pods in the store to the view of a pass, and to the resources to be reconciled."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_operator_keeps_the_pods_of_an_outage_says_so_and_ends_it(tmp_path: 
 
 @asynccontextmanager
 async def at_work(world: Embedded, cluster: Any, settings: Settings, nodes: str) -> AsyncIterator[Operator]:
-    """An operator for a second on nodes with one pod each; `cluster` is how it sees the world's."""
+    """Run an operator for a second on nodes with one pod each; `cluster` is its view of the world's cluster."""
     await world.kubelet.stop(0)
     owner = world.objects.create(pool("pool"))
     for name in nodes:

@@ -1,4 +1,4 @@
-"""What the operator keeps of an object in memory."""
+"""The parts of an object that the operator keeps in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which objects a reconcile sees, and who looks again when one changes: the two must agree."""
+"""The objects that a reconcile sees, and the resources that a change wakes: the two must agree."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_each_kind_sees_its_surroundings() -> None:
     assert found == SEEN
 
 
-def test_whoever_sees_an_object_looks_again_when_it_changes() -> None:
+def test_every_resource_that_sees_an_object_looks_again_when_it_changes() -> None:
     store = world()
     for kind, name in SEEN:
         key = Key(kind, NAMESPACE, name)
@@ -108,7 +108,7 @@ def test_whoever_sees_an_object_looks_again_when_it_changes() -> None:
                 if found["metadata"]["name"] == "stoker-control-keys":
                     continue  # a rotation of keys is followed by the kubelet, not by reconciles
                 if kind == "Checkpoint" and found["metadata"]["name"].startswith("trainer-"):
-                    continue  # only while a save is wanted, see below
+                    continue  # only while a save is requested, see below
                 assert key in interested(store, found), (key, key_of(found))
 
 
@@ -145,7 +145,7 @@ def test_moving_figures_concern_the_job_alone() -> None:
     assert not only_progress(thing("Pod", "p"), thing("Pod", "p"))
 
 
-def test_foreign_objects_concern_nobody() -> None:
+def test_foreign_objects_concern_no_resource() -> None:
     store = world()
     assert interested(store, thing("Pod", "foreign")) == set()
 

@@ -59,7 +59,7 @@ FIXED = {
 
 
 def test_every_other_setting_can_be_configured() -> None:
-    """`OperatorConfig.settings` copies field by field: one that is forgotten keeps its default."""
+    """`OperatorConfig.settings` copies field by field; a missing copy would leave the default."""
     amounts = {"limits": {"memory": "3Gi"}}
     config = parse(
         OperatorConfig,

@@ -35,7 +35,7 @@ def pod(name: str, owner: Object) -> Object:
 
 
 def reconcile_pods(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
-    """As many live pods as replicas; pods that have ended are replaced; the status counts the running ones."""
+    """Keep as many live pods as replicas: ended pods are replaced, the status counts the running ones."""
     resource = seen.resource
     wanted = [f"{resource['metadata']['name']}-{number}" for number in range(resource["spec"]["replicas"])]
     found = {p["metadata"]["name"]: p for p in seen.of_kind("Pod")}
@@ -52,7 +52,7 @@ def reconcile_pods(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
 
 
 def reconcile_with_status(seen: Observed, settings_: Settings, now: datetime) -> Plan:
-    """The same pods, and a status that is derived as for every kind."""
+    """Keep the same pods, with a status that is derived as for every kind."""
     plan = replace(reconcile_pods(seen, settings_, now), status=None)
     return reconcile_nothing(seen, settings_, now, plan)
 
@@ -158,7 +158,7 @@ def test_the_public_keys_leave_a_namespace_with_the_last_resource_that_needs_the
     run(tmp_path, story)
 
 
-def test_the_public_keys_leave_a_namespace_whose_last_resource_went_while_nobody_led(tmp_path: Path) -> None:
+def test_the_public_keys_leave_a_namespace_whose_last_resource_went_without_a_leader(tmp_path: Path) -> None:
     async def whole() -> None:
         world = embedded(tmp_path, pods=FakePods())
         operator = Operator(world.cluster, SETTINGS, {}, clock=world.clock, jitter=lambda: 0.5)
@@ -318,7 +318,7 @@ def test_what_is_refused_is_in_the_status_until_it_is_taken(tmp_path: Path) -> N
     run(tmp_path, story, reconcile_with_status, wrap=Quota)
 
 
-def test_a_name_that_somebody_else_has_is_told(tmp_path: Path) -> None:
+def test_a_name_that_a_foreign_object_has_is_reported(tmp_path: Path) -> None:
     async def story(world: Embedded, _: Operator) -> None:
         world.objects.create(pod("pool-0", world.objects.create(config_map("somebody-else"))))
         world.objects.create(pool("pool"))

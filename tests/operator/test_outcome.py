@@ -1,4 +1,4 @@
-"""The typed outcome: its keys are fields of the status, and what every kind has in common is derived in one place."""
+"""The typed outcome: its keys are fields of the status, and one place derives the common parts of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that a POST owns move to the applier, except what no apply ever names."""
+"""Field ownership: fields of a POST move to the applier, except those that no apply ever names."""
 
 from __future__ import annotations
 

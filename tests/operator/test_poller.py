@@ -1,4 +1,4 @@
-"""Who is polled, and what a failed poll does: nothing."""
+"""The poller: the pods that it polls, and failed polls, which change nothing."""
 
 from __future__ import annotations
 

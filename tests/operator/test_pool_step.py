@@ -1,4 +1,4 @@
-"""The step between revisions, as numbers: invariants at each step, and that repeated steps end where they should."""
+"""The step between revisions, as numbers: invariants at each step, and the end of repeated steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public keys leave a namespace with its last resource, and nothing else leaves with them."""
+"""The public keys leave a namespace with its last resource, and no other object leaves with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = SETTINGS.control_keys_config_map
 
 
 class World:
-    """Namespaces a and b with keys that the operator applied; `refused` namespaces let nothing be deleted."""
+    """Namespaces a and b with keys that the operator applied; `refused` namespaces refuse every deletion."""
 
     def __init__(self, inner: Embedded) -> None:
         self.inner = inner
@@ -35,7 +35,7 @@ class World:
         self.settings = SETTINGS
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens while a deletion is on its way."""
+        """The event while a deletion is on its way."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner.cluster, name)
@@ -96,7 +96,7 @@ def test_a_namespace_that_refuses_keeps_its_own_and_hinders_no_other(
     run(tmp_path, story)
 
 
-def test_a_namesake_of_somebody_else_stays(tmp_path: Path) -> None:
+def test_a_foreign_object_of_the_same_name_stays(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         metadata = {"name": NAME, "namespace": "c"}
         theirs: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}}

@@ -1,4 +1,4 @@
-"""So many requests in the long run, a burst after a rest."""
+"""The rate limit: a fixed rate in the long run, a burst after a rest."""
 
 from __future__ import annotations
 

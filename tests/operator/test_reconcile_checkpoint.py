@@ -23,8 +23,8 @@ def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent()
     assert not run.cluster.pods("task")
 
 
-@pytest.mark.parametrize("word_says", [{}, {"metrics": {}}], ids=["told in the last word", "told before"])
-def test_a_checkpoint_shows_the_figures_of_its_save_whoever_tells_them(word_says: dict[str, Any]) -> None:
+@pytest.mark.parametrize("word_says", [{}, {"metrics": {}}], ids=["in the termination message", "in an earlier report"])
+def test_a_checkpoint_shows_the_figures_of_its_save_from_any_source(word_says: dict[str, Any]) -> None:
     run = Run()
     run.start()
     if word_says:

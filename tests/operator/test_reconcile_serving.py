@@ -176,7 +176,7 @@ def test_one_replica_that_keeps_failing_beside_a_ready_one_is_replaced_ever_more
 
 
 def another_engine_runs(serving: Serving, seconds: float) -> bool:
-    """Whether a new engine has started; it does not become ready."""
+    """Return whether a new engine has started; it does not become ready."""
     serving.cluster.advance(seconds)
     for _ in range(2):
         serving.cluster.settle_once()

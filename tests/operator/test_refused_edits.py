@@ -30,7 +30,7 @@ PENDING = "EditPending"
 
 @dataclass(frozen=True)
 class Life:
-    """One kind, and what may happen to one resource of it."""
+    """One kind, with the events that may happen to one resource of it."""
 
     begin: Callable[[], tuple[SimulatedCluster, Callable[[str, int], None]]]
     """A new cluster with the resource, and the function that makes one event happen."""
@@ -83,7 +83,7 @@ def revision(name: str, share: int, **template: Any) -> dict[str, Any]:
 
 
 SERVING_EVENTS = serving_world.EVENTS.map(lambda events: [event for event in events if event[0] != "scale"])
-"""Without edits of the spec: whatever they change takes effect in one of the two worlds only."""
+"""Events without edits of the spec, which would take effect in one of the two worlds only."""
 
 LIVES = {
     "TrainingJob": Life(
@@ -127,7 +127,7 @@ LIVES = {
         last=("pool", 6),
     ),
 }
-"""By kind."""
+"""Lives by kind."""
 
 
 @pytest.mark.parametrize("kind", LIVES)
@@ -158,7 +158,7 @@ def test_a_refused_edit_changes_nothing_but_its_condition(kind: str, data: st.Da
 
 
 def take_back(cluster: SimulatedCluster, key: Key, edit: dict[str, Any], before: dict[str, Any]) -> None:
-    """The fields of the edit as they were before it; other fields may have changed since."""
+    """Restore the fields of the edit; other fields may have changed since."""
 
     def restore(spec: dict[str, Any], patch: dict[str, Any], old: dict[str, Any]) -> None:
         for name, inner in patch.items():
@@ -183,13 +183,13 @@ def merge(spec: dict[str, Any], patch: dict[str, Any]) -> None:
 
 
 def world(cluster: SimulatedCluster, key: Key) -> Any:
-    """Everything that a user or a pod can observe, apart from the edit and its condition."""
+    """Return everything that a user or a pod can observe, apart from the edit and its condition."""
     objects = {str(found): comparable(cluster.objects[found], edited=found == key) for found in cluster.objects}
     return objects, cluster.calls, [event for event in cluster.events if event != REFUSED]
 
 
 def plan_of(cluster: SimulatedCluster, key: Key) -> Plan:
-    """What the next pass would do, besides the status, which is compared once it is written."""
+    """Return the next pass's actions without the status, which is compared once it is written."""
     plan = cluster.plan(key)
     return Plan(
         finalizers=plan.finalizers,

@@ -1,4 +1,4 @@
-"""Which of a gang's failures is named as the cause of the attempt's end: the order of `stoker.pod.causes`."""
+"""The cause of an attempt's end, chosen from a gang's failures in the order of `stoker.pod.causes`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.pod.causes import EXIT_CODES, Cause
 
 
 def failed_pod(node_rank: int, cause: Cause) -> Object:
-    """A pod that ended with a termination message."""
+    """Return a pod that ended with a termination message."""
     message = json.dumps({"cause": cause.value, "detail": f"pod {node_rank}"})
     terminated: dict[str, Any] = {"exitCode": EXIT_CODES[cause], "message": message}
     return {

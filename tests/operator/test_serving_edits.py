@@ -1,4 +1,4 @@
-"""Edits of a deployment or pool that this version cannot carry out: maintenance goes on from the last accepted spec."""
+"""Edits of a deployment or pool that this version cannot apply: maintenance goes on from the last accepted spec."""
 
 from __future__ import annotations
 

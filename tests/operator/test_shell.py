@@ -1,4 +1,4 @@
-"""Kopf stays a shell: it keeps no state on objects, and when it ends it takes nothing of ours along."""
+"""Kopf as a mere shell: it keeps no state on objects, and its end leaves the operator's tasks running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.operator.service.shell import Shell, connection_info, make_settings
 
 
 def kubeconfig(folder: Path, **user: str) -> Access:
-    """Of a server that nobody runs."""
+    """Return the kubeconfig of a server that does not exist."""
     file = folder / "kubeconfig"
     config = {
         "apiVersion": "v1",
@@ -50,7 +50,7 @@ def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
         asyncio.run(load_configuration(Access(str(tmp_path / "none"))))
 
 
-async def nobody() -> kopf.ConnectionInfo:
+async def no_connection() -> kopf.ConnectionInfo:
     raise AssertionError("no login was asked for")
 
 
@@ -99,7 +99,7 @@ def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on() -> None:
 
     async def story() -> None:
         ours = asyncio.create_task(asyncio.sleep(3600))
-        shell = Shell(nobody, lambda _: None, operate=ends)
+        shell = Shell(no_connection, lambda _: None, operate=ends)
         shell.start()
         assert await asyncio.to_thread(again.wait, 20)
         assert shell.restarts == 1
@@ -128,7 +128,7 @@ def test_a_wake_up_arrives_in_the_loop_that_asked_for_it() -> None:
                     handler.fn(type=change, body={"kind": "TrainingJob", "metadata": metadata})
             await given["stop_flag"].wait()
 
-        shell = Shell(nobody, wake, kinds=["TrainingJob"], operate=tells)
+        shell = Shell(no_connection, wake, kinds=["TrainingJob"], operate=tells)
         shell.start()
         await asyncio.wait_for(heard.wait(), 20)
         await shell.stop()

@@ -1,4 +1,4 @@
-"""What the store keeps, and in which order news may come."""
+"""The store's contents, and the orders in which changes may arrive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_late_event_does_not_bring_a_deleted_object_back() -> None:
     assert store.get(KEY) is None
 
 
-def test_a_namesake_with_a_new_uid_comes_in_after_a_deletion() -> None:
+def test_the_same_name_with_a_new_uid_comes_in_after_a_deletion() -> None:
     store = Store()
     store.put(thing("one", 5))
     store.remove(KEY, "uid-one", 7)
@@ -67,7 +67,7 @@ def test_a_list_removes_what_it_lacks_but_not_what_was_written_after_it() -> Non
     assert changes == [Change(thing("gone", 3), None), Change(None, thing("fresh", 9))]
 
 
-def test_a_list_replaces_a_namesake_with_another_uid() -> None:
+def test_a_list_replaces_the_same_name_with_another_uid() -> None:
     store = Store()
     store.put(thing("one", 3))
     store.replace("ConfigMap", [thing("one", 8, uid="other")], 10)
@@ -111,7 +111,7 @@ VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.bool
 
 @given(VERSIONS, st.randoms(use_true_random=False))
 def test_news_in_any_order_end_in_the_newest_state(history: list[tuple[str, int, bool]], random: Any) -> None:
-    """Versions 1..n of each name, perhaps a deletion at the end: late or repeated news change nothing."""
+    """Versions 1..n of each name arrive, some with a deletion at the end; late or repeated changes have no effect."""
     last = {name: max(v for n, v, _ in history if n == name) for name in {n for n, _, _ in history}}
     deleted = {name for name, _, gone in history if gone}
     news = [*history, *random.sample(history, len(history) // 2)]

@@ -22,7 +22,7 @@ def check_invariants(run: Run) -> None:
 
 
 def behave(run: Run) -> None:
-    """From here on everything works: the job must come to an end."""
+    """Let everything work from here on: the job must come to an end."""
     cluster = run.cluster
     cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=False))
     for _ in range(40):

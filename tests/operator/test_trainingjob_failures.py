@@ -1,4 +1,4 @@
-"""What follows when an attempt of a TrainingJob fails: the cause, the budget, the resume."""
+"""Failed attempts of a TrainingJob: the cause, the budget, the resume."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def evict(run: Run) -> None:
 
 
 def opened(run: Run, before: int, seconds: float) -> bool:
-    """Whether the next attempt is there after some more time."""
+    """Return whether the next attempt is there after some more time."""
     run.cluster.advance(seconds)
     run.cluster.settle()
     return run.attempt > before

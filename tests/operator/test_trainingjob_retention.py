@@ -1,4 +1,4 @@
-"""Which Checkpoints of a TrainingJob its retention gives up."""
+"""The Checkpoints that the retention of a TrainingJob gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a TrainingJob starts: its children, what it waits for, what an attempt is made of."""
+"""The start of a TrainingJob: its children, the objects that it waits for, the parts of an attempt."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ FROM = {"name": "old", "state": "All"}
 
 
 def adopt_old(run: Run, name: str = "old", claim: str = "claim") -> None:
-    """A Checkpoint of an earlier job, verified by a task."""
+    """Add a Checkpoint of an earlier job, verified by a task."""
     source = {"import": {"storage": {"claimName": claim, "path": "earlier"}, "folder": "step-00000005.0badc0de"}}
     run.cluster.add(
         {

@@ -1,4 +1,4 @@
-"""How a TrainingJob ends or pauses: completion, suspend, cancel, deadline, time to live."""
+"""The end and the pause of a TrainingJob: completion, suspend, cancel, deadline, time to live."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_deadline_of_a_suspended_job_comes_in_time_too() -> None:
 def test_a_job_whose_pods_have_all_done_their_part_is_completed_whatever_is_wanted_since(
     change: dict[str, Any],
 ) -> None:
-    """The operator was away, or the wish came at the last moment."""
+    """The operator was away, or the edit came at the last moment."""
     run = Run()
     run.start()
     run.train(100, (run.save(100),))
@@ -125,7 +125,7 @@ def test_a_job_whose_pods_have_all_done_their_part_is_completed_whatever_is_want
     assert run.status["phase"] == "Completed"
 
 
-def test_a_job_whose_leader_is_done_needs_no_finished_pod_that_somebody_removed() -> None:
+def test_a_job_whose_leader_is_done_needs_no_finished_pod_that_was_removed() -> None:
     run = Run()
     run.start()
     run.train(100, (run.save(100),))

@@ -1,4 +1,4 @@
-"""The line that says why a pod does not run."""
+"""The message that gives the reason why a pod does not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue: nothing is lost, nothing runs twice at once, delays and backoff are kept."""
+"""The queue: no key is lost or runs twice at once; delays and backoff are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_queue() -> tuple[WorkQueue, FakeClock]:
 
 @asynccontextmanager
 async def kept(queue: WorkQueue) -> AsyncIterator[None]:
-    """Somebody keeps its time."""
+    """A queue whose timekeeper runs."""
     keeper = asyncio.ensure_future(queue.keep_time())
     try:
         yield
@@ -35,7 +35,7 @@ async def kept(queue: WorkQueue) -> AsyncIterator[None]:
 
 
 async def drain(queue: WorkQueue) -> list[Key]:
-    """Everything that is ready, each key handed back at once."""
+    """Take everything that is ready and hand each key back at once."""
     found = []
     while len(queue):
         key = await queue.get()
@@ -87,7 +87,7 @@ def test_a_key_that_rests_comes_back_after_its_rest_and_stops_no_other() -> None
     asyncio.run(story())
 
 
-def test_a_key_that_nobody_wants_is_free_after_its_rest() -> None:
+def test_an_unrequested_key_is_free_after_its_rest() -> None:
     async def story() -> None:
         queue, clock = new_queue()
         queue.add(A)
@@ -144,7 +144,7 @@ class CountedClock(FakeClock):
         await super().sleep(seconds)
 
 
-def test_a_key_wakes_one_worker_and_nobody_else_looks_at_the_clock() -> None:
+def test_a_key_wakes_one_worker_and_no_other_looks_at_the_clock() -> None:
     async def story() -> None:
         clock, worked = CountedClock(), list[Key]()
         queue = WorkQueue(clock, lambda: 1.0)

@@ -1,4 +1,4 @@
-"""What a server does with a client that sends too much, too slowly, or what is not HTTP/1.1."""
+"""A server's answers to clients that send too much, too slowly, or no HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Client:
         await self.writer.drain()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the next answer."""
+        """Return status, headers and body of the next answer."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.split("\r\n")[:-2]
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         return int(first.split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
 
     async def refusal(self) -> tuple[int, str]:
-        """Status and error code of an answer after which the server closes."""
+        """Return status and error code of an answer after which the server closes."""
         status, headers, body = await self.answer()
         assert headers["connection"] == "close"
         assert await self.reader.read() == b""

@@ -22,7 +22,7 @@ def test_only_a_higher_version_is_taken_and_each_answer_says_which_holds() -> No
                 return answer.status_code, answer.json()
 
             assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})
-            assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})  # said again
+            assert await put(snapshot(5, engine.entry())) == (202, {"accepted": True, "version": 5})  # sent again
             assert await put(snapshot(5)) == (202, {"accepted": False, "version": 5})  # another content
             assert await put(snapshot(4)) == (202, {"accepted": False, "version": 5})
             assert len(router.backends.ready) == 1
@@ -139,7 +139,10 @@ async def refuse(exchange: Exchange) -> None:
 
 
 async def _load(client: httpx.AsyncClient, done: asyncio.Event, *, cuts_allowed: bool = False) -> int:
-    """Send requests one after another until `done`; each answer must be whole, or marked as cut if that is allowed."""
+    """Send requests one after another until `done`.
+
+    Each answer must be whole, or marked as cut if that is allowed.
+    """
     answered = 0
     while not done.is_set():
         answer = await client.post("/v1/completions", content=b"{}")

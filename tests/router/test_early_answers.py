@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 async def refuses(scope: Any, receive: Any, send: Any) -> None:
-    """Status and probes as an engine's; anything else gets 401 before its body is read."""
+    """Answer status and probes as an engine does, and any other request with 401 before its body is read."""
     own = scope["path"] in ("/status", "/readyz")
     text = json.dumps({"pod_uid": "a", "phase": "Serving"} if own else {"error": {"code": "invalid_api_key"}}).encode()
     headers = [(b"content-length", b"%d" % len(text))]

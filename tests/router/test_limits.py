@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def memory_mib(pid: int) -> float:
-    """The most memory that a process has had so far."""
+    """Return the most memory that a process has had so far."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) / 1024
@@ -110,7 +110,7 @@ def test_pipelined_requests_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_bodies_in_flight_are_bounded_and_the_router_recovers(tmp_path: Path) -> None:
-    """40 connections stop at 3.5 of 4 MiB: 140 MiB, if all were kept."""
+    """40 connections stop at 3.5 of 4 MiB, which would be 140 MiB if all were kept."""
     limits = {"max_body_bytes_in_flight": 12 * MIB}
 
     async def scenario() -> None:

@@ -90,7 +90,7 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
         )
 
     async def check_status(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-        """Addresses and pods of engines are for the operator."""
+        """Check that addresses and pods of engines are shown to the operator alone."""
         public = (await client.get("/status")).json()
         assert {"pod_uid", "phase", "ready_backends", "snapshot_version"} <= public.keys()
         assert "backends" not in public

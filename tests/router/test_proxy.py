@@ -1,4 +1,4 @@
-"""What a client sees through the router, over fakes that break at chosen places."""
+"""The router as its clients see it, over fakes that break at chosen places."""
 
 from __future__ import annotations
 

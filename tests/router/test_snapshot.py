@@ -1,4 +1,4 @@
-"""Snapshots and policies: what is accepted, what is chosen."""
+"""Snapshots and policies: accepted snapshots, chosen engines."""
 
 from __future__ import annotations
 

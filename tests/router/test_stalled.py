@@ -18,7 +18,7 @@ async def stuck(exchange: Exchange) -> None:
 
 
 async def stuck_after_head(exchange: Exchange) -> None:
-    """An event stream sends its head long before its first token."""
+    """Send the head of an event stream, then hang: the head comes long before the first token."""
     await exchange.head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
     await asyncio.sleep(60)
 

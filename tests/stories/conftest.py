@@ -25,7 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def new_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewCluster]:
-    """Starts clusters. After the story each is ended, and no process or socket of it may be left."""
+    """A function that starts clusters.
+
+    After the story each is ended, and no process or socket of it may be left.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     started: list[StoryCluster] = []
 

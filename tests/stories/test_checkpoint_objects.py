@@ -61,7 +61,7 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
 
 
 def two_newest_and_the_pinned_one_are_left(cluster: StoryCluster, pinned: Path) -> None:
-    """Objects and folders agree; the data that retention gave up is deleted."""
+    """Assert that objects and folders agree and that the data which retention gave up is deleted."""
 
     def folders() -> set[str]:
         return {path.name for path in pinned.parent.glob("step-*")}

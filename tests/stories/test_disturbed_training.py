@@ -57,7 +57,7 @@ def test_a_killed_rank_and_a_killed_pod_cost_a_few_steps_and_change_no_loss(clus
 
 
 def attempt_with_save(cluster: StoryCluster, number: int, step: int) -> Object:
-    """Pod 0 of an attempt, as soon as its log says that the save of `step`, or of a later one, reads back."""
+    """Return pod 0 of an attempt, once its log reports that the save of `step`, or of a later one, reads back."""
 
     def pod() -> Object | None:
         found = cluster.pods(job="hit", attempt=str(number), node_rank="0")
@@ -75,7 +75,7 @@ def attempt_with_save(cluster: StoryCluster, number: int, step: int) -> Object:
 
 
 def ended_attempt(cluster: StoryCluster, number: int) -> Object:
-    """The status of an attempt after a later one has started."""
+    """Return the status of an attempt after a later one has started."""
 
     def ended(found: Object) -> bool:
         return bool((found.get("status") or {}).get("attempt", {}).get("number", 0) > number)
@@ -86,7 +86,7 @@ def ended_attempt(cluster: StoryCluster, number: int) -> Object:
 
 
 def main_pid(pod: Object) -> int:
-    """The agent, which leads the pod's process group."""
+    """Return the pid of the agent, which leads the pod's process group."""
     return int(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
 
 
@@ -99,7 +99,7 @@ def rank_pid(pod: Object, rank: int) -> int:
 
 
 def losses(cluster: StoryCluster, name: str) -> dict[int, Any]:
-    """Losses by step, as the log of the run has them; of a step that was repeated, the last one."""
+    """Return losses by step from the log of the run; of a repeated step, the last one."""
     lines = (cluster.claim_folder("logs") / f"{name}.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return {line["step"]: line["loss"] for line in steps if line["kind"] == "step"}

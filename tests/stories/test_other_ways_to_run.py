@@ -83,7 +83,7 @@ def serve(folder: Path) -> subprocess.Popen[str]:
 
 
 def lines_until(run: subprocess.Popen[str], pattern: str) -> str:
-    """Output up to the first line that matches."""
+    """Return the output up to the first line that matches."""
     assert run.stdout is not None
     text, end = "", time.monotonic() + 60
     for line in run.stdout:
@@ -99,7 +99,7 @@ def saves(folder: Path) -> list[Path]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Losses by step, of all runs in this folder."""
+    """Return losses by step, of all runs in this folder."""
     lines = (folder / "storage" / "logs" / "solo.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return {line["step"]: line["loss"] for line in steps if line["kind"] == "step"}

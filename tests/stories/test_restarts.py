@@ -66,7 +66,7 @@ class Machine:
 
     @asynccontextmanager
     async def operator(self, version: str) -> AsyncIterator[Operator]:
-        """An operator of another version, with other images, that knows nothing but the cluster."""
+        """Start an operator of another version, with other images, whose only state is the cluster."""
         settings = Settings(
             operator_version=version,
             runtime_image=f"runtime:{version}",
@@ -83,7 +83,7 @@ class Machine:
             await asyncio.gather(running, return_exceptions=True)
 
     async def until(self, holds: Callable[[Object], Any], timeout_s: float = 60) -> Object:
-        """The job once `holds` is true of its status."""
+        """Wait until `holds` is true of the job's status and return the job."""
         async with asyncio.timeout(timeout_s):
             while not holds(self.objects.get(JOB).get("status") or {}):
                 await asyncio.sleep(0.05)

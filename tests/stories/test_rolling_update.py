@@ -95,7 +95,7 @@ def uids(pods: list[Object]) -> set[str]:
 
 
 def main_pid(pod: Object) -> int:
-    """The program, which leads the pod's process group."""
+    """Return the pid of the program, which leads the pod's process group."""
     return int(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
 
 

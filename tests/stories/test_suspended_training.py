@@ -9,7 +9,7 @@ from testing.stories.story_cluster import Object, StoryCluster
 from testing.stories.waits import phase
 
 STEPS = 100_000
-"""More than any machine computes during a test."""
+"""More steps than any machine computes during a test."""
 
 
 def run(**controls: bool) -> Manifest:

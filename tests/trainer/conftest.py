@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """One torch thread, as in the deterministic modes.
+    """Use one torch thread, as in the deterministic modes.
 
     The order of torch's sums depends on the number of threads, and threads that wait for each other are slow on a busy
     machine.

@@ -1,4 +1,4 @@
-"""The agent's decisions as tables: outcomes, deadlines, pod ranks, what is shown."""
+"""The agent's decisions as tables: outcomes, deadlines, pod ranks, status."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def steps(agent: Agent, count: int) -> Callable[[], bool]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs: it is neither gone nor a zombie."""
+    """Return whether the process runs: it is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

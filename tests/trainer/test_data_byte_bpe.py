@@ -1,4 +1,4 @@
-"""The tokenizer that is learned from the corpus: complete, repeatable, made once."""
+"""The tokenizer that is trained on the corpus: complete, repeatable, made once."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def config_for(tmp_path: Path, data: dict[str, Any], **training: Any) -> Trainer
 
 
 def text_source(tmp_path: Path, name: str = "books", documents: int = 30, weight: float = 1.0) -> dict[str, Any]:
-    """Documents of 5 to 75 characters: `name` and a number, repeated."""
+    """Return documents of 5 to 75 characters: `name` and a number, repeated."""
     lengths = np.random.default_rng(len(name)).integers(5, 75, documents)
     lines = [json.dumps({"text": (f"{name}{i} " * 40)[:length]}) for i, length in enumerate(lengths)]
     (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))

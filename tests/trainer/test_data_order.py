@@ -1,4 +1,4 @@
-"""The order of samples: a bijection per epoch, exact shares, nothing but seed and number decide."""
+"""The order of samples: a bijection per epoch, exact shares, determined by seed and number alone."""
 
 from __future__ import annotations
 

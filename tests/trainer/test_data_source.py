@@ -1,4 +1,4 @@
-"""Reading documents: what is a document, and which line of which file is wrong."""
+"""Reading documents: document boundaries, and errors with file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients on their way: who holds which buffer when, and gradients that are written where they belong."""
+"""Gradients on their way: the holder of each buffer at each moment, and gradients written to their final place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bucket(*shapes: tuple[int, ...], name: str = "b") -> Bucket:
 
 
 class Reading:
-    """A reduction that remembers whether someone waited for it."""
+    """A reduction that records whether a caller waited for it."""
 
     def __init__(self) -> None:
         self.waited = 0
@@ -78,7 +78,7 @@ def test_a_parameter_without_a_gradient_counts_as_zero_and_padding_stays_zero() 
 
 
 class PlacedProduct(torch.autograd.Function):
-    """A product whose backward writes the weight's gradient where its owner wants it, as the fused kernels do."""
+    """A product whose backward writes the weight's gradient into its owner's buffer, as the fused kernels do."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

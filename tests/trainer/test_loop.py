@@ -50,7 +50,7 @@ from testing.trainer.tiny_run import (
 
 
 def losses(context: RankContext) -> list[tuple[int, float, float]]:
-    """Step, loss and gradient norm of every step that this rank made."""
+    """Return step, loss and gradient norm of every step that this rank made."""
     assert isinstance(context.channel, RecordingChannel)
     return [(event.step, event.loss, event.grad_norm) for event in context.channel.all(StepEvent)]
 
@@ -62,7 +62,10 @@ def train_alone(config: TrainerConfig, **stop: Any) -> list[tuple[int, float, fl
 
 
 def plain_losses(config: TrainerConfig) -> list[float]:
-    """The same run with torch's AdamW and one backward over the mean of all sequences' losses."""
+    """Return the losses of the same run with torch's AdamW.
+
+    It has one backward over the mean of all sequences' losses.
+    """
     decoder, batches = tiny_decoder(config), SyntheticBatches(config)
     ops, attention = make_ops(config, torch.device("cpu"))
     groups = [
@@ -107,7 +110,7 @@ def test_one_rank_equals_plain_torch(tmp_path: Path, changes: dict[str, Any]) ->
 
 
 def test_recomputed_activations_give_the_same_losses(tmp_path: Path) -> None:
-    """Equal to fp32 precision: autograd adds the gradients of a value with several uses in another order."""
+    """The losses agree to fp32 precision: autograd adds the gradients of a value with several uses in another order."""
     kept = train_alone(tiny_config(tmp_path / "kept"))
     again = train_alone(tiny_config(tmp_path / "full", memory__activation_checkpointing="full"))
     np.testing.assert_allclose(again, kept, rtol=1e-6)
@@ -193,7 +196,7 @@ def test_a_cancel_saves_and_ends_for_good_and_an_abrupt_stop_does_not_save(tmp_p
 
 
 class StopsOnTheWay(SyntheticBatches):
-    """A stop arrives while the step after the first one reads its data."""
+    """A stop that arrives while the step after the first one reads its data."""
 
     def __init__(self, config: TrainerConfig, context: RankContext) -> None:
         super().__init__(config)

@@ -56,7 +56,7 @@ def test_squares_are_those_of_the_whole_sum(ranks: int, add: bool) -> None:
 
 
 def check_squares(device: str, ranks: int, lines: int, dtype: torch.dtype, add: bool) -> None:
-    """One pass against two."""
+    """Check one pass against two."""
     from stoker.model.kernels.fused.squares import line_squares
     from stoker.trainer.rank.ordered_sum_kernel import sum_rows, sum_rows_and_square
 

@@ -24,7 +24,7 @@ from testing.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empt
 
 
 def fails_inside(rank: int, port: int) -> bool:
-    """Whether the group still stands after an error."""
+    """Return whether the group still stands after an error."""
     info = RankInfo(rank, 2, 2, "127.0.0.1", port)
     with contextlib.suppress(KeyError), process_group(tiny_config(), info, torch.device("cpu"), None):
         raise KeyError
@@ -39,7 +39,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down()
 
 
 def waits_in_vain(rank: int, size: int) -> list[str]:
-    """The errors of rank 1 when no other rank enters its collectives."""
+    """Return the errors of rank 1 when no other rank enters its collectives."""
     dims = data_parallel(size)
     context = make_rank_context(dims, torch.device("cpu"), RankChannel(None), timedelta(seconds=0.5))
     said = []
@@ -95,7 +95,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
 def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
     """Each pod reads its own mounts.
 
-    Other numbers of steps or targets would hang the run or spoil its weights unnoticed.
+    Different numbers of steps or targets would hang the run or spoil its weights without an error.
     """
     with RankWorld(2) as world:
         assert world.call(agrees, ["a", "a"]) == ["", ""]

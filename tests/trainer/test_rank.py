@@ -49,7 +49,7 @@ STEPS = 12
 
 
 def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
-    """A run on real text with a tokenizer of its own."""
+    """Write the configuration of a run on real text with a tokenizer of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder.parent / "corpus.jsonl"
     if not text.exists():
@@ -124,7 +124,7 @@ class Ranks:
         self.events[rank] = []
 
     def listen(self) -> Iterator[tuple[int, Event]]:
-        """Events of all ranks until all have ended."""
+        """Receive the events of all ranks until all have ended."""
         with selectors.DefaultSelector() as selector:
             for rank, end in enumerate(self.ends):
                 selector.register(end, selectors.EVENT_READ, rank)
@@ -137,7 +137,7 @@ class Ranks:
                         selector.unregister(self.ends[key.data])
 
     def wait(self) -> list[int]:
-        """Exit codes, after every rank has ended by itself."""
+        """Return the exit codes, after every rank has ended by itself."""
         for _ in self.listen():
             pass
         return [process.wait() for process in self.processes]

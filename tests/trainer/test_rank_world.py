@@ -21,7 +21,7 @@ def only_one_enters(held: tuple[int, int]) -> None:
     dist.barrier()
 
 
-def wait_for_nobody(held: tuple[int, int]) -> None:
+def wait_in_vain(held: tuple[int, int]) -> None:
     if held[0] == 1:
         dist.barrier()
 
@@ -50,6 +50,6 @@ def test_a_rank_that_waits_for_one_that_failed_is_shown_where_it_stands(world: R
 def test_a_call_ends_in_its_time_and_the_next_one_has_fresh_ranks(world: RankWorld) -> None:
     world.call(rank_of)  # imports what the next call needs
     with pytest.raises(AssertionError, match=r"rank 0 answered\nrank 1 gave no answer within 5 s, stands at barrier"):
-        world.call(wait_for_nobody, timeout_s=5.0)
+        world.call(wait_in_vain, timeout_s=5.0)
     with pytest.raises(AssertionError, match="rank 1 ended with exit code 3"):
         world.call(die)

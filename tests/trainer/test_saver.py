@@ -1,4 +1,4 @@
-"""Saves of several ranks: what one rank cannot write fails for all, and nothing of it stays."""
+"""Saves of several ranks: a failure of one rank fails the save on all, and leaves no files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The same run on several ranks and on one: losses, saves, resume; on the CPU over Gloo, on GPUs over NCCL.
 
-Each case of several ranks is a call of its own, with a time of its own (`rank_world.py`): one that hangs says on which
-rank and where.
+Each case of several ranks is a call of its own, with a time limit of its own (`rank_world.py`). A call that hangs
+reports the rank and its stack.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ranks:
 
 
 def make_contexts(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, RankContext | None]:
-    """Contexts by size; None where this rank is no member."""
+    """Return contexts by size; None where this rank is no member."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return {size: context_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
 
@@ -74,7 +74,7 @@ def gpus(size: int) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Callable[[str, int], RankWorld]]:
-    """One on the CPU, of which two and four ranks are taken; one for each number of GPUs."""
+    """One world on the CPU, of which two and four ranks are used; one for each number of GPUs."""
     made: dict[tuple[str, int], RankWorld] = {}
     with ExitStack() as stack:
 
@@ -104,7 +104,7 @@ def ranks(request: pytest.FixtureRequest, worlds: Callable[[str, int], RankWorld
 
 
 def run(context: RankContext, folder: Path | str, case: str) -> Losses:
-    """Step, loss and gradient norm of every step that this rank made."""
+    """Return step, loss and gradient norm of every step that this rank made."""
     context = replace(context, channel=RecordingChannel())
     run_with(context, folder, case)
     return losses(context)
@@ -163,7 +163,7 @@ def test_the_same_layout_repeats_bitwise(tmp_path: Path, ranks: Ranks) -> None:
 
 
 def move(contexts: dict[int, RankContext | None], size: int, folder: str) -> tuple[Cause, Losses] | None:
-    """Go on where one rank stopped; the stop after a step comes from the last rank."""
+    """Resume where one rank stopped; the stop after a step comes from the last rank."""
     if (context := contexts[size]) is None:
         return None
     context = replace(context, channel=RecordingChannel())
@@ -194,7 +194,7 @@ def test_every_rank_writes_its_own_pieces_and_one_loads_them(tmp_path: Path, ran
 
 
 def assert_loads(folder: Path, digest: str, device: str) -> None:
-    """A checkpoint of several ranks loads into one decoder, as an engine loads it."""
+    """Assert that a checkpoint of several ranks loads into one decoder, as an engine loads it."""
     source = open_weights(folder, digest)
     attention = "stoker" if device == "cuda" else "sdpa"
     ops = Ops(resolve_kernels("auto", device))

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Losses by step; of a step that was repeated, the last one."""
+        """Return losses by step; of a repeated step, the last one."""
         lines = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
         return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
 
@@ -93,7 +93,7 @@ class Run:
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> list[str]:
-    """The lines up to the first one that holds `text`."""
+    """Return the lines up to the first one that holds `text`."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -104,7 +104,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> list[str]:
 
 
 def wait_for_request(client: httpx.Client, name: str) -> str:
-    """The folder that answers a request for a save."""
+    """Return the folder that answers a request for a save."""
     for _ in range(2000):
         request = client.get("/status").json()["requests"][name]
         if request["state"] != "Pending":
@@ -123,7 +123,7 @@ def pid_of_rank(agent: subprocess.Popen[str], rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty little tales."""
+    """Return sixty little tales."""
     chance = random.Random(0)
     folder = tmp_path_factory.mktemp("corpus")
     tales = [

@@ -26,7 +26,7 @@ CONFIG = OptimizationConfig(learning_rate=RATE, weight_decay=0.1)
 
 
 class Net(nn.Module):
-    """Embedding, blocks, tied head: the shape of a decoder, and one parameter that never gets a gradient."""
+    """A model with the shape of a decoder (embedding, blocks, tied head) and a parameter that never gets a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def loss_of(model: nn.Module, step: int, index: int) -> Tensor:
 def train(
     communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG, clipping: float = 0.5
 ) -> dict[str, Any]:
-    """Norms of every step and all parameters and moments at the end, as this rank sees them."""
+    """Return the norms of every step, and all parameters and moments at the end, as this rank sees them."""
     model = Net()
     units = {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
     ops = Ops()
@@ -89,7 +89,7 @@ def train(
 
 
 def reference(config: OptimizationConfig, clipping: float) -> dict[str, Any]:
-    """The same training with torch's own optimizer and clipping."""
+    """Run the same training with torch's own optimizer and clipping."""
     model = Net()
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     groups = [

@@ -1,6 +1,6 @@
-"""`helm test`: the API server refuses a job whose sizes do not multiply out, and the operator takes up one that does.
+"""`helm test`: the API server refuses an impossible job, and the operator takes up a possible one.
 
-The job is suspended: no pod is made.
+The sizes of the refused job do not multiply out. The other job is suspended: no pod is made.
 
 check.py NAMESPACE [URL]    URL: of the operator's metrics Service
 """
@@ -18,7 +18,7 @@ DEADLINE_S = 120.0
 
 
 def job(replicas: int, tensor: int) -> dict[str, object]:
-    """A suspended job that names nothing that exists."""
+    """Return a suspended job that names nothing that exists."""
     return {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -36,7 +36,7 @@ def job(replicas: int, tensor: int) -> dict[str, object]:
 
 
 def call(method: str, url: str, body: object = None) -> dict[str, object]:
-    """One request to the API server."""
+    """Send one request to the API server."""
     request = urllib.request.Request(f"https://kubernetes.default.svc{url}", method=method)
     request.add_header("authorization", f"Bearer {(ACCOUNT / 'token').read_text()}")
     request.add_header("content-type", "application/json")
@@ -47,7 +47,7 @@ def call(method: str, url: str, body: object = None) -> dict[str, object]:
 
 
 def refused(jobs: str) -> None:
-    """Three workers cannot be divided into tensor groups of two."""
+    """Require the refusal of a job whose three workers cannot form tensor groups of two."""
     try:
         call("POST", f"{jobs}?dryRun=All", job(replicas=3, tensor=2))
     except urllib.error.HTTPError as error:
@@ -61,7 +61,7 @@ def refused(jobs: str) -> None:
 
 
 def taken_up(jobs: str) -> None:
-    """The operator writes the status of a suspended job."""
+    """Wait until the operator writes the status of a suspended job."""
     made = call("POST", jobs, job(replicas=1, tensor=1))
     url = f"{jobs}/{made['metadata']['name']}"
     try:
@@ -79,7 +79,7 @@ def taken_up(jobs: str) -> None:
 
 
 def main() -> None:
-    """Exit status 0 when everything holds."""
+    """Run the check; return exit status 0 when everything holds."""
     jobs = f"/apis/stoker.dev/v1alpha1/namespaces/{sys.argv[1]}/trainingjobs"
     for url in sys.argv[2:]:
         with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:

@@ -100,7 +100,7 @@ def mistakes_of_pods() -> list[Mistake]:
             'secret "nobody" not found',
         ),
         (job("no-image", {"workers.image": MISSING_IMAGE}), stalls, MISSING_IMAGE),
-        (deployment("no-keys", BROKEN, api_key), unready, "waiting for the node to mount Secret nobody (key key)"),
+        (deployment("no-keys", BROKEN, api_key), unready, "Secret nobody (key key)"),
         (deployment("wrong-key", BROKEN, wrong_key), unready, "Secret keys (key missing)"),
         (deployment("no-engine", BROKEN, pools), unready, MISSING_IMAGE),
     ]

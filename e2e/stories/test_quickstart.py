@@ -84,7 +84,7 @@ def kinds_left(story: Story) -> list[str]:
 
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
     """Return the answer to a pod that has only the Service's name."""
-    story.apply(pod(name, ["python", "-m", "stoker.cli.chat", "http://stoker-chat:8000", *CHAT]))
+    story.apply(pod(name, ["stoker", "chat", "http://stoker-chat:8000", *CHAT]))
     story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
     return story.log(story.get("Pod", name))
 
@@ -140,9 +140,9 @@ def volume(name: str, namespace: str, folder: Path) -> Manifest:
 
 
 def pod(name: str, command: list[str]) -> Manifest:
-    """Return a user's pod under the restricted profile."""
+    """Return a user's pod with the command line, under the restricted profile."""
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
-    image = f"{IMAGES['runtime']['repository']}:{IMAGES['runtime']['tag']}"
+    image = f"{IMAGES['control']['repository']}:{IMAGES['control']['tag']}"
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -7,7 +7,7 @@ A check is a function at the top of its file that raises where a kernel is wrong
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import os
 import pickle
@@ -27,7 +27,7 @@ CHILDREN = 2
 """Child processes at a time; each computes with one thread."""
 
 
-def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 280) -> None:
+def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 840) -> None:
     """Run every call `(check, arguments)` in a pool of child processes.
 
     Raises AssertionError with the traces of those that failed.
@@ -55,13 +55,8 @@ def run_child(named: list[tuple[str, str, tuple[Any, ...]]], timeout_s: float) -
 
 
 def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """Import the module of a file below the root by its dotted name, by which processes that it spawns find it, too."""
+    return importlib.import_module(".".join(Path(path).relative_to(ROOT).with_suffix("").parts))
 
 
 def main() -> int:

@@ -43,11 +43,11 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.return_value if result.exit_code == 0 else result.exit_code, result.output
 
 
-@pytest.mark.parametrize("place", ["missing", "a file"])
-def test_list_refuses_a_root_that_is_no_folder(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "reason"), [("missing", "does not exist"), ("a file", "is not a folder")])
+def test_list_refuses_a_root_that_is_no_folder(place: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("x")
     code, output = run("list", tmp_path / place)
-    assert (code, output) == (67, f"error: {tmp_path / place}: no such folder\n")
+    assert (code, output) == (67, f"error: {tmp_path / place} {reason}\n")
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["verify", "-h"], ["task", "-h"], ["task", "verify", "-h"]])

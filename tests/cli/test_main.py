@@ -140,4 +140,4 @@ def test_a_program_brings_its_own_exit_code_and_help(tmp_path: Path) -> None:
     )
     assert direct.returncode != 0
     assert stoker("checkpoint", "verify", str(tmp_path), code=direct.returncode) == direct.stdout + direct.stderr
-    assert "Read every byte of FOLDER" in stoker("checkpoint", "verify", "--help")
+    assert "Verify the checkpoint FOLDER." in stoker("checkpoint", "verify", "--help")

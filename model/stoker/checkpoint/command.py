@@ -18,7 +18,7 @@ import click
 
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
-from stoker.checkpoint.errors import CheckpointError, CheckpointExists, CheckpointMissing
+from stoker.checkpoint.errors import CheckpointError, CheckpointExists
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
@@ -191,8 +191,6 @@ def list_command(root: Path, json_output: bool) -> int:
     if not root.is_dir():
         _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
-        if not root.is_dir():
-            raise CheckpointMissing(f"{root}: no such folder")
         items = CheckpointRoot(root).scan()
     if json_output:
         _print_json({"checkpoints": [_row(item) for item in items]})

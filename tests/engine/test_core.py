@@ -229,7 +229,7 @@ def test_what_runs_at_the_end_of_a_drain_is_aborted(start: Callable[..., tuple[F
 
 def test_requests_of_a_silent_front_are_aborted(start: Callable[..., tuple[Front, Running]]) -> None:
     late_s = [0.0]
-    silent, running = start(clock=lambda: time.monotonic() + late_s[0])
+    silent, running = start(wrap=Slow, clock=lambda: time.monotonic() + late_s[0])
     silent.phase("Serving")
     other = Front(running.core.address)
     other.say(m.Hello())
@@ -276,6 +276,18 @@ def test_heartbeats_say_how_long_a_silence_is_healthy(start: Callable[..., tuple
     go_on.set()
     assert front.answer("a")[-1].finish_reason == "length"
     assert front.hear(m.Heartbeat, lambda beat: beat.quiet_s == 7).usual_step_s is not None
+
+
+class Slow:
+    """A runner that takes 0.2 s for each step of a request, so that a long one outlives the test."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def run(self, step: StepInput) -> StepOutput:
+        if step.number >= 0:
+            time.sleep(0.2)
+        return self.runner.run(step)
 
 
 class Waits:

@@ -5,6 +5,7 @@ It is no longer ready, then not alive, and recovers when the process goes on.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def test_a_stopped_core_is_noticed_and_its_streams_go_on_after_it(tmp_path: Path
             await until_answers(p, "/readyz", 200, START_S)
             body = {"prompt": "fox", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
             alone = await p.http.post(COMPLETIONS, json=body)  # every size of step has been seen after it
+            while p.engine.core.watch.usual_step_s is None:  # until a heartbeat reports it
+                await asyncio.sleep(0.1)
             pid = int((tmp_path / "pid").read_text())
             async with p.http.stream("POST", COMPLETIONS, json={**body, "stream": True}, timeout=60) as answer:
                 lines = answer.aiter_lines()

@@ -89,7 +89,7 @@ def test_an_attached_cluster_ends_with_its_terminal(terminal: Terminal, how: sig
     until(lambda: (terminal.state / "supervisor.sock").exists())
     until(lambda: terminal.running() == ["web-0", "web-1"])
     process.send_signal(how)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == {signal.SIGINT: 130}.get(how, -how)
     until(lambda: terminal.processes() == [])
 

@@ -124,7 +124,7 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
 
 
-def until(check: Callable[[], bool], seconds: float = 30) -> None:
+def until(check: Callable[[], bool], seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not happen in time"

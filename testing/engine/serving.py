@@ -61,7 +61,7 @@ async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> Asy
             await core.close()
 
 
-async def until(question: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for a state; a test that needs longer has failed."""
     async with asyncio.timeout(timeout_s):
         while not question():

@@ -45,7 +45,7 @@ async def routed(*engines: FakeEngine, **settings: Any) -> AsyncIterator[tuple[R
                 engine.kill()
 
 
-async def until(question: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for a state; a test that needs longer has failed."""
     async with asyncio.timeout(timeout_s):
         while not question():

@@ -180,7 +180,7 @@ def test_a_stopped_core_fails_readiness_then_liveness_and_comes_back(tmp_path: P
     run(scenario)
 
 
-async def until_answers(p: Program, path: str, status: int, timeout_s: float = 20) -> None:
+async def until_answers(p: Program, path: str, status: int, timeout_s: float = 120) -> None:
     async with asyncio.timeout(timeout_s):
         while (await p.http.get(path)).status_code != status:
             await asyncio.sleep(0.05)

@@ -39,7 +39,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-async def until(check: Callable[[], bool], seconds: float = 10) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not happen in time"

@@ -73,6 +73,20 @@ def test_prefixes_whose_hashes_collide_are_told_apart() -> None:
     assert list(blocks.table("c"))[:2] == list(blocks.table("b"))
 
 
+def test_a_shared_block_whose_prefix_was_forgotten_can_be_found_again() -> None:
+    blocks = BlockManager(num_blocks=10, block_size=2)
+    blocks.admit("first", [0, 0])
+    blocks.admit("long", [0, 0, 0, 0])
+    blocks.commit("first", [0, 0], 2)
+    blocks.fork("long", "child")
+    blocks.commit("child", [0, 0, 0, 0], 4)  # its second block is registered below the block of "first"
+    blocks.release("first", forget=True)
+    blocks.commit("long", [0, 0, 0, 0], 4)
+    assert_sound(blocks.audit())
+    assert blocks.admit("late", [0, 0, 0, 0, 1]) == 4
+    assert list(blocks.table("late"))[:2] == list(blocks.table("long"))
+
+
 def test_cached_blocks_are_evicted_oldest_first_and_the_end_of_a_prefix_before_its_start() -> None:
     blocks = BlockManager(num_blocks=4, block_size=2)
     for owner, tokens in (("a", [1, 1, 2, 2]), ("b", [3, 3, 4, 4])):

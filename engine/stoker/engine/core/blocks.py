@@ -261,9 +261,12 @@ class BlockManager:
         known = self._index.get(key)
         if known is not None:
             return known.number  # two sequences computed the same tokens: this copy stays private
-        assert block not in self._key_of, "a registered block is never written again"
-        content = _Content(self._next_content, block)
-        self._next_content += 1
+        if block in self._key_of:
+            # A sharer registered it below a prefix that was forgotten since: same content, found through `key` again.
+            content = self._index.pop(self._key_of[block])
+        else:
+            content = _Content(self._next_content, block)
+            self._next_content += 1
         self._index[key] = content
         self._key_of[block] = key
         return content.number

@@ -15,7 +15,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet; allowed: false"]),
     ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, ["spec.memory.nvmeOffload is not supported yet; leave it out"]),
     ("TrainingJob", {"optimization": {"optimizer": "lamb"}}, ["spec.optimization.optimizer lamb is not supported yet; allowed: adam, adamw"]),
-    ("TrainingJob", {"model": {"architecture": "moe"}}, ["spec.model.architecture moe is not supported yet; allowed: llama, qwen3"]),
+    ("TrainingJob", {"model": {"architecture": "mixtral", "slidingWindow": 64, "numExperts": 8}}, []),
     ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, ["spec.modelFrom.hub is not supported yet; use modelFrom.huggingFace with a downloaded folder"]),
     (
         "TrainingJob",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
+from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
@@ -24,6 +25,7 @@ from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
 from stoker.trainer.rank.zero import Zero
 
 
@@ -37,6 +39,8 @@ class StepResult:
     """Before clipping."""
     signals: StepSignals
     """The decision of all ranks for the end of this step."""
+    router: RouterReport | None = None
+    """Only of a model with experts."""
 
 
 class ForwardPass:
@@ -59,16 +63,24 @@ class ForwardPass:
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
-    def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the model's routers."""
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def loss_sum(self, batch: MicroBatch, aux: Aux | None = None) -> Tensor:
+        """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar.
+
+        Losses of routers leave through `aux`.
+        """
         # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
         # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
-        hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
+        tokens_T, positions_T = upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device)
+        hidden_TD = self._hidden(tokens_T, positions_T, attend, aux)
         return self._decoder.cross_entropy(hidden_TD, upload(batch.targets_T, self._device), weights_T).loss_sum
 
-    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
         for index, block in enumerate(self._decoder.blocks):
@@ -76,10 +88,10 @@ class ForwardPass:
             if self._recompute:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
-                    block, x_TD, update_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False
+                    block, x_TD, update_TD, positions_T, attend, aux, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         self._ready("head")
         return self._decoder.norm(x_TD, update_TD)
 
@@ -91,6 +103,7 @@ class TrainStep:
         self._forward = forward
         self._zero = zero
         self._clipping = clipping
+        self._router = forward.new_meter()
 
     def __call__(
         self,
@@ -117,36 +130,43 @@ class TrainStep:
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / target_tokens
+        routed = width + self._router.width
+        loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / target_tokens
+        router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
         norm = self._zero.gradient_norm() / target_tokens
         scale = clip_factor(norm, self._clipping) / target_tokens
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
-        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step, learning_rate, scale.float())
-        return self._result(step, answer.read(), width)
+        return self._result(step, answer.read(), width, target_tokens)
 
-    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+    def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, StepSignals.merge(answer[2:].view(-1, width).tolist()))
+        router, signals = answer[2:].split([self._router.width, len(answer) - 2 - self._router.width])
+        merged = StepSignals.merge(signals.view(-1, width).tolist())
+        return StepResult(loss, norm, merged, self._router.report(router, target_tokens))
 
     def _backward(self, batch: MicroBatch) -> Tensor:
-        loss_sum = self._forward.loss_sum(batch)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        aux = self._router.new_aux()
+        loss_sum = self._forward.loss_sum(batch, aux)
+        router_loss = self._router.add(aux, float(batch.weights_T.sum()))
+        total = loss_sum if router_loss is None else loss_sum + router_loss
+        total.backward()  # type: ignore[no-untyped-call]
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
-        """Gather signals and losses of all ranks in one small exchange.
+        """Gather signals, routers' numbers and losses of all ranks in one small exchange.
 
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, self._router.take(), sums.double()]))
 
 
 def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.domain.placement.gang import Gang, Level
-from stoker.operator.domain.placement.node_capacity import NodeCapacity, node_capacities, pod_requests
+from stoker.operator.domain.placement.node_capacity import (
+    NodeCapacity,
+    affinity_to,
+    empty_node,
+    pinned_node,
+    pod_requests,
+    pod_use,
+    remaining,
+)
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.quantity import amount
 from stoker.operator.domain.placement.unplaceable import Unplaceable
@@ -73,7 +81,7 @@ def every_assignment(wanted: Gang, nodes: Sequence[NodeCapacity]) -> Iterator[tu
 
 
 @settings(max_examples=150, deadline=None)
-@given(clusters(), gangs(), st.lists(st.sampled_from(["required", "preferred"]), max_size=3))
+@given(clusters(), gangs(), st.lists(st.sampled_from(["Required", "Preferred"]), max_size=3))
 def test_a_gang_is_placed_exactly_when_some_assignment_keeps_every_required_level(
     nodes: list[NodeCapacity], wanted: Gang, modes: list[str]
 ) -> None:
@@ -88,7 +96,7 @@ def test_a_gang_is_placed_exactly_when_some_assignment_keeps_every_required_leve
         )
 
     found = place(wanted, nodes, levels)
-    possible = [names for names in every_assignment(wanted, nodes) if keeps(names, "required")]
+    possible = [names for names in every_assignment(wanted, nodes) if keeps(names, "Required")]
     assert isinstance(found, Placement) == bool(possible)
     if isinstance(found, Unplaceable):
         assert found.message
@@ -97,9 +105,9 @@ def test_a_gang_is_placed_exactly_when_some_assignment_keeps_every_required_leve
         count <= next(item.free[GPU] for item in nodes if item.name == name)
         for name, count in Counter(found.nodes).items()
     )
-    assert keeps(found.nodes, "required")
+    assert keeps(found.nodes, "Required")
     assert (found.relaxed == ()) == keeps(found.nodes, "all")
-    assert set(found.relaxed) <= {level.key for level in levels if level.mode == "preferred"}
+    assert set(found.relaxed) <= {level.key for level in levels if level.mode == "Preferred"}
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,7 +116,7 @@ def test_a_single_preferred_level_is_kept_wherever_that_is_possible(
     nodes: list[NodeCapacity], wanted: Gang, index: int
 ) -> None:
     keys = ("none0", "none1", "none2")
-    levels = [Level(key, "preferred") for key in keys[:index]] + [Level(CLIQUE, "preferred")]
+    levels = [Level(key, "Preferred") for key in keys[:index]] + [Level(CLIQUE, "Preferred")]
     found = place(wanted, nodes, levels)
     labels = {item.name: item.labels.get(CLIQUE) for item in nodes}
     kept = any(num_broken(wanted, names, index, labels) == 0 for names in every_assignment(wanted, nodes))
@@ -129,7 +137,7 @@ def test_units_stay_together_and_whole_nodes_stay_free() -> None:
 
 def test_pods_are_numbered_with_the_stage_outermost() -> None:
     nodes = [node("n0", 2, rack="a"), node("n1", 2, rack="b")]
-    found = place(gang(parts=1, stages=2, replicas=2), nodes, [Level(RACK, "preferred"), Level(RACK)])
+    found = place(gang(parts=1, stages=2, replicas=2), nodes, [Level(RACK, "Preferred"), Level(RACK)])
     assert isinstance(found, Placement)
     assert found.nodes[0] == found.nodes[2], "pods 0 and 2 are the stages of the first replica"
     assert found.nodes[1] == found.nodes[3]
@@ -157,7 +165,7 @@ def test_what_is_missing_is_said_in_one_line() -> None:
     nodes = [node(f"n{index}", 5 if index else 0, rack=f"r{index // 2}") for index in range(4)]
     short = place(gang(replicas=8, gpus=4), nodes)
     assert short == Unplaceable("WaitingForGPUs", "3 of 8 pods fit on 4 nodes, nvidia.com/gpu: 15 free, 32 needed")
-    rack = place(gang(stages=3, gpus=5), nodes, [Level(CLIQUE, "preferred"), Level(RACK)])
+    rack = place(gang(stages=3, gpus=5), nodes, [Level(CLIQUE, "Preferred"), Level(RACK)])
     assert rack == Unplaceable(
         "TopologyUnsatisfied", "no rack has room for the 3 pods of a model replica; the largest, r1, has room for 2"
     )
@@ -208,17 +216,15 @@ def raw_pod(node_name: str | None, requests: Mapping[str, str], phase: str = "Ru
 
 def test_capacity_is_what_bound_and_pinned_pods_leave() -> None:
     pinned = raw_pod(None, {GPU: "2"}, "Pending")
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
-    pinned["spec"]["affinity"] = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    }
+    pinned["spec"]["affinity"] = affinity_to("n0")
     pods = [
         raw_pod("n0", {GPU: "3", "cpu": "500m", "memory": "1Gi"}),
         raw_pod("n0", {GPU: "1"}, "Succeeded"),
         raw_pod(None, {GPU: "1"}, "Pending"),
         pinned,
     ]
-    first, second = node_capacities([raw_node("n1", unschedulable=True), raw_node("n0")], pods)
+    uses = [use for pod in pods if (use := pod_use(pod))]
+    first, second = remaining(map(empty_node, [raw_node("n1", unschedulable=True), raw_node("n0")]), uses)
     assert first.name == "n0"
     assert first.free == {GPU: 3, "cpu": 3500, "memory": 15 * 2**30, "pods": 108}
     assert first.schedulable
@@ -267,9 +273,24 @@ def test_no_quantity_is_refused_by_name(quantity: str) -> None:
 def test_a_gang_of_496_pods_on_a_thousand_nodes_keeps_racks_and_zones() -> None:
     nodes = [node(f"n{index}", 8, rack=f"r{index // 16}", zone=f"z{index // 512}") for index in range(1000)]
     wanted = gang(parts=2, stages=4, replicas=62, gpus=8)
-    found = place(wanted, nodes, [Level("kubernetes.io/hostname", "preferred"), Level(RACK), Level(ZONE)])
+    found = place(wanted, nodes, [Level("kubernetes.io/hostname", "Preferred"), Level(RACK), Level(ZONE)])
     assert isinstance(found, Placement)
     assert len(set(found.nodes)) == 496
     for level, key in ((1, RACK), (2, ZONE)):
         labels = {item.name: item.labels.get(key) for item in nodes}
         assert num_broken(wanted, found.nodes, level, labels) == 0
+
+
+def test_a_pin_is_added_to_every_term_of_the_users_affinity() -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    other = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, other]}}
+    own = {"nodeAffinity": {**required, "preferredDuringSchedulingIgnoredDuringExecution": []}, "podAffinity": {"x": 1}}
+    pod = {"spec": {"affinity": own}}
+    assert pinned_node(pod) is None
+    pinned = affinity_to("n7", own)
+    assert pinned_node({"spec": {"affinity": pinned}}) == "n7"
+    terms = pinned["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [found["matchExpressions"] for found in terms] == [term["matchExpressions"], other["matchExpressions"]]
+    assert pinned["podAffinity"] == {"x": 1}
+    assert pinned_node({"spec": {"affinity": affinity_to("n1")}}) == "n1"

@@ -61,6 +61,11 @@ def pod_state(pod: Object) -> PodState:
     return PodState.GATED if pod["spec"].get("schedulingGates") else PodState.PENDING
 
 
+def is_gated(pod: Object) -> bool:
+    """Whether the pod waits for a gate, and may still be given its node."""
+    return pod_state(pod) is PodState.GATED
+
+
 def ended(pod: Object) -> bool:
     """Whether no process of the pod runs any more."""
     return pod_state(pod) in {PodState.SUCCEEDED, PodState.FAILED}

@@ -72,4 +72,4 @@ class Level:
     """One level of a topology: the node label whose value names a domain, and whether a unit must stay inside."""
 
     key: str
-    mode: Literal["required", "preferred"] = "required"
+    mode: Literal["Required", "Preferred"] = "Required"

@@ -5,9 +5,9 @@ Made from the store's nodes and pods before each placement.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.operator.domain.placement.gang import Gang
@@ -16,6 +16,7 @@ from stoker.operator.domain.placement.quantity import amounts
 HOSTNAME = "kubernetes.io/hostname"
 _REPELLING = frozenset({"NoSchedule", "NoExecute"})
 _ENDED = frozenset({"Succeeded", "Failed"})
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +48,45 @@ class NodeCapacity:
         return None
 
 
-def node_capacities(nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]) -> list[NodeCapacity]:
-    """Return each node with what it can allocate less the requests of the pods that are bound to it, by name."""
-    used: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for pod in pods:
-        name = pod["spec"].get("nodeName") or pinned_node(pod)
-        if name and (pod.get("status") or {}).get("phase") not in _ENDED:
-            for resource, need in {**pod_requests(pod["spec"]), "pods": 1}.items():
-                used[name][resource] += need
-    return [_capacity(node, used[node["metadata"]["name"]]) for node in sorted(nodes, key=_name)]
+@dataclass(frozen=True)
+class PodUse:
+    """What one pod takes from its node."""
+
+    node: str
+    requests: Mapping[str, int]
+
+
+def pod_use(pod: Mapping[str, Any]) -> PodUse | None:
+    """Return the use of a pod that is bound to a node or pinned to one; None for others, and after its end."""
+    node = pod["spec"].get("nodeName") or pinned_node(pod)
+    if not node or (pod.get("status") or {}).get("phase") in _ENDED:
+        return None
+    return PodUse(str(node), pod_requests(pod["spec"]))
+
+
+def empty_node(node: Mapping[str, Any]) -> NodeCapacity:
+    """Return a node with all that it can allocate."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
+    name = str(node["metadata"]["name"])
+    return NodeCapacity(
+        name=name,
+        free=amounts(status.get("allocatable") or {}),
+        labels={HOSTNAME: name, **(node["metadata"].get("labels") or {})},
+        taints=tuple(spec.get("taints") or ()),
+        schedulable=ready and not spec.get("unschedulable") and not node["metadata"].get("deletionTimestamp"),
+    )
+
+
+def remaining(nodes: Iterable[NodeCapacity], uses: Iterable[PodUse]) -> tuple[NodeCapacity, ...]:
+    """Return empty nodes less what pods use, by name."""
+    used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for use in uses:
+        used[use.node].update({**use.requests, "pods": 1})
+    by_name = sorted(nodes, key=lambda node: node.name)
+    return tuple(
+        replace(node, free=_less(node.free, used[node.name])) if node.name in used else node for node in by_name
+    )
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
@@ -80,30 +111,31 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return `affinity` (of a pod that is still gated) with one node required beside its own terms."""
+    own = dict((affinity or {}).get("nodeAffinity") or {})
+    terms = (own.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    pinned = [{**term, "matchFields": [*(term.get("matchFields") or ()), pin]} for term in terms]
+    return {**(affinity or {}), "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": pinned}}}
+
+
 def pinned_node(pod: Mapping[str, Any]) -> str | None:
-    """The one node that a required affinity names; None if there is none."""
-    affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    terms = affinity.get("nodeSelectorTerms") or ()
-    for field_ in terms[0].get("matchFields") or () if len(terms) == 1 else ():
-        if field_["key"] == "metadata.name" and field_["operator"] == "In" and len(field_["values"]) == 1:
-            return str(field_["values"][0])
+    """The one node that every term of the required affinity names (`affinity_to`); None if there is none."""
+    required = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    named = {_named_node(term) for term in required.get("nodeSelectorTerms") or ()}
+    return named.pop() if len(named) == 1 else None
+
+
+def _less(free: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
+    return {resource: total - used.get(resource, 0) for resource, total in free.items()}
+
+
+def _named_node(term: Mapping[str, Any]) -> str | None:
+    for found in term.get("matchFields") or ():
+        if found["key"] == "metadata.name" and found["operator"] == "In" and len(found["values"]) == 1:
+            return str(found["values"][0])
     return None
-
-
-def _capacity(node: Mapping[str, Any], used: Mapping[str, int]) -> NodeCapacity:
-    spec, status = node.get("spec") or {}, node.get("status") or {}
-    allocatable = amounts(status.get("allocatable") or {})
-    ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
-    name = str(node["metadata"]["name"])
-    return NodeCapacity(
-        name=name,
-        free={resource: total - used.get(resource, 0) for resource, total in allocatable.items()},
-        labels={HOSTNAME: name, **(node["metadata"].get("labels") or {})},
-        taints=tuple(spec.get("taints") or ()),
-        schedulable=ready and not spec.get("unschedulable") and not node["metadata"].get("deletionTimestamp"),
-    )
 
 
 def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
@@ -118,7 +150,3 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     if toleration.get("operator", "Equal") == "Exists":
         return key in (None, "", taint.get("key"))
     return bool(key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or ""))
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    return str(node["metadata"]["name"])

@@ -72,7 +72,7 @@ def _steps(gang: Gang, levels: Sequence[Level]) -> tuple[_Step, ...]:
     steps = [_Step(gang.parts, HOSTNAME)]
     for index, count in enumerate(counts):
         level = levels[index] if index < len(levels) else None
-        steps.append(_Step(count, level.key if level else None, level is not None and level.mode == "required"))
+        steps.append(_Step(count, level.key if level else None, level is not None and level.mode == "Required"))
     return tuple(reversed(steps))
 
 

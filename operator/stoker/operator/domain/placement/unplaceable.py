@@ -98,7 +98,7 @@ def _unkept(
 def _required(gang: Gang, levels: Sequence[Level]) -> Iterator[tuple[Level, str, int]]:
     sizes = (gang.parts, gang.parts * gang.stages, gang.size)
     for level, unit, size in zip(levels, UNITS, sizes, strict=False):
-        if level.mode == "required":
+        if level.mode == "Required":
             yield level, unit, size
 
 

@@ -1,8 +1,8 @@
 """The free capacity of the cluster, kept from every node and the requests of every pod, also those of others.
 
-An informer of nodes and one of pods write into it. It keeps two small values for each: what a node can allocate with
-its labels and taints, and what a pod takes from which node. A placement that was just decided counts at once (`assume`),
-so that the next decision does not use the same room twice.
+An informer of nodes and one of pods write into it. It keeps a small value for each: what a node can allocate with its
+labels and taints, and what a pod takes from which node. A placement that was just decided counts at once (`assume`), so
+that the next decision does not use the same room twice.
 
 Owned by the loop.
 """
@@ -54,7 +54,7 @@ class CapacityWatch:
 
     # The sink of the informers
 
-    def pruned(self, resource: Object, old: Object | None = None) -> Object:
+    def pruned(self, resource: Object, _old: Object | None = None) -> Object:
         """The object reduced to its identity and what is counted of it."""
         metadata = {
             name: resource["metadata"][name]
@@ -71,16 +71,14 @@ class CapacityWatch:
             return self._put_node(value)
         return self._put_pod(resource["metadata"]["uid"], value)
 
-    def remove(self, key: Key, uid: str, version: int | None = None, *, last: Object | None = None) -> bool:
+    def remove(self, key: Key, uid: str, _version: int | None = None, *, last: Object | None = None) -> bool:  # noqa: ARG002
         """Forget a node or a pod that is gone."""
         if key.kind == "Node":
             return self._nodes.pop(key.name, None) is not None
         self._assumed.pop(uid, None)
         return self._put_pod(uid, None)
 
-    def forget_unlisted(
-        self, kind: str, items: Iterable[Object], list_version: int, namespace: str | None = None
-    ) -> None:
+    def forget_unlisted(self, kind: str, items: Iterable[Object], _version: int, _namespace: str | None = None) -> None:
         """Forget what a list lacks. Nothing else writes here, so nothing can be newer than the list."""
         if kind == "Node":
             names = {item["metadata"]["name"] for item in items}

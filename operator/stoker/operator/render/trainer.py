@@ -16,8 +16,9 @@ from typing import Any
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
-from stoker.operator.domain.labels import JOB_UID, PREFIX, ROLE
+from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pods import PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import (
     attempt_config_name,
@@ -47,8 +48,6 @@ from stoker.operator.render.storage import storage_root
 
 START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""
-PLACEMENT_GATE = f"{PREFIX}/placement"
-"""Holds a pod until the operator has chosen a node for each pod of its gang."""
 PLACEHOLDER = "stoker-attempt"
 """Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
 

@@ -4,5 +4,5 @@ Owns the values that it takes (`Gang`, `NodeCapacity`, `Level`) and gives (`Plac
 ranks of a TrainingJob, for serving replicas of several pods, and for prefill and decode pools alike. Imports nothing
 else of the operator.
 
-Reading order: `gang`, `node_capacity`, `quantity`, `place`, `unplaceable`.
+Reading order: `gang`, `node_capacity`, `node_affinity`, `quantity`, `place`, `unplaceable`.
 """

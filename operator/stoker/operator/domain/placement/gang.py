@@ -26,6 +26,8 @@ class Gang:
     replicas: int = 1
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
+    affinity_terms: Sequence[Mapping[str, Any]] = ()
+    """`nodeSelectorTerms` of the required node affinity."""
 
     @classmethod
     def of_ranks(cls, *, pipeline: int, data: int, inner: int, ranks_per_pod: int, **fields: Any) -> Self:

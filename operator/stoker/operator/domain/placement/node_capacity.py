@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.operator.domain.placement.gang import Gang
+from stoker.operator.domain.placement.node_affinity import meets
 from stoker.operator.domain.placement.quantity import amounts
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -42,6 +43,8 @@ class NodeCapacity:
             return "not ready or cordoned"
         if any(self.labels.get(label) != value for label, value in gang.node_selector.items()):
             return "outside of nodeSelector"
+        if not meets(self.labels, self.name, gang.affinity_terms):
+            return "outside of the node affinity"
         for taint in self.taints:
             if taint.get("effect") in _REPELLING and not any(_tolerates(found, taint) for found in gang.tolerations):
                 return f"tainted {taint.get('key')}"
@@ -111,10 +114,16 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def required_terms(affinity: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+    """The terms of a pod's required node affinity; none if it has no such affinity."""
+    own = ((affinity or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    return tuple(own.get("nodeSelectorTerms") or ())
+
+
 def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return `affinity` (of a pod that is still gated) with one node required beside its own terms."""
     own = dict((affinity or {}).get("nodeAffinity") or {})
-    terms = (own.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    terms = required_terms(affinity) or ({},)
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     pinned = [{**term, "matchFields": [*(term.get("matchFields") or ()), pin]} for term in terms]
     return {**(affinity or {}), "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": pinned}}}
@@ -122,8 +131,7 @@ def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[st
 
 def pinned_node(pod: Mapping[str, Any]) -> str | None:
     """The one node that every term of the required affinity names (`affinity_to`); None if there is none."""
-    required = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
-    named = {_named_node(term) for term in required.get("nodeSelectorTerms") or ()}
+    named = {_named_node(term) for term in required_terms(pod["spec"].get("affinity"))}
     return named.pop() if len(named) == 1 else None
 
 

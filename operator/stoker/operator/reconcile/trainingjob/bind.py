@@ -17,17 +17,16 @@ from typing import Any
 from stoker.operator.api.trainingjob_status import Attempt, Failure
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.placement.gang import Gang, Level
-from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node, pod_requests
+from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node, pod_requests, required_terms
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Event, Object, Patch, Plan
-from stoker.operator.domain.pods import PodState, is_gated, pod_state, ref_of, waiting_reason
+from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
-from stoker.operator.render.trainer import PLACEMENT_GATE
 from stoker.pod.causes import Action
 
 GANG_TIMEOUT = "GangTimeout"
@@ -58,14 +57,14 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     if _contradicts(view, found):
         return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
     chosen = zip(view.gang, found.nodes, strict=True)
-    patches = tuple(_opened(pod, node, gang.requests) for pod, node in chosen if is_gated(pod))
+    affinity = _rendered(view)["pod"]["spec"].get("affinity")
+    patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
     return _placed(view, attempt, patches, *_relaxed(found))
 
 
 def gang_of(view: TrainingView) -> Gang:
     """The gang of the pinned rendering: its pods' requests and the grid of its ranks."""
-    assert view.job.status.pinned is not None
-    rendered: Mapping[str, Any] = view.job.status.pinned.rendered or {}
+    rendered = _rendered(view)
     spec, config = rendered["pod"]["spec"], rendered["config"]
     sizes, ranks = config["parallelism"], config["gang"]["ranks_per_node"]
     inner = sizes.get("context", 1) * sizes.get("tensor", 1)
@@ -78,20 +77,27 @@ def gang_of(view: TrainingView) -> Gang:
         requests=pod_requests(spec),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
+        affinity_terms=required_terms(spec.get("affinity")),
     )
+
+
+def _rendered(view: TrainingView) -> Mapping[str, Any]:
+    pinned = view.job.status.pinned
+    assert pinned is not None, "an attempt is opened together with its pinned rendering"
+    return pinned.rendered or {}
 
 
 def _levels(view: TrainingView) -> tuple[Level, ...]:
     return tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
 
 
-def _opened(pod: Object, node: str | None, requests: Mapping[str, int]) -> Patch:
-    """Remove our gate, with one node required if there is a choice. Other gates stay."""
+def _opened(pod: Object, affinity: Mapping[str, Any] | None, requests: Mapping[str, int]) -> Patch:
+    """Remove our gate, with the affinity to one node if there is a choice. Other gates stay."""
     gates = [gate for gate in pod["spec"].get("schedulingGates") or () if gate["name"] != PLACEMENT_GATE]
     spec: dict[str, Any] = {"schedulingGates": gates or None}
-    if node is not None:
-        spec["affinity"] = affinity_to(node)
-    return Patch(ref_of(pod), {"spec": spec}, requests if node is not None else {})
+    if affinity is not None:
+        spec["affinity"] = affinity
+    return Patch(ref_of(pod), {"spec": spec}, requests)
 
 
 def _contradicts(view: TrainingView, found: Placement) -> bool:

@@ -99,7 +99,7 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """A core that outputs the text after `say:` in the prompt, then EOS; choice `c` > 0 has its number before it.
 
-    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
+    Words in the prompt: `refuse` (queue_full), `badgrammar` (its grammar is refused), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
     `slow` (one token every 20 ms), `hang`.
     """
 
@@ -188,6 +188,10 @@ class FakeCore:
             os._exit(int(text.rpartition("exit")[2]))
         if "refuse" in text:
             await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
+            return
+        if "badgrammar" in text and request.params.grammar is not None:
+            field = request.params.grammar.field
+            await self.send(Refused(request.request_id, "invalid", f"{field} cannot be used", field))
             return
         self.running.add(request.request_id)
         self.most_running = max(self.most_running, len(self.running))

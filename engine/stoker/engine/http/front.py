@@ -32,7 +32,7 @@ from stoker.engine.http.openai.protocol import (
     TokenizeBody,
 )
 from stoker.engine.http.text import Detokenizer, TextCodec
-from stoker.engine.sampling import SamplingParams
+from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
 
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
@@ -141,9 +141,11 @@ class Front:
         body.check_supported()
         facts, codec = self._served()
         prompts = await self._in_thread(_encode_all, codec, body)
+        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         jobs = []
         for number, prompt in enumerate(prompts):
-            params = completion_params(body, self._defaults, facts.max_model_len - len(prompt))
+            room = facts.max_model_len - len(prompt)
+            params = completion_params(body, self._defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{request_id}-{number}"
@@ -163,7 +165,8 @@ class Front:
         prompt = await self._in_thread(
             _encode_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
-        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
+        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
+        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
         self._check(facts, body, prompt, params)
         generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
         envelope = self._envelope("chatcmpl", name, facts)
@@ -251,6 +254,16 @@ def _decode(codec: TextCodec, tokens: Sequence[int], skip_special_tokens: bool) 
 def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
     special = body.add_special_tokens if body.add_special_tokens is not None else True
     return [tuple(_encode(codec, prompt, special) if isinstance(prompt, str) else prompt) for prompt in body.prompts]
+
+
+def _encode_bad_words(codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each bad word, at the beginning of a text and behind a blank."""
+    words = body.bad_words or ()
+    if len(words) > MAX_BAD_SEQUENCES // 2 or not all(word.strip() for word in words):
+        message = f"bad_words: at most {MAX_BAD_SEQUENCES // 2} words that are not blank are allowed"
+        raise bad_request(message, "bad_words", "invalid_value")
+    spellings = (text for word in words for text in (word.strip(), f" {word.strip()}"))
+    return tuple(dict.fromkeys(tuple(_encode(codec, text, False)) for text in spellings))
 
 
 def _encode_chat(

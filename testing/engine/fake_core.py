@@ -99,8 +99,8 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """A core that outputs the text after `say:` in the prompt, then EOS; choice `c` > 0 has its number before it.
 
-    Words in the prompt: `refuse` (queue_full), `badgrammar` (its grammar is refused), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
-    `slow` (one token every 20 ms), `hang`.
+    Words in the prompt: `refuse` (queue_full), `badgrammar` (its grammar is refused), `exitN` (the process ends with
+    code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
     """
 
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:

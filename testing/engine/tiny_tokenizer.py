@@ -9,7 +9,25 @@ from stoker.model.tokenizer import BYTE_OF_CHARACTER
 VOCABULARY = 320
 EOS = 2
 SPECIAL = ("<unk>", "<s>", "</s>")
-WORDS = ('{"', '":', '",', '"}', "true", "false", "null", "name", "age", "tags", "[]", "{}", "},", "10", "yes", "no", "Ġa")
+WORDS = (
+    '{"',
+    '":',
+    '",',
+    '"}',
+    "true",
+    "false",
+    "null",
+    "name",
+    "age",
+    "tags",
+    "[]",
+    "{}",
+    "},",
+    "10",
+    "yes",
+    "no",
+    "Ġa",
+)
 
 
 def tokenizer_json() -> bytes:

@@ -115,9 +115,9 @@ def check_engine(architecture: str) -> None:
     """
     from stoker.engine.core.blocks import BlockManager
     from stoker.engine.core.engine import LLMEngine, ModelLimits
+    from stoker.engine.core.grammars import GrammarCompiler
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import InProcess, OnDevice
-    from stoker.engine.core.grammars import GrammarCompiler
     from stoker.engine.output_grammar import OutputGrammar
     from stoker.model.kernels.ops import Ops
     from testing.engine.tiny_tokenizer import tokenizer_json

@@ -70,13 +70,17 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),
     pytest.param({"prompt": "x", "guided_choice": []}, "guided_choice", "1 to 1024", id="no choice"),
     pytest.param(
-        {"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "together with guided_regex",
+        {"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]},
+        "guided_choice",
+        "together with guided_regex",
         id="two grammars",
     ),
     pytest.param({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "one of json", id="no grammar"),
     pytest.param(
-        {"prompt": "x", "structured_outputs": {"regex": "a", "structural_tag": {}}}, "structured_outputs.structural_tag",
-        "not supported yet", id="structural tag",
+        {"prompt": "x", "structured_outputs": {"regex": "a", "structural_tag": {}}},
+        "structured_outputs.structural_tag",
+        "not supported yet",
+        id="structural tag",
     ),
     pytest.param({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least one", id="none allowed"),
     pytest.param({"prompt": "x", "bad_words": [" "]}, "bad_words", "not blank", id="bad word"),
@@ -104,9 +108,7 @@ BAD_CHATS = [
     ),
     pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools", "not supported yet: tools", id="tools"),
     pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "not supported yet", id="tool_choice"),
-    pytest.param(
-        {**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "'json_schema'", id="format"
-    ),
+    pytest.param({**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "'json_schema'", id="format"),
     pytest.param(
         {**CHAT, "response_format": {"type": "json_schema"}}, "response_format", "json_schema is needed", id="schema"
     ),

@@ -17,7 +17,12 @@ def test_the_output_format_reaches_the_core_under_each_of_its_names(tmp_path: Pa
     table: list[tuple[dict[str, Any], OutputGrammar]] = [
         ({"response_format": {"type": "json_object"}}, OutputGrammar.json_object("response_format")),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": schema, "strict": True},
+                }
+            },
             OutputGrammar.json_schema(schema, "response_format.json_schema.schema"),
         ),
         ({"guided_json": schema}, OutputGrammar.json_schema(schema, "guided_json")),

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jsonschema
@@ -193,7 +194,7 @@ def test_bad_words_and_allowed_tokens_bind(make: Callable[..., LLMEngine]) -> No
     wary = params(None, 8, max_tokens=30, ignore_eos=True, bad_sequences=(pair,))
     words = finish(engine, {"r": wary})["r", 0][0]
     assert words[:4] == free[:4]
-    assert pair not in zip(words, words[1:], strict=False)
+    assert pair not in pairwise(words)
     listed = finish(engine, {"r": params(None, 8, max_tokens=30, allowed_token_ids=(9, 99))})["r", 0]
     assert set(listed[0]) == {9, 99}
     assert listed[1] == "length"
@@ -209,7 +210,7 @@ def test_what_leaves_no_token_fails_alone_with_the_reason(make: Callable[..., LL
     engine = make()
     engine.add_request("none", PROMPT, params(OutputGrammar.choice(["yes"]), allowed_token_ids=(9,)))
     engine.add_request("free", PROMPT, params(None, max_tokens=5))
-    ends = {}
+    ends: dict[str, tuple[str, str | None]] = {}
     while engine.has_unfinished:
         ends |= {d.request_id: (d.finish_reason, d.error) for _, d in engine.step() if d.finish_reason}
     assert ends["free"][0] == "length"

@@ -53,11 +53,7 @@ class CompilingRequests:
 
     def drop(self, front: str, request_id: str | None = None) -> None:
         """Forget a request, or all of a front, because its client has gone."""
-        gone = [
-            one
-            for one in self._waiting
-            if one.front == front and request_id in (None, one.request.request_id)
-        ]
+        gone = [one for one in self._waiting if one.front == front and request_id in (None, one.request.request_id)]
         for one in gone:
             one.compiled.cancel()
             self._waiting.remove(one)

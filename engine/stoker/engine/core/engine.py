@@ -227,9 +227,7 @@ class LLMEngine:
                 raise no_compiler(params.grammar)
             matcher = self.grammars.compile(params.grammar)
         limits = self.limits
-        return TokenConstraint(
-            params, matcher, limits.vocab_size, self._stop_tokens(params), limits.eos_token_ids
-        )
+        return TokenConstraint(params, matcher, limits.vocab_size, self._stop_tokens(params), limits.eos_token_ids)
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         longest = self.limits.max_model_len

@@ -78,9 +78,7 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compiled(self, grammar: OutputGrammar) -> Any:
-        matcher = self._library.LLMatcher(
-            self._tokenizer, self._source(grammar), log_level=0, limits=self._limits
-        )
+        matcher = self._library.LLMatcher(self._tokenizer, self._source(grammar), log_level=0, limits=self._limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first one finds what the grammar cannot do, and is the slowest
         if matcher.is_error():

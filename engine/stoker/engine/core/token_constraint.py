@@ -20,9 +20,14 @@ class TokenConstraint:
     """The constraint of one sequence, as far as its tokens are known."""
 
     def __init__(
-        self, params: SamplingParams, matcher: Any | None, vocab_size: int, stop_tokens: Iterable[int], eos: Sequence[int]
+        self,
+        params: SamplingParams,
+        matcher: Any | None,
+        vocab_size: int,
+        stop_tokens: Iterable[int],
+        eos: Sequence[int],
     ) -> None:
-        """`matcher`: the compiled grammar at its start, which is copied; `stop_tokens`: tokens that end the sequence."""
+        """`matcher`: the compiled grammar at its start, which is copied; `stop_tokens` end the sequence."""
         self.params, self.vocab_size = params, vocab_size
         self.stop_tokens, self.eos = tuple(stop_tokens), tuple(eos)
         self.error = ""

@@ -48,6 +48,7 @@ class ByteCodec:
         self.folder = folder
 
     has_chat_template = True
+    template_source: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())

@@ -106,8 +106,19 @@ BAD_CHATS = [
     pytest.param(
         {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20", id="too many"
     ),
-    pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools", "not supported yet: tools", id="tools"),
-    pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "not supported yet", id="tool_choice"),
+    pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools.0.function", "with a name is needed", id="tools"),
+    pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "only allowed with tools", id="tool_choice"),
+    pytest.param(
+        {
+            **CHAT,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+            "response_format": {"type": "json_object"},
+        },
+        "tool_choice",
+        "together with response_format",
+        id="two formats",
+    ),
     pytest.param({**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "'json_schema'", id="format"),
     pytest.param(
         {**CHAT, "response_format": {"type": "json_schema"}}, "response_format", "json_schema is needed", id="schema"

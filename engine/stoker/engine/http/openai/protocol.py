@@ -16,6 +16,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from stoker.engine.http.errors import bad_request, not_supported, shown
 from stoker.engine.http.openai.body import Body, Int, Texts, Tokens
 from stoker.engine.http.openai.output_format import FormattedBody
+from stoker.engine.http.openai.tools import ToolUse, calls_for_template, tool_use
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import COUNT_LIMIT
 
 
@@ -205,7 +207,10 @@ class ChatMessage(Body):
         Raises:
             ApiError: 400, a part is not text.
         """
-        return {**(self.model_extra or {}), "role": self.role, "content": self._content()}
+        more = dict(self.model_extra or {})
+        if more.get("tool_calls"):
+            more["tool_calls"] = calls_for_template(more["tool_calls"])
+        return {**more, "role": self.role, "content": self._content()}
 
     def _content(self) -> str:
         if self.content is None or isinstance(self.content, str):
@@ -231,14 +236,16 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    """Shown to the chat template, and only with `tool_choice: none`: calls of tools are not built."""
+    """Shown to the chat template; the model may call them."""
     tool_choice: str | dict[str, Any] | None = None
+    """none, auto (the default with tools), required, or one function."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call."""
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
         "functions": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "function_call": (None, "none"),
         "modalities": (None, ["text"]),
         "audio": (None,),
@@ -250,10 +257,23 @@ class ChatBody(GenerationBody):
         "best_of": (None, 1),
     }
 
-    def check_supported(self) -> None:
-        super().check_supported()
-        if self.tools and self.tool_choice != "none":
-            raise not_supported("tools")
+    @property
+    def tool_use(self) -> ToolUse:
+        """The tools and how they may be called.
+
+        Raises:
+            ApiError: 400, names the field.
+        """
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def output_grammar(self) -> OutputGrammar | None:
+        """What the output must be; forced calls are a grammar, too."""
+        chosen, forced = super().output_grammar, self.tool_use.grammar
+        if chosen is not None and forced is not None:
+            message = f"tool_choice: a forced call is not allowed together with {chosen.field.partition('.')[0]}"
+            raise bad_request(message, "tool_choice", "invalid_value")
+        return forced or chosen
 
     @model_validator(mode="after")
     def _alternatives(self) -> ChatBody:

@@ -104,9 +104,14 @@ class Job:
     def check(self) -> None:
         """Raise ValueError where batch, layers, heads or sequence do not divide by the layout."""
         layout, model = self.layout, self.model
-        rows = self.micro_batch_size * layout.data_parallel
+        ranks = layout.data_parallel
+        rows = self.micro_batch_size * ranks
+        if self.global_batch_size % rows:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size "
+                f"{self.micro_batch_size} x data-parallel size {ranks} = {rows}"
+            )
         problems = [
-            (self.global_batch_size % rows, "global_batch_size", self.global_batch_size, "micro batches", rows),
             (self.sequence_length % layout.context, "sequence_length", self.sequence_length, "context", layout.context),
             (model.num_heads % layout.tensor, "num_heads", model.num_heads, "tensor", layout.tensor),
             (model.num_kv_heads % layout.tensor, "num_kv_heads", model.num_kv_heads, "tensor", layout.tensor),

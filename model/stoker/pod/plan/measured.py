@@ -39,17 +39,18 @@ class PlanCheck:
         return f"{step}; memory {memory} ({self.memory_error:+.1%})"
 
 
-def check_plan(plan: Plan, step_seconds: list[float], peak_bytes: int | None) -> PlanCheck:
+def check_plan(plan: Plan, stage: int, step_seconds: list[float], peak_bytes: int | None) -> PlanCheck:
     """Compare a plan with the first steps of a run.
 
     Args:
+        stage: index of the measured rank on the pipeline axis.
         step_seconds: of each step from the first on; at least two.
         peak_bytes: most memory that the device's allocator had given out; None where it does not tell.
     """
     return PlanCheck(
         predicted_step_s=None if plan.time is None else plan.time.total,
         measured_step_s=statistics.median(step_seconds[1:]),
-        predicted_bytes=plan.fullest.total,
+        predicted_bytes=plan.memory[stage].total,
         measured_bytes=peak_bytes,
     )
 

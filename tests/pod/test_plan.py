@@ -93,9 +93,15 @@ def test_recompute_costs_what_was_measured() -> None:
 
 
 def test_the_sizes_of_a_model_are_those_of_its_configuration() -> None:
-    found: dict[str, Any] = dict(
-        vocab_size=100, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
-    )
+    found: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 12,
+        "intermediate_size": 20,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 6,
+    }
     for extra in ({"architecture": "llama"}, {"architecture": "qwen3", "tie_embeddings": True}):
         config = ModelConfig(**found, **extra)
         assert ModelSize.from_fields({**found, **extra}).parameters == config.num_parameters

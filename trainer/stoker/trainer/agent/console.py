@@ -12,7 +12,15 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.pod.termination_message import TerminationMessage
-from stoker.trainer.protocol.channel import Event, PhaseEvent, PlanEvent, RetentionEvent, SaveEvent, StepEvent, ValidationEvent
+from stoker.trainer.protocol.channel import (
+    Event,
+    PhaseEvent,
+    PlanEvent,
+    RetentionEvent,
+    SaveEvent,
+    StepEvent,
+    ValidationEvent,
+)
 
 
 class Console:

@@ -31,7 +31,7 @@ BOUNDS = torch.tensor([0, 25, 40])
 def test_the_balance_loss_is_that_of_transformers() -> None:
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
     aux = Aux()
-    note_routing(aux, 3, logits, reference.route(logits, 2, True).experts_TK)
+    note_routing(aux, 3, logits, reference.route(logits, 2, True).experts)
     (ours,), (z,) = aux.named(BALANCE), aux.named(Z)
     theirs = load_balancing_loss_func((logits,), 6, 2)
     assert isinstance(theirs, Tensor)
@@ -77,7 +77,7 @@ def test_losses_of_the_router_have_the_same_gradients_when_blocks_are_computed_a
         (loss + 3.0 * routed).backward()
         results.append((routed.item(), [parameter.grad for parameter in decoder.parameters()]))
     assert results[0][0] == results[1][0]
-    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True) if a is not None)
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True) if a is not None and b is not None)
 
 
 def naive(experts: Experts, x_TD: Tensor, parts: dict[str, Tensor]) -> Tensor:
@@ -124,11 +124,11 @@ def test_rows_are_sorted_by_expert_and_found_again(data: st.DataObject, tokens: 
     experts_TK = torch.tensor(chosen, dtype=torch.int64).view(tokens, choices)
     rows = sort_rows(experts_TK, experts)
     flat = experts_TK.flatten()
-    assert flat[rows.sources_S].tolist() == sorted(flat.tolist())
-    assert rows.sources_S[rows.places_S].tolist() == list(range(tokens * choices))
-    assert rows.ends_E.tolist() == [int((flat <= expert).sum()) for expert in range(experts)]
-    for begin, end in zip([0, *rows.ends_E.tolist()], rows.ends_E.tolist(), strict=False):
-        assert rows.sources_S[begin:end].tolist() == sorted(rows.sources_S[begin:end].tolist())
+    assert flat[rows.sources].tolist() == sorted(flat.tolist())
+    assert rows.sources[rows.places].tolist() == list(range(tokens * choices))
+    assert rows.ends.tolist() == [int((flat <= expert).sum()) for expert in range(experts)]
+    for begin, end in zip([0, *rows.ends.tolist()], rows.ends.tolist(), strict=False):
+        assert rows.sources[begin:end].tolist() == sorted(rows.sources[begin:end].tolist())
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -140,7 +140,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dispatch: x \(2, 4\) does not fit 2 rows"):
         ops.dispatch(torch.zeros(2, 4), rows)
     with pytest.raises(ValueError, match=r"grouped_linear: weight \(6, 5\) does not fit x \(2, 4\) and 2 experts"):
-        ops.grouped_linear(torch.zeros(2, 4), torch.zeros(6, 5), rows.ends_E)
+        ops.grouped_linear(torch.zeros(2, 4), torch.zeros(6, 5), rows.ends)
     with pytest.raises(ValueError, match=r"combine: y \(3, 4\)"):
         ops.combine(torch.zeros(3, 4), torch.zeros(1, 2), rows)
 

@@ -32,7 +32,7 @@ def uneven_rows(shape: Shape, device: str) -> ExpertRows:
     """Return choices in which the first expert has many rows, and some may have none."""
     tokens, experts, choices, *_ = shape
     logits_TE = torch.randn(tokens, experts) + 3.0 * (torch.arange(experts) == 0)
-    return sort_rows(reference.route(logits_TE, choices, True).experts_TK.to(device), experts)
+    return sort_rows(reference.route(logits_TE, choices, True).experts.to(device), experts)
 
 
 def check_grouped(device: str, shape: Shape, dtype: torch.dtype, deterministic: bool) -> None:
@@ -40,15 +40,15 @@ def check_grouped(device: str, shape: Shape, dtype: torch.dtype, deterministic: 
 
     function = grouped_linear.grouped_linear_deterministic if deterministic else grouped_linear.grouped_linear
     rows, (_, experts, _, outputs, columns) = uneven_rows(shape, device), shape
-    x = fresh(len(rows.sources_S), columns, dtype=dtype, device=device).requires_grad_()
+    x = fresh(len(rows.sources), columns, dtype=dtype, device=device).requires_grad_()
     weight = (fresh(experts * outputs, columns, dtype=dtype, device=device) / columns**0.5).requires_grad_()
-    outer = fresh(len(rows.sources_S), outputs, dtype=dtype, device=device)
+    outer = fresh(len(rows.sources), outputs, dtype=dtype, device=device)
     twins = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
-    expected = reference.grouped_linear(twins[0], twins[1], rows.ends_E)
-    found = function(x, weight, rows.ends_E)
+    expected = reference.grouped_linear(twins[0], twins[1], rows.ends)
+    found = function(x, weight, rows.ends)
     close(found, expected, dtype)
     with torch.no_grad():
-        close(function(x, weight, rows.ends_E), expected, dtype)
+        close(function(x, weight, rows.ends), expected, dtype)
     wanted = torch.autograd.grad(expected, twins, outer.double())
     for ours, theirs in zip(torch.autograd.grad(found, (x, weight), outer), wanted, strict=True):
         close(ours, theirs, dtype)
@@ -73,16 +73,16 @@ def check_small_operations(device: str, shape: Shape, dtype: torch.dtype, normal
     tokens, experts, choices, _, columns = shape
     logits = fresh(tokens, experts, dtype=F32, device=device).requires_grad_()
     found, expected = fused.route(logits, choices, normalise), reference.route(logits, choices, normalise)
-    assert torch.equal(found.experts_TK, expected.experts_TK)
-    close(found.weights_TK, expected.weights_TK, F32)
+    assert torch.equal(found.experts, expected.experts)
+    close(found.weights, expected.weights, F32)
     outer = fresh(tokens, choices, dtype=F32, device=device)
-    wanted = torch.autograd.grad(expected.weights_TK, logits, outer)[0]
-    close(torch.autograd.grad(found.weights_TK, logits, outer)[0], wanted, F32)
+    wanted = torch.autograd.grad(expected.weights, logits, outer)[0]
+    close(torch.autograd.grad(found.weights, logits, outer)[0], wanted, F32)
 
-    rows = sort_rows(expected.experts_TK, experts)
+    rows = sort_rows(expected.experts, experts)
     x = fresh(tokens, columns, dtype=dtype, device=device).requires_grad_()
     y = fresh(tokens * choices, columns, dtype=dtype, device=device).requires_grad_()
-    weights = expected.weights_TK.detach().requires_grad_()
+    weights = expected.weights.detach().requires_grad_()
     assert torch.equal(fused.dispatch(x, rows), reference.dispatch(x, rows))
     close(fused.combine(y, weights, rows), reference.combine(y, weights, rows), dtype)
     results = []
@@ -96,7 +96,7 @@ def check_small_operations(device: str, shape: Shape, dtype: torch.dtype, normal
 def check_ties(device: str) -> None:
     from stoker.model.kernels.fused import experts as fused
 
-    assert fused.route(torch.zeros(3, 6, device=device), 2, True).experts_TK.tolist() == [[0, 1]] * 3
+    assert fused.route(torch.zeros(3, 6, device=device), 2, True).experts.tolist() == [[0, 1]] * 3
 
 
 def check_gradient_place(device: str) -> None:

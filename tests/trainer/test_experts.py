@@ -63,7 +63,7 @@ def plain_loop(config: TrainerConfig) -> list[dict[str, Any]]:
             loss = decoder.cross_entropy(hidden, torch.as_tensor(batch.targets_T), weights).loss_sum / targets
             share = weights.sum() / targets
             balance, z = (torch.stack(aux.named(name)).mean() * share for name in (BALANCE, Z))
-            (loss + SPARSE.router_aux_loss_coef * balance + SPARSE.router_z_loss_coef * z).backward()  # type: ignore[no-untyped-call]
+            (loss + SPARSE.router_aux_loss_coef * balance + SPARSE.router_z_loss_coef * z).backward()
             losses += torch.stack([loss, balance, z]).detach()
             tokens += torch.stack(aux.named(TOKENS)).sum(0)
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), optimization.gradient_clipping)

@@ -57,9 +57,7 @@ class Experts(nn.Module):
         """Rows of gate, then of up, expert by expert."""
         self.down = parameter(self.num_experts * self.hidden, self.local_width)
 
-    def forward(
-        self, norm: Norm, x_TD: Tensor, attended_TD: Tensor, aux: Aux | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, norm: Norm, x_TD: Tensor, attended_TD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
         normed_TD, x_TD = norm.of_sum(x_TD, attended_TD)
         return self.compute(normed_TD, aux), x_TD
@@ -74,8 +72,8 @@ class Experts(nn.Module):
         # Each rank computes a slice of every expert: gradients of tokens and weights are sums over tp.
         x_TD, weights_TK = copy_to_group(x_TD, self.group), copy_to_group(weights_TK, self.group)
         rows = sort_rows(experts_TK, self.num_experts)
-        gate_up_SF = self.ops.grouped_linear(self.ops.dispatch(x_TD, rows), self.gate_up, rows.ends_E)
-        y_SD = self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, rows.ends_E)
+        gate_up_SF = self.ops.grouped_linear(self.ops.dispatch(x_TD, rows), self.gate_up, rows.ends)
+        y_SD = self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, rows.ends)
         return reduce_from_group(self.ops.combine(y_SD, weights_TK, rows), self.group)
 
     def parts(self, prefix: str) -> Iterator[Part]:

@@ -164,7 +164,7 @@ class OrderedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> Tensor:
-        (y_TE,) = ctx.saved_tensors
+        y_TE: Tensor = ctx.saved_tensors[0]
         return y_TE * (grad_TE - (grad_TE * y_TE).sum(-1, keepdim=True))
 
 

@@ -18,28 +18,28 @@ from torch import Tensor
 class Routes(NamedTuple):
     """The experts of each token."""
 
-    weights_TK: Tensor
-    """float32, differentiable: how much each chosen expert counts."""
-    experts_TK: Tensor
-    """int64: numbers of the chosen experts, the one with the highest weight first."""
+    weights: Tensor
+    """float32 [T, K], differentiable: how much each chosen expert counts."""
+    experts: Tensor
+    """int64 [T, K]: numbers of the chosen experts, the one with the highest weight first."""
 
 
 class ExpertRows(NamedTuple):
     """Rows sorted by expert; within an expert in the order of the tokens."""
 
-    sources_S: Tensor
-    """int64: the choice, a place in the flattened [T * K], of each row."""
-    places_S: Tensor
-    """int64: the row of each choice, the inverse of `sources_S`."""
-    ends_E: Tensor
-    """int32: where the run of rows of each expert ends."""
+    sources: Tensor
+    """int64 [S]: the choice, a place in the flattened [T * K], of each row."""
+    places: Tensor
+    """int64 [S]: the row of each choice, the inverse of `sources`."""
+    ends: Tensor
+    """int32 [E]: where the run of rows of each expert ends."""
     num_choices: int
     """K."""
 
     @property
-    def tokens_S(self) -> Tensor:
-        """The token of each row."""
-        return self.sources_S // self.num_choices
+    def tokens(self) -> Tensor:
+        """The token of each row, [S]."""
+        return self.sources // self.num_choices
 
 
 def sort_rows(experts_TK: Tensor, num_experts: int) -> ExpertRows:
@@ -66,7 +66,7 @@ def gather_rows(x_TD: Tensor, rows: ExpertRows) -> Tensor:
 
 def gather_choices(y_SD: Tensor, rows: ExpertRows) -> Tensor:
     """Return the rows of each token side by side, y_TKD, differentiable."""
-    y_UD: Tensor = PermuteRows.apply(y_SD, rows.places_S, rows.sources_S)
+    y_UD: Tensor = PermuteRows.apply(y_SD, rows.places, rows.sources)
     return y_UD.view(-1, rows.num_choices, y_SD.shape[1])
 
 
@@ -76,12 +76,12 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, rows: ExpertRows) -> Tensor:
         ctx.rows = rows
-        return x_TD.index_select(0, rows.tokens_S)
+        return x_TD.index_select(0, rows.tokens)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
         rows: ExpertRows = ctx.rows
-        grad_TKD = grad_SD.index_select(0, rows.places_S).view(-1, rows.num_choices, grad_SD.shape[1])
+        grad_TKD = grad_SD.index_select(0, rows.places).view(-1, rows.num_choices, grad_SD.shape[1])
         return grad_TKD.sum(1), None
 
 
@@ -90,9 +90,9 @@ class PermuteRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y_SD: Tensor, places_S: Tensor, sources_S: Tensor) -> Tensor:
-        ctx.sources_S = sources_S
+        ctx.sources = sources_S
         return y_SD.index_select(0, places_S)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None]:
-        return grad_SD.index_select(0, ctx.sources_S), None, None
+        return grad_SD.index_select(0, ctx.sources), None, None

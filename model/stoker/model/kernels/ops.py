@@ -272,8 +272,8 @@ class Ops:
 
     def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor:
         """Return the tokens in the order in which experts compute, x_SD: one row for each choice of each token."""
-        if x_TD.shape[0] * rows.num_choices != len(rows.sources_S):
-            raise ValueError(f"dispatch: x {tuple(x_TD.shape)} does not fit {len(rows.sources_S)} rows")
+        if x_TD.shape[0] * rows.num_choices != len(rows.sources):
+            raise ValueError(f"dispatch: x {tuple(x_TD.shape)} does not fit {len(rows.sources)} rows")
         return self.impl.dispatch(x_TD, rows)
 
     def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor:
@@ -295,9 +295,9 @@ class Ops:
 
     def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
         """Return each token's weighted sum over its experts, y_TD; summed in float32, in the order of its choices."""
-        if y_SD.shape[0] != len(rows.sources_S) or weights_TK.shape[1] != rows.num_choices:
+        if y_SD.shape[0] != len(rows.sources) or weights_TK.shape[1] != rows.num_choices:
             raise ValueError(
-                f"combine: y {tuple(y_SD.shape)}, weights {tuple(weights_TK.shape)} and {len(rows.sources_S)} rows do "
+                f"combine: y {tuple(y_SD.shape)}, weights {tuple(weights_TK.shape)} and {len(rows.sources)} rows do "
                 "not fit"
             )
         return self.impl.combine(y_SD, weights_TK, rows)

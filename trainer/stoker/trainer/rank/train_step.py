@@ -147,7 +147,8 @@ class TrainStep:
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        router, signals = answer[2:].split([self._router.width, len(answer) - 2 - self._router.width])
+        routed = 2 + self._router.width
+        router, signals = answer[2:routed], answer[routed:]
         merged = StepSignals.merge(signals.view(-1, width).tolist())
         return StepResult(loss, norm, merged, self._router.report(router, target_tokens))
 

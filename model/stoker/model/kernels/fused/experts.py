@@ -63,7 +63,7 @@ class Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, rows: ExpertRows) -> Tensor:
         ctx.rows = rows
-        return x_TD.index_select(0, rows.tokens_S)
+        return x_TD.index_select(0, rows.tokens)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
@@ -90,7 +90,7 @@ class Combine(torch.autograd.Function):
         y_SD, weights_TK = ctx.saved_tensors
         grad, grad_y, grad_weights = grad_TD.contiguous(), torch.empty_like(y_SD), torch.empty_like(weights_TK)
         if y_SD.numel():
-            places, width = ctx.rows.places_S, y_SD.shape[1]
+            places, width = ctx.rows.places, y_SD.shape[1]
             combine_backward_kernel[len(places),](
                 grad, y_SD, weights_TK, places, grad_y, grad_weights, ctx.rows.num_choices, width, BLOCK=BLOCK
             )
@@ -105,7 +105,7 @@ def add_choices(y_SD: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Te
         add_kernel[num_tokens, triton.cdiv(width, BLOCK)](
             y_SD,
             y_SD if weights_TK is None else weights_TK,
-            rows.places_S,
+            rows.places,
             y_TD,
             width,
             CHOICES=rows.num_choices,

@@ -196,9 +196,7 @@ def product_kernel(
             weights_OC = tl.load(weights + begin * column_stride, mask=inside, other=0.0)
             sums = tl.dot(inputs_SC, tl.trans(weights_OC), sums, input_precision="ieee")
         place = row.to(tl.int64)[:, None] * num_outputs + output[None, :]
-        tl.store(
-            y + place, sums.to(y.dtype.element_ty), mask=(row < end)[:, None] & (output < num_outputs)[None, :]
-        )
+        tl.store(y + place, sums.to(y.dtype.element_ty), mask=(row < end)[:, None] & (output < num_outputs)[None, :])
 
 
 @triton.jit

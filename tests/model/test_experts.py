@@ -77,7 +77,9 @@ def test_losses_of_the_router_have_the_same_gradients_when_blocks_are_computed_a
         (loss + 3.0 * routed).backward()
         results.append((routed.item(), [parameter.grad for parameter in decoder.parameters()]))
     assert results[0][0] == results[1][0]
-    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True) if a is not None and b is not None)
+    assert all(
+        torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True) if a is not None and b is not None
+    )
 
 
 def naive(experts: Experts, x_TD: Tensor, parts: dict[str, Tensor]) -> Tensor:

@@ -63,7 +63,7 @@ class ModelSpec(Value):
             rule(
                 "(self.architecture in ['mixtral', 'qwen3-moe']) == has(self.numExperts)"
                 " && has(self.numExperts) == has(self.numExpertsPerToken)",
-                "numExperts and numExpertsPerToken are needed with architecture mixtral or qwen3-moe, and only there",
+                "mixtral and qwen3-moe, and only they, need numExperts and numExpertsPerToken",
                 field=".numExperts",
             ),
             rule(
@@ -75,27 +75,22 @@ class ModelSpec(Value):
             rule(
                 "self.architecture == 'qwen3-moe' || !has(self.moeIntermediateSize) && self.normTopkProb"
                 " && self.decoderSparseStep == 1 && !has(self.mlpOnlyLayers)",
-                "moeIntermediateSize, normTopkProb, decoderSparseStep and mlpOnlyLayers are for architecture qwen3-moe",
+                "moeIntermediateSize, normTopkProb, decoderSparseStep and mlpOnlyLayers are for qwen3-moe",
                 field=".architecture",
             ),
             rule(
-                "!has(self.mlpOnlyLayers) || self.mlpOnlyLayers.all(l, l < self.numLayers)",
-                "mlpOnlyLayers are counted from 0 and must be below numLayers",
-                field=".mlpOnlyLayers",
-            ),
-            rule(
                 "self.architecture != 'llama' || !has(self.slidingWindow)",
-                "architecture llama has no slidingWindow",
+                "llama has no slidingWindow",
                 field=".slidingWindow",
             ),
             rule(
                 "self.maxWindowLayers == 0 || has(self.slidingWindow) && self.architecture in ['qwen2', 'qwen3']",
-                "maxWindowLayers needs slidingWindow and architecture qwen2 or qwen3",
+                "maxWindowLayers needs slidingWindow and qwen2 or qwen3",
                 field=".maxWindowLayers",
             ),
             rule(
                 "!self.attentionBias || self.architecture in ['llama', 'qwen3', 'qwen3-moe']",
-                "attentionBias is for llama, qwen3 and qwen3-moe; qwen2 always has those of q, k and v",
+                "attentionBias is for llama, qwen3 and qwen3-moe",
                 field=".attentionBias",
             ),
         )

@@ -85,7 +85,7 @@ _TRAINER: Mapping[str, Row] = {
     "parallelism.context": only(1),
     "parallelism.replicate": only(1),
     "parallelism.sequence_parallel": only(False),
-    "optimization.optimizer": only("adam", "adamw"),
+    "optimization.optimizer": only("adam", "adamw", "lamb"),
     "memory.precision": only("fp32", "bf16"),
     "memory.zero_stage": only(0, 1, 2),
     "memory.activation_checkpointing": only("none", "full"),

@@ -7,7 +7,7 @@ Made by `build`; the buffers' contents change in `zero`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,14 @@ Each one begins at a multiple of it, like an allocation of its own: kernels may 
 addresses.
 """
 
+Decays = Callable[[nn.Parameter], bool]
+"""Whether weight decay applies to a parameter."""
+
+
+def decays_matrices(parameter: nn.Parameter) -> bool:
+    """The usual rule: matrices decay, norms and biases do not."""
+    return parameter.ndim > 1
+
 
 @dataclass(frozen=True)
 class Range:
@@ -35,7 +43,7 @@ class Range:
     shape: tuple[int, ...]
     offset: int
     decay: bool
-    """Weight decay applies (matrices; not norms and biases)."""
+    """Weight decay applies."""
 
     @property
     def numel(self) -> int:
@@ -71,10 +79,14 @@ class BucketPlan:
         return index * self.shard_numel, (index + 1) * self.shard_numel
 
 
-def plan_bucket(parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int) -> BucketPlan:
-    """Lay out named shapes. Offsets do not depend on `shards`."""
-    decayed = [(name, shape) for name, shape in parameters if len(shape) > 1]
-    others = [(name, shape) for name, shape in parameters if len(shape) <= 1]
+def plan_bucket(
+    parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int, decayed_names: Collection[str] | None = None
+) -> BucketPlan:
+    """Lay out named shapes. Offsets do not depend on `shards`. `decayed_names`: those that decay; None: matrices."""
+    if decayed_names is None:
+        decayed_names = {name for name, shape in parameters if len(shape) > 1}
+    decayed = [(name, shape) for name, shape in parameters if name in decayed_names]
+    others = [(name, shape) for name, shape in parameters if name not in decayed_names]
     ranges: list[Range] = []
     decay_end = _round_up(_place(decayed, True, 0, ranges), LINE)
     used = _round_up(_place(others, False, decay_end, ranges), LINE)
@@ -101,13 +113,23 @@ class Bucket:
         parameters: Sequence[tuple[str, nn.Parameter]],
         shards: int,
         device: torch.device | None = None,
+        decays: Decays = decays_matrices,
     ) -> None:
-        """`device`: where parameters on the meta device get their memory."""
+        """`device`: where parameters on the meta device get their memory.
+
+        A frozen parameter (without gradient) lies where nothing decays: the optimizer then leaves its value unchanged.
+        """
         self.name = name
-        self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
+        self.plan = plan_bucket(
+            [(name, tuple(parameter.shape)) for name, parameter in parameters],
+            shards,
+            {name for name, parameter in parameters if parameter.requires_grad and decays(parameter)},
+        )
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
         """The parameters in the order of `plan.ranges`."""
+        self.num_trainable = sum(parameter.requires_grad for parameter in self.parameters)
+        """Number of parameters that get a gradient; the others are frozen."""
         self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
 
@@ -123,7 +145,7 @@ class Bucket:
         """
         flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
-            torch.utils.swap_tensors(parameter, nn.Parameter(view))  # type: ignore[no-untyped-call]
+            torch.utils.swap_tensors(parameter, nn.Parameter(view, requires_grad=parameter.requires_grad))  # type: ignore[no-untyped-call]
         return flat
 
     def master_copy(self) -> Tensor:
@@ -146,7 +168,11 @@ class Bucket:
 
 
 def make_buckets(
-    units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int, device: torch.device | None = None
+    units: Sequence[tuple[str, nn.Module]],
+    rest: nn.Module,
+    shards: int,
+    device: torch.device | None = None,
+    decays: Decays = decays_matrices,
 ) -> list[Bucket]:
     """One bucket per unit, after a bucket `root` with every other parameter of `rest`.
 
@@ -155,4 +181,5 @@ def make_buckets(
     in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
     root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
     prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]
-    return [Bucket(name, parameters, shards, device) for name, parameters in [("root", root), *prefixes] if parameters]
+    named = [(name, parameters) for name, parameters in [("root", root), *prefixes] if parameters]
+    return [Bucket(name, parameters, shards, device, decays) for name, parameters in named]

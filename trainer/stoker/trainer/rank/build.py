@@ -5,7 +5,7 @@ Called once by the rank's `main`. Owns nothing: the loop owns the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +17,27 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import resolve_kernels
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.parameter import Part
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.clip import GradientNorm
-from stoker.trainer.rank.communicator import Communicator
+from stoker.trainer.rank.communicator import Alone, Communicator
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
+from stoker.trainer.rank.lamb import Lamb, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.metrics import MetricLog
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.snapshot import load_state
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 
@@ -70,15 +73,28 @@ def make_zero(
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    buckets = make_buckets(list(groups.items()), decoder, communicator.size, device)
+    parts = list(decoder.named_parts())
+    decays = decay_by_name(parts, config.optimization.no_decay)
     return Zero(
-        buckets,
+        make_buckets(list(groups.items()), decoder, communicator.size, device, decays),
         communicator,
-        Adam(config.optimization, decoder.ops),
+        make_optimizer(config, decoder.ops, parts, communicator),
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
         used_once=[*blocks, "head"],
+    )
+
+
+def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], communicator: Communicator) -> Optimizer:
+    if config.optimization.optimizer != "lamb":
+        return Adam(config.optimization, ops)
+    return Lamb(
+        config.optimization,
+        ops,
+        Alone().exchange if config.memory.zero_stage == 0 else communicator.exchange,
+        by_line=config.training.deterministic == "AnyDataParallel",
+        sizes=tensor_sizes(parts),
     )
 
 

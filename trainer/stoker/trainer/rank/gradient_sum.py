@@ -84,7 +84,7 @@ class GradientSum:
         elif view.data_ptr() != grad.data_ptr():
             view.copy_(grad)
         self._seen.add(index)
-        return len(self._seen) == len(self._views)
+        return len(self._seen) == self._bucket.num_trainable
 
     def end_micro_batch(self) -> Tensor:
         if not self._adds:

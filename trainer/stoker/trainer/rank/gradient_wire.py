@@ -39,7 +39,7 @@ class GradientWire:
         if view.data_ptr() != grad.data_ptr():
             view.copy_(grad)
         self._seen.add(index)
-        return len(self._seen) == len(self._views)
+        return len(self._seen) == self._bucket.num_trainable
 
     def end_micro_batch(self) -> Tensor:
         flat = self._open()

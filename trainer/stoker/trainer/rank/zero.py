@@ -25,7 +25,7 @@ from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
@@ -62,7 +62,7 @@ class Zero:
         self,
         buckets: Sequence[Bucket],
         communicator: Communicator,
-        optimizer: Adam,
+        optimizer: Optimizer,
         norm: GradientNorm,
         settings: ZeroSettings,
         *,
@@ -98,6 +98,8 @@ class Zero:
             return accumulate
 
         for index, parameter in enumerate(state.bucket.parameters):
+            if not parameter.requires_grad:
+                continue
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
             if used_once:
                 set_grad_destination(parameter, partial(state.grad_destination, index))
@@ -145,11 +147,11 @@ class Zero:
     def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
         """Update this rank's state with the gradient times `scale`, and start to gather the parameters.
 
-        `scale`: fp32 scalar on the device; one that is not finite changes nothing. `step` counts from 1.
+        `scale`: fp32 scalar on the device; one that is not finite changes nothing. `step` counts updates from 1.
         """
-        for state in self.states:
-            state.update(self._optimizer, step, learning_rate, scale)
-            state.start_gather()
+        numbers = UpdateNumbers(step=step, learning_rate=learning_rate, scale=scale)
+        held = (state.held_state() for state in self.states)
+        self._optimizer.update(held, numbers, lambda bucket: self._by_name[bucket.name].start_gather())
 
     def wait_parameters(self) -> None:
         """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
@@ -216,14 +218,6 @@ class BucketState:
         held = master if self._whole else self._communicator.shard(master)
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
 
-    @property
-    def decay_end(self) -> int:
-        """End of the region with weight decay inside of `master`."""
-        if self._whole:
-            return self.bucket.plan.decay_end
-        start, end = self.bucket.plan.shard(self._communicator.rank)
-        return min(max(self.bucket.plan.decay_end, start), end) - start
-
     def owned(self, held: Tensor) -> Tensor:
         """This rank's shard of one of the state tensors."""
         return self._communicator.shard(held) if self._whole else held
@@ -284,19 +278,18 @@ class BucketState:
         """Make the next update wait until a copy of the state is complete."""
         self._copying = copying
 
-    def update(self, optimizer: Adam, step: int, learning_rate: float, scale: Tensor) -> None:
+    def held_state(self) -> HeldState:
+        """What an update may change now: it waits (on the device) for copies of the state that are being made."""
         self._copying.wait()
         self._copying = DONE
-        optimizer.update(
-            self.master,
-            self.gradient,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self._parameters(),
-            decay_end=self.decay_end,
-            step=step,
-            learning_rate=learning_rate,
-            scale=scale,
+        return HeldState(
+            bucket=self.bucket,
+            start=0 if self._whole else self.bucket.plan.shard(self._communicator.rank)[0],
+            master=self.master,
+            gradient=self.gradient,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            parameters=self._parameters(),
         )
 
     def _parameters(self) -> Tensor | None:

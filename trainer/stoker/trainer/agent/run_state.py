@@ -28,7 +28,10 @@ from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
-_PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
+_PROGRESS = (
+    *("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s"),
+    *("skipped_steps", "loss_scale"),
+)
 _SAVE_METRICS = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 

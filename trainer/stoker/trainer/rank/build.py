@@ -29,6 +29,7 @@ from stoker.trainer.rank.communicator import Alone, Communicator
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.resume import ResumePoint
@@ -100,9 +101,16 @@ def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], commu
 
 @contextmanager
 def open_loop(
-    config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
+    config: TrainerConfig,
+    root: CheckpointRoot,
+    context: RankContext,
+    inputs: RunInputs,
+    resume: ResumePoint | None,
+    loss_scale: LossScale | None = None,
 ) -> Iterator[Loop]:
     """A loop that continues from `resume` or starts anew. At the end it waits for saves in flight and closes the log.
+
+    `loss_scale`: where an fp16 run starts, if not at the usual scale.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -112,7 +120,8 @@ def open_loop(
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.decoder, context.communicator, context.device, fill)
     parts = list(inputs.decoder.named_parts())
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero)
+    loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, loss_scale)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context) as log:
         try:
@@ -130,6 +139,7 @@ def open_loop(
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
+                loss_scale=loss_scale,
             )
         finally:
             saver.wait()
@@ -166,7 +176,14 @@ def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
     return MetricLog(config.logging.jsonl if context.communicator.rank == 0 else None, config.logging.every_steps)
 
 
-def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inputs: RunInputs, zero: Zero) -> Progress:
+def _resume(
+    root: CheckpointRoot,
+    point: ResumePoint,
+    context: RankContext,
+    inputs: RunInputs,
+    zero: Zero,
+    loss_scale: LossScale | None,
+) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
@@ -176,7 +193,10 @@ def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inpu
         )
     inputs.batches.check(meta["cursor"])
     load_state(zero, list(inputs.decoder.named_parts()), reader, STATE_KINDS, _loading(context))
-    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
+    if loss_scale is not None:
+        loss_scale.restore(meta.get("loss_scale"))
+    skipped = int(meta.get("skipped_steps", 0))
+    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]), skipped)
 
 
 def _loading(context: RankContext) -> Any:

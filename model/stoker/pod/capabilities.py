@@ -87,7 +87,7 @@ _TRAINER: Mapping[str, Row] = {
     "parallelism.sequence_parallel": only(False),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
     "memory.precision": only("fp32", "fp16", "bf16"),
-    "memory.zero_stage": only(0, 1, 2),
+    "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "full"),
     "memory.cpu_offload": only(False),
     "memory.nvme_offload": absent(),

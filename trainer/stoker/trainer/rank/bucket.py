@@ -132,6 +132,8 @@ class Bucket:
         """Number of parameters that get a gradient; the others are frozen."""
         self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
+        """The memory of the parameters; empty while they are released."""
+        self.dtype = self.parameters[0].dtype
 
     @property
     def is_empty(self) -> bool:
@@ -157,9 +159,20 @@ class Bucket:
 
     def adopt(self, flat: Tensor) -> None:
         """Make the parameters views of `flat`, which may have another dtype than they have."""
-        self.flat = flat
+        self.flat, self.dtype = flat, flat.dtype
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
             parameter.data = view
+
+    def release(self, dtype: torch.dtype | None = None) -> None:
+        """Take the memory away from the parameters: until the next `adopt` they have shapes, and NaN as values.
+
+        `dtype`: of the memory that they will get, if it is not the last one's.
+        """
+        self.dtype = dtype or self.dtype
+        self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
+        nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
+        for item, parameter in zip(self.plan.ranges, self.parameters, strict=True):
+            parameter.data = nothing.expand(item.shape)
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """One view per parameter of a buffer of `plan.numel` elements."""

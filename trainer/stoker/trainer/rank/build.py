@@ -149,7 +149,7 @@ def open_loop(
 def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, zero: Zero) -> ForwardPass:
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
-    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute)
+    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
 
 
 def make_saver(

@@ -74,7 +74,7 @@ class GradientSum:
 
     def grad_destination(self, index: int) -> Tensor | None:
         view = self._views[index]
-        writable = not self._adds and view.dtype == self._bucket.flat.dtype
+        writable = not self._adds and view.dtype == self._bucket.dtype
         return view.view(view.shape) if writable else None
 
     def add(self, index: int, grad: Tensor) -> bool:

@@ -22,8 +22,10 @@ from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.loss_scale import LossScale
+from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
 from stoker.trainer.rank.zero import Zero
 
 
@@ -52,12 +54,18 @@ class ForwardPass:
         ready: Callable[[str], None],
         *,
         recompute: bool,
+        gathered: GatheredWeights | None = None,
     ) -> None:
-        """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
+        """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`).
+
+        `gathered`: for ZeRO stage 3, whose parameters are gathered for backward too (`Zero.gathered`).
+        """
         self._decoder = decoder
         self._attention = attention
         self._device = device
         self._ready = ready
+        self._gathered = gathered
+        self._keepers: list[Keeper] = [] if gathered is None else [gathered]
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
@@ -70,23 +78,48 @@ class ForwardPass:
         # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
-        hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
-        return self._decoder.cross_entropy(hidden_TD, upload(batch.targets_T, self._device), weights_T).loss_sum
+        with saved_tensors(self._keepers):
+            hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
+            if self._decoder.config.tie_embeddings:
+                self._ready("embedding")
+            targets_T = upload(batch.targets_T, self._device)
+            return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
-        for index, block in enumerate(self._decoder.blocks):
-            self._ready(f"blocks.{index}")
+        for index in range(len(self._decoder.blocks)):
             if self._recompute:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
-                    block, x_TD, update_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False
+                    self._block,
+                    *(index, x_TD, update_TD, positions_T, attend),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
                 )
             else:
-                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend)
+            self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
-        return self._decoder.norm(x_TD, update_TD)
+        hidden_TD = self._decoder.norm(x_TD, update_TD)
+        self._gather_for_backward("head", hidden_TD)
+        return hidden_TD
+
+    def _block(
+        self, index: int, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        self._ready(f"blocks.{index}")  # also when backward computes it again
+        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend)
+        return out
+
+    def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
+        """Let backward gather a bucket when the gradient of its outputs has arrived."""
+        gathered = self._gathered
+        if gathered is None:
+            return
+        for output in outputs:
+            if output is not None and output.requires_grad:
+                output.register_hook(lambda _grad: gathered.before_backward(bucket))  # type: ignore[no-untyped-call]
 
 
 class TrainStep:

@@ -1,8 +1,8 @@
-"""ZeRO stages 0 to 2 over flat buckets: which rank holds which fp32 state, and when data moves.
+"""ZeRO stages 0 to 3 over flat buckets: which rank holds which fp32 state, and when data moves.
 
 Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are
 all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than
-its shard of the sum. Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
+its shard of the sum. Stage 3: parameters are sharded too and gathered for their use (`gathered_weights`). Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
 starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
 gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
 
@@ -11,6 +11,7 @@ Owns the buckets' state. Called by the training step; `snapshot` reads it for sa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
+from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
@@ -40,15 +42,19 @@ Fill = Callable[[Sequence[nn.Parameter]], None]
 @dataclass(frozen=True, kw_only=True)
 class ZeroSettings:
     stage: int
-    """0, 1 or 2."""
+    """0 to 3."""
     compute_dtype: torch.dtype
     """Dtype of the parameters that forward and backward use."""
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
+    def shards_weights(self, ranks: int) -> bool:
+        """Whether each rank keeps only its shard of the parameters."""
+        return self.stage == 3 and ranks > 1
+
     def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
         """Whether each micro-batch's gradient is sent alone, in the compute dtype; else this rank first sums them."""
-        return ranks > 1 and (num_micro_batches == 1 or (self.stage == 2 and not self.any_data_parallel))
+        return ranks > 1 and (num_micro_batches == 1 or (self.stage >= 2 and not self.any_data_parallel))
 
 
 class Zero:
@@ -85,6 +91,12 @@ class Zero:
         for state in self.states:
             self._hook_gradients(state, state.bucket.name in used_once)
         self._by_name = {state.bucket.name: state for state in self.states}
+        self._sent: deque[BucketState] = deque()
+        self.gathered: GatheredWeights | None = None
+        """Stage 3 on several ranks: the weights in use."""
+        if settings.shards_weights(communicator.size):
+            sharded = [ShardedBucket(state.bucket, state.weights) for state in self.states]
+            self.gathered = GatheredWeights(communicator, sharded)
 
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
@@ -121,7 +133,10 @@ class Zero:
 
     def ready(self, bucket: str) -> None:
         """Wait until the parameters of a bucket have their new values. Call it before forward uses them."""
-        self._by_name[bucket].wait_parameters()
+        if self.gathered is not None:
+            self.gathered.use(bucket)
+        else:
+            self._by_name[bucket].wait_parameters()
 
     def end_micro_batch(self) -> None:
         """Close the buckets in which some parameter got no gradient. Call it after each backward."""
@@ -130,12 +145,20 @@ class Zero:
                 self._close(state)
             state.closed = False
         self._micro_batches_left -= 1
+        if self.gathered is not None:
+            self.gathered.end_backward()
 
     def _close(self, state: BucketState) -> None:
         state.end_micro_batch(self._micro_batches_left == 1)
+        if self.settings.stage < 2 or self.communicator.eager:
+            return
+        self._sent.append(state)
+        if len(self._sent) > WIRE_DEPTH:  # else the gradients in flight are as large as the model
+            self._sent.popleft().finish_sending()
 
     def finish_reduce(self) -> None:
         """Wait until every bucket's gradient is the sum over all ranks and micro-batches."""
+        self._sent.clear()
         for state in self.states:
             state.finish_reduce()
 
@@ -151,7 +174,11 @@ class Zero:
         """
         numbers = UpdateNumbers(step=step, learning_rate=learning_rate, scale=scale)
         held = (state.held_state() for state in self.states)
+        if self.gathered is not None:
+            self.gathered.discard()
         self._optimizer.update(held, numbers, lambda bucket: self._by_name[bucket.name].start_gather())
+        if self.gathered is not None:
+            self.gathered.prepare_forward()
 
     def wait_parameters(self) -> None:
         """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
@@ -163,6 +190,8 @@ class Zero:
         for state in self.states:
             fill(state, state.shards())
             state.spread_shards()
+        if self.gathered is not None:
+            self.gathered.discard()
         self.wait_parameters()
 
 
@@ -184,12 +213,15 @@ class BucketState:
         self._settings = settings
         self._wires = wires
         self._whole = settings.stage == 0
+        self._shards_weights = settings.shards_weights(communicator.size)
         self._reducing: Pending = DONE
         self._gathering: Pending = DONE
         self._copying: Pending = DONE
         self._loan: Loan | None = None
         self._num_sent = 0
         self.master = self._build_master(fill)
+        self.weights = self.master.to(settings.compute_dtype) if self._shards_weights else self.master.new_empty(0)
+        """Stage 3: this rank's shard of the parameters; the masters themselves when those are fp32 too."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
         self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
@@ -214,6 +246,9 @@ class BucketState:
             fill(self.bucket.parameters)
         else:
             master = self.bucket.master_copy()
+        if self._shards_weights:
+            self.bucket.release(dtype)
+            return self._communicator.shard(master).clone()
         self.bucket.adopt(master.to(dtype))  # no copy when it is fp32 already
         held = master if self._whole else self._communicator.shard(master)
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
@@ -252,7 +287,7 @@ class BucketState:
 
     def _send(self, flat: Tensor, last: bool) -> None:
         if not self._communicator.eager:
-            self._finish_reducing()
+            self.finish_sending()
         if self._received.numel() == 0:
             self._received = torch.zeros_like(self.master)
         self.gradient = self._received
@@ -262,7 +297,8 @@ class BucketState:
         self._loan = self._wires.lend(self.bucket, flat, self._reducing)
         self._num_sent += 1
 
-    def _finish_reducing(self) -> None:
+    def finish_sending(self) -> None:
+        """Wait for this bucket's reduction in flight."""
         self._reducing.wait()
         self._reducing = DONE
         if self._loan is not None:
@@ -270,7 +306,7 @@ class BucketState:
             self._loan = None
 
     def finish_reduce(self) -> None:
-        self._finish_reducing()
+        self.finish_sending()
         if self._whole:
             self._communicator.all_gather(self.gradient).wait()
 
@@ -294,13 +330,15 @@ class BucketState:
 
     def _parameters(self) -> Tensor | None:
         """The part of the parameters' memory that the masters are rounded into; None when they are the same memory."""
-        if self.bucket.flat.dtype == torch.float32:
+        if self.bucket.dtype == torch.float32:
             return None
+        if self._shards_weights:
+            return self.weights
         return self.bucket.flat if self._whole else self._communicator.shard(self.bucket.flat)
 
     def start_gather(self) -> None:
         """Start to send the updated parameters to every rank."""
-        if not self._whole:
+        if not self._whole and not self._shards_weights:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 
     def wait_parameters(self) -> None:

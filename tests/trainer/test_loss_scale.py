@@ -74,7 +74,9 @@ TOO_LARGE = 2.0**19
 
 
 def test_an_overflow_changes_no_weight_and_is_counted(tmp_path: Path) -> None:
-    found = events(tmp_path, TOO_LARGE, memory__precision="fp16", checkpoint__interval_steps=1, checkpoint__max_to_keep=9)
+    found = events(
+        tmp_path, TOO_LARGE, memory__precision="fp16", checkpoint__interval_steps=1, checkpoint__max_to_keep=9
+    )
     overflows = [event for event in found if event.grad_norm is None]
     assert found[0] in overflows
     assert 0 < len(overflows) < len(found)

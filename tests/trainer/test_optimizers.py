@@ -15,8 +15,8 @@ from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import NO_DECAY, OptimizationConfig
 from stoker.trainer.rank.bucket import Decays, decays_matrices, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
-from stoker.trainer.rank.communicator import Alone
 from stoker.trainer.rank.lamb import Lamb, tensor_sizes
+from stoker.trainer.rank.mesh import one_rank_mesh
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import Zero, ZeroSettings
@@ -36,7 +36,7 @@ class PlainLamb(torch.optim.Optimizer):
         self.config, self.steps = config, 0
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.steps += 1
         for group in self.param_groups:
             for x in group["params"]:
@@ -96,14 +96,14 @@ SPLIT = [50 * 40, 20 * 40]
 
 def make_zero(model: nn.Module, optimizer: Optimizer, decays: Decays = decays_matrices) -> Zero:
     settings = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=False)
-    buckets = make_buckets([], model, 1, decays=decays)
-    return Zero(buckets, Alone(), optimizer, GradientNorm(Ops(), by_line=False), settings)
+    buckets = make_buckets([], model, decays=decays)
+    return Zero(buckets, one_rank_mesh(), optimizer, GradientNorm(Ops(), by_line=False), settings)
 
 
 def make_optimizer(config: OptimizationConfig, model: Regression) -> Optimizer:
     if config.optimizer != "lamb":
         return Adam(config, Ops())
-    return Lamb(config, Ops(), Alone().exchange, by_line=False, sizes={id(model.fused.weight): SPLIT})
+    return Lamb(config, Ops(), lambda _kind, cells: cells, by_line=False, sizes={id(model.fused.weight): SPLIT})
 
 
 def train(model: Regression, zero: Zero, steps: int = STEPS) -> None:
@@ -144,7 +144,9 @@ def test_an_optimizer_equals_its_reference_over_fifty_steps(name: str) -> None:
     expected = {"fused.weight": torch.cat([plain.first, plain.second]), "fused.bias": plain.bias}
     expected |= {"norm.weight": plain.norm.weight, "norm.bias": plain.norm.bias, "out.weight": plain.out.weight}
     for key, value in model.named_parameters():
-        torch.testing.assert_close(value, expected[key], rtol=2e-4, atol=2e-6, msg=lambda text, key=key: f"{key} {text}")
+        torch.testing.assert_close(
+            value, expected[key], rtol=2e-4, atol=2e-6, msg=lambda text, key=key: f"{key} {text}"
+        )
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -190,7 +192,7 @@ def test_tensors_without_decay_are_chosen_by_name() -> None:
     decays = decay_by_name(model.named_parts(), ["*embed_tokens*", "*layers.1.*_norm.weight"])
     undecayed = {name for name, parameter in model.named_parameters() if not decays(parameter)}
     assert undecayed == {"embedding.weight", "blocks.1.q_norm.weight", "blocks.1.k_norm.weight"}
-    plan = make_buckets([], model, 1, decays=decays)[0].plan
+    plan = make_buckets([], model, decays=decays)[0].plan
     assert {item.name for item in plan.ranges if not item.decay} == undecayed
 
 
@@ -209,6 +211,6 @@ def test_a_pattern_that_cannot_hold_is_refused(pattern: str, message: str) -> No
 def test_sizes_of_tensors_cover_each_parameter() -> None:
     model = decoder()
     sizes = tensor_sizes(model.named_parts())
-    np.testing.assert_array_equal([sum(sizes[id(value)]) for value in model.parameters()], [
-        value.numel() for value in model.parameters()
-    ])
+    np.testing.assert_array_equal(
+        [sum(sizes[id(value)]) for value in model.parameters()], [value.numel() for value in model.parameters()]
+    )

@@ -16,7 +16,8 @@ from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.clip import GradientNorm, clip_factor
 from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
 from stoker.trainer.rank.gradient_sum import merges_after
-from stoker.trainer.rank.lamb import Lamb
+from stoker.trainer.rank.lamb import Lamb, sum_over_holders
+from stoker.trainer.rank.mesh import Mesh, data_parallel_mesh
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.zero import Zero, ZeroSettings
 from testing.trainer.rank_world import run_ranks
@@ -58,24 +59,28 @@ def loss_of(model: nn.Module, step: int, index: int) -> Tensor:
     return nn.functional.cross_entropy(model(tokens), targets, reduction="sum") / (10 * MICRO_BATCHES)
 
 
-def make_optimizer(config: OptimizationConfig, communicator: Communicator, settings: ZeroSettings) -> Optimizer:
+def make_optimizer(config: OptimizationConfig, mesh: Mesh, settings: ZeroSettings) -> Optimizer:
     if config.optimizer != "lamb":
         return Adam(config, Ops())
-    exchange = ALONE.exchange if settings.stage == 0 else communicator.exchange
-    return Lamb(config, Ops(), exchange, by_line=settings.any_data_parallel)
+    return Lamb(
+        config,
+        Ops(),
+        lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=settings.stage == 0),
+        by_line=settings.any_data_parallel,
+    )
 
 
 def train(
     communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG, clipping: float = 0.5
 ) -> dict[str, Any]:
     """Return the norms of every step, and all parameters and moments at the end, as this rank sees them."""
-    model = Net()
+    model, mesh = Net(), data_parallel_mesh(communicator)
     units = {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
     ops = Ops()
     zero = Zero(
-        make_buckets(list(units.items()), model, communicator.size),
-        communicator,
-        make_optimizer(config, communicator, settings),
+        make_buckets(list(units.items()), model, mesh.cuts),
+        mesh,
+        make_optimizer(config, mesh, settings),
         GradientNorm(ops, by_line=settings.any_data_parallel),
         settings,
     )
@@ -85,7 +90,7 @@ def train(
         zero.begin_step(mine)
         for index in range(communicator.rank * mine, (communicator.rank + 1) * mine):
             for state in zero.states:
-                zero.ready(state.bucket.name)
+                zero.ready(state.bucket.unit)
             loss_of(model, step, index).backward()
             zero.end_micro_batch()
         zero.finish_reduce()

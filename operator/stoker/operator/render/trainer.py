@@ -235,6 +235,7 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         "memory": _section(spec.memory),
         "data": _section(spec.data),
         "checkpoint": _checkpoint_section(spec, job.metadata.name),
+        "guards": _section(spec.guards),
         "logging": _section(spec.logging),
         "retention": "external",
         "deadlines": {

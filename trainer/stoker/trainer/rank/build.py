@@ -5,7 +5,7 @@ Called once by the rank's `main`. Owns nothing: the loop owns the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
@@ -21,22 +22,21 @@ from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.parameter import Part
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import SignalInbox
-from stoker.trainer.rank.bucket import make_buckets
+from stoker.trainer.rank.bucket import Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
-from stoker.trainer.rank.communicator import Alone, Communicator
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
-from stoker.trainer.rank.lamb import Lamb, tensor_sizes
+from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
-from stoker.trainer.rank.snapshot import load_state
+from stoker.trainer.rank.snapshot import all_state_tensors, load_state
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
@@ -44,10 +44,9 @@ from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """The means of one rank for the length of a run: rank grid, communicators, channel to the agent, device."""
+    """The means of one rank for the length of a run: mesh, group for saves, channel to the agent, device."""
 
-    dims: ParallelDims
-    communicator: Communicator
+    mesh: Mesh
     save_group: SaveGroup
     channel: RankChannel
     device: torch.device
@@ -56,7 +55,7 @@ class RankContext:
 def make_zero(
     config: TrainerConfig,
     decoder: Decoder,
-    communicator: Communicator,
+    mesh: Mesh,
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
@@ -77,9 +76,9 @@ def make_zero(
     parts = list(decoder.named_parts())
     decays = decay_by_name(parts, config.optimization.no_decay)
     return Zero(
-        make_buckets(list(groups.items()), decoder, communicator.size, device, decays),
-        communicator,
-        make_optimizer(config, decoder.ops, parts, communicator),
+        make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays),
+        mesh,
+        make_optimizer(config, decoder.ops, parts, mesh),
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
@@ -87,16 +86,23 @@ def make_zero(
     )
 
 
-def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], communicator: Communicator) -> Optimizer:
+def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
     if config.optimization.optimizer != "lamb":
         return Adam(config.optimization, ops)
     return Lamb(
         config.optimization,
         ops,
-        Alone().exchange if config.memory.zero_stage == 0 else communicator.exchange,
+        lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=config.memory.zero_stage == 0),
         by_line=config.training.deterministic == "AnyDataParallel",
         sizes=tensor_sizes(parts),
     )
+
+
+def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
+    """By id, the parameters whose gradient is not summed over the ranks of `gradient` alone."""
+    if mesh.dims.tensor == 1:
+        return {}
+    return {id(part.parameter): "replicated" for part in decoder.named_parts() if part.shard_dim is None}
 
 
 @contextmanager
@@ -118,20 +124,22 @@ def open_loop(
         DataError: the corpus is not that of the checkpoint.
     """
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
-    zero = make_zero(config, inputs.decoder, context.communicator, context.device, fill)
+    zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
     parts = list(inputs.decoder.named_parts())
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, loss_scale)
+    tensors = all_state_tensors(parts, context.mesh, context.save_group)
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context) as log:
         try:
             yield Loop(
                 config,
-                dims=context.dims,
+                mesh=context.mesh,
                 batches=inputs.batches,
                 forward=make_forward(config, context, inputs.decoder, zero),
                 zero=zero,
                 parts=parts,
+                tensors=tensors,
                 saver=saver,
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
@@ -168,12 +176,12 @@ def make_saver(
 
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
     minutes = config.checkpoint.interval_minutes
-    return SignalInbox(context.channel, minutes * 60 if minutes else None, context.communicator.rank)
+    return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
 def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """The metrics log; only rank 0 writes it."""
-    return MetricLog(config.logging.jsonl if context.communicator.rank == 0 else None, config.logging.every_steps)
+    """The metrics log; only the rank that leads writes it."""
+    return MetricLog(config.logging.jsonl if context.mesh.leads else None, config.logging.every_steps)
 
 
 def _resume(
@@ -182,6 +190,7 @@ def _resume(
     context: RankContext,
     inputs: RunInputs,
     zero: Zero,
+    tensors: Sequence[TensorInfo],
     loss_scale: LossScale | None,
 ) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
@@ -192,7 +201,7 @@ def _resume(
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
-    load_state(zero, list(inputs.decoder.named_parts()), reader, STATE_KINDS, _loading(context))
+    load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
     skipped = int(meta.get("skipped_steps", 0))
@@ -204,13 +213,8 @@ def _loading(context: RankContext) -> Any:
 
 
 def _meta(config: TrainerConfig, context: RankContext, inputs: RunInputs, resume: ResumePoint | None) -> dict[str, Any]:
-    dims = context.dims
     return {
-        "layout": {
-            "world_size": dims.world_size,
-            "data_parallel": dims.data_parallel,
-            "zero_stage": config.memory.zero_stage,
-        },
+        "layout": {**context.mesh.dims.layout(), "zero_stage": config.memory.zero_stage},
         "config": config.model_dump(mode="json"),
         "rng": {
             "seed": config.training.seed,

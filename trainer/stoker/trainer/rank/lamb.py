@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
 from stoker.model.parameter import Part
 from stoker.trainer.protocol.config import OptimizationConfig
-from stoker.trainer.rank.bucket import LINE, Bucket
+from stoker.trainer.rank.bucket import LINE, Bucket, Reduction
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.optimizer import HeldState, UpdateNumbers
 
-Exchange = Callable[[Tensor], Tensor]
-"""Gathers every rank's tensor, stacked."""
+SumOverHolders = Callable[[Reduction, Tensor], Tensor]
+"""Adds partial sums of one kind of buckets over all ranks that hold a part of their tensors."""
 TensorSizes = Mapping[int, Sequence[int]]
 """Id of a fused parameter -> numbers of elements of its tensors, in order."""
 
@@ -44,7 +46,7 @@ class Lamb:
         self,
         config: OptimizationConfig,
         ops: Ops,
-        exchange: Exchange,
+        sum_over_holders: SumOverHolders,
         *,
         by_line: bool,
         sizes: TensorSizes | None = None,
@@ -53,24 +55,31 @@ class Lamb:
 
         `sizes`: the tensors inside of fused parameters; others are one tensor.
         """
-        self._config, self._ops, self._exchange = config, ops, exchange
+        self._config, self._ops, self._sum_over_holders = config, ops, sum_over_holders
         self._by_line = by_line
         self._sizes = sizes or {}
 
-    def update(
-        self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]
-    ) -> None:
+    def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         held = list(states)
         spans = [tensor_spans(state.bucket, self._sizes) for state in held]
         for state in held:
             self._update_moments(state, numbers)
-        squares = [self._squares(state, found, numbers) for state, found in zip(held, spans, strict=True)]
-        sums = self._exchange(torch.cat(squares)).sum(0)  # each cell is zero on all ranks but those that hold it
+        cells = [self._squares(state, found, numbers) for state, found in zip(held, spans, strict=True)]
+        sums = self._sum([state.bucket.reduction for state in held], cells)
         ratios = self._ratios(sums, [span for found in spans for span in found])
         rates = ratios * (numbers.learning_rate * numbers.scale.isfinite())
         for state, found, own in zip(held, spans, rates.split([len(found) for found in spans]), strict=True):
             self._apply(state, found, own, numbers)
             updated(state.bucket)
+
+    def _sum(self, kinds: Sequence[Reduction], cells: Sequence[Tensor]) -> Tensor:
+        """The partial sums of all buckets, in their order, each added over the ranks."""
+        sums: dict[int, Tensor] = {}
+        for kind in dict.fromkeys(kinds):
+            own = [index for index, other in enumerate(kinds) if other == kind]
+            total = self._sum_over_holders(kind, torch.cat([cells[index] for index in own]))
+            sums.update(zip(own, total.split([len(cells[index]) for index in own]), strict=True))
+        return torch.cat([sums[index] for index in range(len(cells))])
 
     def _update_moments(self, state: HeldState, numbers: UpdateNumbers) -> None:
         """Without a wait for the device: a scale that is not finite makes every weight of the new gradient zero."""
@@ -127,6 +136,20 @@ class Lamb:
         state.master.sub_(step)
         if state.parameters is not None:
             state.parameters.copy_(state.master)
+
+
+def sum_over_holders(cells: Tensor, kind: Reduction, mesh: Mesh, *, is_whole: bool) -> Tensor:
+    """Add partial sums over the ranks among which tensors are sharded, and cut (collective).
+
+    `is_whole`: every rank holds all of the state that its communicator shares (stage 0). A cell is zero on the ranks
+    that hold no part of it, so the sum has the same bits for any number of shards.
+    """
+    total = cells if is_whole else mesh.reduction(kind).exchange(cells).sum(0)
+    if mesh.tensor is None or kind != "dense":
+        return total
+    by_rank = [torch.empty_like(total) for _ in range(mesh.dims.tensor)]
+    dist.all_gather(by_rank, total.contiguous(), group=mesh.tensor)  # over tensor: each rank has a part of each tensor
+    return torch.stack(by_rank).sum(0)
 
 
 def tensor_spans(bucket: Bucket, sizes: TensorSizes) -> list[Span]:

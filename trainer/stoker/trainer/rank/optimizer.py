@@ -52,9 +52,7 @@ class UpdateNumbers:
 class Optimizer(Protocol):
     """An update rule. Any cut of the state at whole lines gives the same bits."""
 
-    def update(
-        self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]
-    ) -> None:
+    def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         """Update masters, moments and parameters of every bucket; call `updated` after each one (collective)."""
         ...
 
@@ -66,9 +64,7 @@ class Adam:
         self._config = config
         self._ops = ops
 
-    def update(
-        self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]
-    ) -> None:
+    def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         for state in states:
             self._update(state, numbers)
             updated(state.bucket)

@@ -25,6 +25,7 @@ from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.loss_scale import LossScale
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
 from stoker.trainer.rank.zero import Zero
 
@@ -79,9 +80,11 @@ class ForwardPass:
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
         with saved_tensors(self._keepers):
-            hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
-            if self._decoder.config.tie_embeddings:
-                self._ready("embedding")
+            hidden_TD = self._hidden(
+                upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend
+            )
+            if self._gathered is not None and self._decoder.config.tie_embeddings:
+                self._gathered.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
@@ -163,7 +166,7 @@ class TrainStep:
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = numbers[:, width:].reshape(-1).sum() / divisor
+        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / divisor
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
@@ -193,7 +196,15 @@ class TrainStep:
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+
+
+def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:
+    """The rows of the ranks whose losses add up to the whole, in the order of the data."""
+    ranks = mesh.dims.loss_ranks()
+    if ranks == tuple(range(len(by_rank))):
+        return by_rank
+    return torch.stack([by_rank[rank] for rank in ranks])
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
@@ -208,6 +219,6 @@ def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBat
             loss_sum += float(forward.loss_sum(batch))
             targets += int(batch.weights_T.sum())
     device = zero.states[0].bucket.device
-    by_rank = zero.communicator.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
-    total = by_rank.sum(0).tolist()
+    by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
+    total = counted_once(by_rank, zero.mesh).sum(0).tolist()
     return total[0] / max(1.0, total[1]), int(total[1])

@@ -2,9 +2,10 @@
 
 Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are
 all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than
-its shard of the sum. Stage 3: parameters are sharded too and gathered for their use (`gathered_weights`). Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
-starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
-gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
+its shard of the sum. Stage 3: parameters are sharded too, and gathered for their use (`gathered_weights`). Stage 0: the
+reduced gradient is gathered and every rank updates everything. Reduction of a bucket starts inside backward, when its
+last gradient of the last micro-batch has arrived. The next forward waits for the gather of updated parameters, bucket
+by bucket. On GPUs only the constructor and `set_shards` block the host.
 
 Owns the buckets' state. Called by the training step; `snapshot` reads it for saves.
 """
@@ -21,19 +22,23 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from stoker.model.kernels.grad_destination import set_grad_destination
-from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Reduction
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
 from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
 """State per parameter element: fp32 master weight and the two moments."""
 WIRE_DEPTH = 2
-"""Send buffers per layout on GPUs: one is filled while the other is sent."""
+"""Gradients on their way: on GPUs send buffers per layout, one is filled while the other is sent.
+
+On CPUs the number of buckets whose reduction may be in flight from stage 2 on, so that they are never the whole model.
+"""
 
 Fill = Callable[[Sequence[nn.Parameter]], None]
 """Writes the initial values of some parameters."""
@@ -48,9 +53,9 @@ class ZeroSettings:
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
-    def shards_weights(self, ranks: int) -> bool:
-        """Whether each rank keeps only its shard of the parameters."""
-        return self.stage == 3 and ranks > 1
+    def shards_weights(self, unit: str, ranks: int) -> bool:
+        """Whether each rank keeps only its shard of a bucket's parameters. What every unit uses stays whole."""
+        return self.stage == 3 and ranks > 1 and unit != EVERY_UNIT
 
     def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
         """Whether each micro-batch's gradient is sent alone, in the compute dtype; else this rank first sums them."""
@@ -67,7 +72,7 @@ class Zero:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        communicator: Communicator,
+        mesh: Mesh,
         optimizer: Optimizer,
         norm: GradientNorm,
         settings: ZeroSettings,
@@ -80,23 +85,32 @@ class Zero:
         `used_once`: buckets whose parameters are each used once in a forward pass, so that a kernel may write
         their gradients to a destination.
         """
-        self.communicator = communicator
+        self.mesh = mesh
         self.settings = settings
         self._optimizer = optimizer
         self._norm = norm
         self._micro_batches_left = 0
         self._hooks: list[RemovableHandle] = []
-        wires = WireBuffers(WIRE_DEPTH if communicator.eager else None)
-        self.states = [BucketState(bucket, communicator, settings, norm, wires, fill) for bucket in buckets]
+        wires = WireBuffers(WIRE_DEPTH if mesh.gradient.eager else None)
+        self.states = [
+            BucketState(bucket, mesh.reduction(bucket.reduction), settings, norm, wires, fill) for bucket in buckets
+        ]
         for state in self.states:
             self._hook_gradients(state, state.bucket.name in used_once)
-        self._by_name = {state.bucket.name: state for state in self.states}
+        units = list(dict.fromkeys(state.bucket.unit for state in self.states))
+        self._by_unit = {
+            unit: [state for state in self.states if state.bucket.unit in (unit, EVERY_UNIT)] for unit in units
+        }
+        self._by_bucket = {state.bucket.name: state for state in self.states}
         self._sent: deque[BucketState] = deque()
-        self.gathered: GatheredWeights | None = None
+        self.gathered = self._gathered_weights(units)
         """Stage 3 on several ranks: the weights in use."""
-        if settings.shards_weights(communicator.size):
-            sharded = [ShardedBucket(state.bucket, state.weights) for state in self.states]
-            self.gathered = GatheredWeights(communicator, sharded)
+
+    def _gathered_weights(self, units: Sequence[str]) -> GatheredWeights | None:
+        sharded = [state for state in self.states if state.shards_weights]
+        by_unit = {unit: [state.sharded() for state in sharded if state.bucket.unit == unit] for unit in units}
+        found = {unit: buckets for unit, buckets in by_unit.items() if buckets}
+        return GatheredWeights(found) if found else None
 
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
@@ -131,12 +145,12 @@ class Zero:
         for state in self.states:
             state.begin_step(num_micro_batches)
 
-    def ready(self, bucket: str) -> None:
-        """Wait until the parameters of a bucket have their new values. Call it before forward uses them."""
+    def ready(self, unit: str) -> None:
+        """Wait until the parameters of a unit have their new values. Call it before forward uses them."""
+        for state in self._by_unit[unit]:
+            state.wait_parameters()
         if self.gathered is not None:
-            self.gathered.use(bucket)
-        else:
-            self._by_name[bucket].wait_parameters()
+            self.gathered.use(unit)
 
     def end_micro_batch(self) -> None:
         """Close the buckets in which some parameter got no gradient. Call it after each backward."""
@@ -150,7 +164,7 @@ class Zero:
 
     def _close(self, state: BucketState) -> None:
         state.end_micro_batch(self._micro_batches_left == 1)
-        if self.settings.stage < 2 or self.communicator.eager:
+        if self.settings.stage < 2 or self.mesh.gradient.eager:
             return
         self._sent.append(state)
         if len(self._sent) > WIRE_DEPTH:  # else the gradients in flight are as large as the model
@@ -163,9 +177,20 @@ class Zero:
             state.finish_reduce()
 
     def gradient_norm(self) -> Tensor:
-        """Norm of the whole gradient, fp64 scalar on the device (collective)."""
-        squares = [state.squares for state in self.states]
-        return self._norm.norm(squares, [state.bucket.plan for state in self.states], self.communicator)
+        """Norm of the whole gradient, each parameter counted once; fp64 scalar on the device (collective)."""
+        kinds = dict.fromkeys(state.bucket.reduction for state in self.states)
+        sums = [(self.mesh.reduction(kind), self._square_sum(kind)) for kind in kinds]
+        if self.mesh.is_one_model:
+            return torch.stack([total for _, total in sums]).sum().sqrt()
+        # Each sum is the same on all ranks of its communicator and its replicas: the first of them passes it on.
+        mine = [total if communicator.rank == communicator.replica == 0 else total * 0 for communicator, total in sums]
+        return self.mesh.world.exchange(torch.stack(mine).sum()).sum().sqrt()
+
+    def _square_sum(self, kind: Reduction) -> Tensor:
+        """Sum of the squared gradient over all buckets of one kind and the ranks of its communicator."""
+        states = [state for state in self.states if state.bucket.reduction == kind]
+        plans = [state.bucket.plan for state in states]
+        return self._norm.square_sum([state.squares for state in states], plans, self.mesh.reduction(kind))
 
     def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
         """Update this rank's state with the gradient times `scale`, and start to gather the parameters.
@@ -176,7 +201,7 @@ class Zero:
         held = (state.held_state() for state in self.states)
         if self.gathered is not None:
             self.gathered.discard()
-        self._optimizer.update(held, numbers, lambda bucket: self._by_name[bucket.name].start_gather())
+        self._optimizer.update(held, numbers, lambda bucket: self._by_bucket[bucket.name].start_gather())
         if self.gathered is not None:
             self.gathered.prepare_forward()
 
@@ -213,14 +238,14 @@ class BucketState:
         self._settings = settings
         self._wires = wires
         self._whole = settings.stage == 0
-        self._shards_weights = settings.shards_weights(communicator.size)
+        self.shards_weights = settings.shards_weights(bucket.unit, communicator.size)
         self._reducing: Pending = DONE
         self._gathering: Pending = DONE
         self._copying: Pending = DONE
         self._loan: Loan | None = None
         self._num_sent = 0
         self.master = self._build_master(fill)
-        self.weights = self.master.to(settings.compute_dtype) if self._shards_weights else self.master.new_empty(0)
+        self.weights = self.master.to(settings.compute_dtype) if self.shards_weights else self.master.new_empty(0)
         """Stage 3: this rank's shard of the parameters; the masters themselves when those are fp32 too."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
@@ -246,12 +271,21 @@ class BucketState:
             fill(self.bucket.parameters)
         else:
             master = self.bucket.master_copy()
-        if self._shards_weights:
+        if self.shards_weights:
             self.bucket.release(dtype)
             return self._communicator.shard(master).clone()
         self.bucket.adopt(master.to(dtype))  # no copy when it is fp32 already
         held = master if self._whole else self._communicator.shard(master)
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that sum this bucket's gradient and share its state."""
+        return self._communicator
+
+    def sharded(self) -> ShardedBucket:
+        """Stage 3: this rank's shard of the parameters."""
+        return ShardedBucket(self.bucket, self.weights, self._communicator)
 
     def owned(self, held: Tensor) -> Tensor:
         """This rank's shard of one of the state tensors."""
@@ -267,7 +301,8 @@ class BucketState:
     def begin_step(self, num_micro_batches: int) -> None:
         self.closed = False
         self._num_sent = 0
-        sends_each = self._settings.sends_each(self._communicator.size, num_micro_batches)
+        ranks = self._communicator.size * self._communicator.replicas
+        sends_each = self._settings.sends_each(ranks, num_micro_batches)
         self.gradients = self._wire if sends_each else self._sum
         self.gradients.begin_step(num_micro_batches)
 
@@ -292,7 +327,11 @@ class BucketState:
             self._received = torch.zeros_like(self.master)
         self.gradient = self._received
         self._reducing = self._communicator.reduce_scatter(
-            flat, self.owned(self.gradient), add=self._num_sent > 0, total=self._total if last else sum_in_order
+            flat,
+            self.owned(self.gradient),
+            add=self._num_sent > 0,
+            total=self._total if last else sum_in_order,
+            last=last,
         )
         self._loan = self._wires.lend(self.bucket, flat, self._reducing)
         self._num_sent += 1
@@ -332,13 +371,13 @@ class BucketState:
         """The part of the parameters' memory that the masters are rounded into; None when they are the same memory."""
         if self.bucket.dtype == torch.float32:
             return None
-        if self._shards_weights:
+        if self.shards_weights:
             return self.weights
         return self.bucket.flat if self._whole else self._communicator.shard(self.bucket.flat)
 
     def start_gather(self) -> None:
         """Start to send the updated parameters to every rank."""
-        if not self._whole and not self._shards_weights:
+        if not self._whole and not self.shards_weights:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 
     def wait_parameters(self) -> None:

@@ -33,6 +33,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "optimization.schedule": ["cosine", "linear", "constant"],
         "data.tokenizer.kind": ["auto", "path", "train"],
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
     "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
@@ -50,7 +51,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
-BELOW_UNBUILT = ("scheduling.topology.", "rollout.canary.")
+BELOW_UNBUILT = ("rollout.canary.",)
 """Choices inside of sections that are refused as a whole."""
 
 
@@ -199,7 +200,7 @@ def test_the_readme_lists_what_is_not_built(tmp_path: Path, capsys: pytest.Captu
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "`model.architecture` mistral, moe;" in text
-    assert "`memory.zeroStage` 3;" in text
+    assert "`memory.cpuOffload` true;" in text
     assert "`modelFrom.hub`;" in text
     assert "runtime.kernels" not in text
     with pytest.raises(ValueError, match="are missing"):

@@ -58,12 +58,16 @@ def events(folder: Path, scale: float | None = None, **changes: Any) -> list[Ste
     return found
 
 
+def norms(found: list[StepEvent]) -> list[float]:
+    return [event.grad_norm for event in found if event.grad_norm is not None]
+
+
 def test_fp16_learns_nearly_like_fp32(tmp_path: Path) -> None:
-    long = {"training__total_steps": 12, "optimization__schedule": "constant"}
+    long: dict[str, Any] = {"training__total_steps": 12, "optimization__schedule": "constant"}
     exact = events(tmp_path / "fp32", **long)
     half = events(tmp_path / "fp16", **long, memory__precision="fp16")
     np.testing.assert_allclose([event.loss for event in half], [event.loss for event in exact], rtol=0.01)
-    np.testing.assert_allclose([event.grad_norm for event in half], [event.grad_norm for event in exact], rtol=0.05)
+    np.testing.assert_allclose(norms(half), norms(exact), rtol=0.05)
     assert {event.skipped_steps for event in half} == {0}
     assert {event.loss_scale for event in half} == {2.0**16}
     assert {event.loss_scale for event in exact} == {None}

@@ -45,7 +45,7 @@ class Unit:
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Each bucket's part of a buffer."""
-        return flat[: self.numel].split([item.bucket.plan.numel for item in self.buckets])
+        return torch.split(flat[: self.numel], [item.bucket.plan.numel for item in self.buckets])
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class GatheredWeights:
         address = tensor.untyped_storage().data_ptr()
         for buffer in self._buffers:
             if buffer.address == address and buffer.holds is not None:
-                return partial(self._view, buffer.holds, tensor.shape, tensor.stride(), tensor.storage_offset())
+                return partial(self._view, buffer.holds, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         return None
 
     def _view(self, unit: Unit, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:

@@ -68,7 +68,7 @@ class Lamb:
         sums = self._sum([state.bucket.reduction for state in held], cells)
         ratios = self._ratios(sums, [span for found in spans for span in found])
         rates = ratios * (numbers.learning_rate * numbers.scale.isfinite())
-        for state, found, own in zip(held, spans, rates.split([len(found) for found in spans]), strict=True):
+        for state, found, own in zip(held, spans, torch.split(rates, [len(found) for found in spans]), strict=True):
             self._apply(state, found, own, numbers)
             updated(state.bucket)
 
@@ -78,7 +78,7 @@ class Lamb:
         for kind in dict.fromkeys(kinds):
             own = [index for index, other in enumerate(kinds) if other == kind]
             total = self._sum_over_holders(kind, torch.cat([cells[index] for index in own]))
-            sums.update(zip(own, total.split([len(cells[index]) for index in own]), strict=True))
+            sums.update(zip(own, torch.split(total, [len(cells[index]) for index in own]), strict=True))
         return torch.cat([sums[index] for index in range(len(cells))])
 
     def _update_moments(self, state: HeldState, numbers: UpdateNumbers) -> None:
@@ -121,7 +121,7 @@ class Lamb:
 
     def _ratios(self, sums: Tensor, spans: Sequence[Span]) -> Tensor:
         """The ratio of each tensor, fp32 [tensors]."""
-        by_tensor = sums.split([span.cells(self._by_line) for span in spans])
+        by_tensor = torch.split(sums, [span.cells(self._by_line) for span in spans])
         weights, directions = torch.stack([cells.sum(0) for cells in by_tensor]).sqrt_().unbind(1)
         known = (weights > 0) & (directions > 0) & directions.isfinite()
         return torch.where(known, weights / directions, 1.0).float()

@@ -18,7 +18,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.experts import BALANCE, TOKENS, Experts, Z, note_routing
 from stoker.model.kernels import reference
-from stoker.model.kernels.expert_rows import sort_rows
+from stoker.model.kernels.expert_rows import Routes, sort_rows
 from stoker.model.kernels.ops import Ops
 from tests.model.conftest import CONFIGS
 
@@ -30,15 +30,19 @@ BOUNDS = torch.tensor([0, 25, 40])
 
 def test_the_balance_loss_is_that_of_transformers() -> None:
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    aux = Aux()
-    note_routing(aux, 3, logits, reference.route(logits, 2, True).experts)
+    aux, routes = Aux({BALANCE: 2.5, Z: 0.5}), reference.route(logits, 2, True)
+    weights = note_routing(aux, 3, logits, routes)
     (ours,), (z,) = aux.named(BALANCE), aux.named(Z)
     theirs = load_balancing_loss_func((logits,), 6, 2)
     assert isinstance(theirs, Tensor)
+    their_z = (logits.exp().sum(-1).log() ** 2).mean()
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
-    both = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, theirs)]
-    torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-7)
-    torch.testing.assert_close(z, (logits.exp().sum(-1).log() ** 2).mean(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(z, their_z, rtol=1e-6, atol=0)
+    assert torch.equal(weights, routes.weights)
+    outer = torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
+    found = torch.autograd.grad((weights * outer).sum(), logits, retain_graph=True)[0]
+    wanted = torch.autograd.grad((routes.weights * outer).sum() + 2.5 * theirs + 0.5 * their_z, logits)[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_every_choice_of_every_token_is_counted_and_only_layers_with_experts_report() -> None:
@@ -54,7 +58,7 @@ def test_every_choice_of_every_token_is_counted_and_only_layers_with_experts_rep
 def test_an_even_router_has_a_balance_loss_of_the_number_of_choices() -> None:
     aux = Aux()
     experts_TK = torch.stack([torch.arange(12) % 6, (torch.arange(12) + 1) % 6], 1)
-    note_routing(aux, 0, torch.zeros(12, 6), experts_TK)
+    note_routing(aux, 0, torch.zeros(12, 6), Routes(torch.ones(12, 2), experts_TK))
     assert aux.named(BALANCE)[0].item() == pytest.approx(2.0)
 
 
@@ -62,7 +66,7 @@ def test_an_even_router_has_a_balance_loss_of_the_number_of_choices() -> None:
 def test_losses_of_the_router_have_the_same_gradients_when_blocks_are_computed_again(deterministic: bool) -> None:
     results = []
     for recompute in (False, True):
-        decoder, aux = Decoder(SPARSE, Ops(deterministic=deterministic)), Aux()
+        decoder, aux = Decoder(SPARSE, Ops(deterministic=deterministic)), Aux({BALANCE: 3.0, Z: 3.0})
         decoder.init_weights(2)
         attend = PackedAttend(decoder.ops, "auto", BOUNDS)
         x, update = decoder.embed(TOKENS_T), None
@@ -73,9 +77,13 @@ def test_losses_of_the_router_have_the_same_gradients_when_blocks_are_computed_a
                 else block(x, update, POSITIONS_T, attend, aux)
             )
         loss = decoder.cross_entropy(decoder.norm(x, update), TOKENS_T, torch.ones(40)).loss_sum
-        routed = torch.stack(aux.named(BALANCE) + aux.named(Z)).sum()
-        (loss + 3.0 * routed).backward()
-        results.append((routed.item(), [parameter.grad for parameter in decoder.parameters()]))
+        loss.backward()
+        results.append(
+            (
+                torch.stack(aux.named(BALANCE) + aux.named(Z)).tolist(),
+                [parameter.grad for parameter in decoder.parameters()],
+            )
+        )
     assert results[0][0] == results[1][0]
     assert all(
         torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True) if a is not None and b is not None

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.attend import PackedAttend
-from stoker.model.aux import Aux
-from stoker.model.experts import BALANCE, TOKENS, Z
+from stoker.model.experts import Experts
+from stoker.model.kernels.expert_rows import Routes
+from stoker.model.kernels.ops import Ops
 from stoker.trainer.agent.metrics import router_metrics
 from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
@@ -42,6 +45,18 @@ def run(folder: Path, **changes: Any) -> list[StepEvent]:
     return context.channel.all(StepEvent)  # type: ignore[attr-defined, no-any-return]
 
 
+class Watching(Ops):
+    """Keeps the logits of the routers."""
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
+        self.seen.append(logits_TE)
+        return super().route(logits_TE, num_choices, normalise)
+
+
 def plain_loop(config: TrainerConfig) -> list[dict[str, Any]]:
     """Train with torch's AdamW; the loss of a step is written out."""
     decoder, batches = tiny_decoder(config, SPARSE), SyntheticBatches(config)
@@ -57,15 +72,20 @@ def plain_loop(config: TrainerConfig) -> list[dict[str, Any]]:
         adam.zero_grad()
         targets, losses, tokens = batches.target_tokens(step), torch.zeros(3), torch.zeros(4)
         for batch in batches.micro_batches(step, 0, 1):
-            aux, attend = Aux(), PackedAttend(decoder.ops, "auto", torch.as_tensor(batch.cu_seqlens))
-            hidden = decoder(torch.as_tensor(batch.tokens_T), torch.as_tensor(batch.positions_T), attend, aux)
+            attend, seen = PackedAttend(decoder.ops, "auto", torch.as_tensor(batch.cu_seqlens)), []
+            for block in decoder.blocks:
+                if isinstance(block.feed_forward, Experts):
+                    block.feed_forward.ops = Watching(seen)
+            hidden = decoder(torch.as_tensor(batch.tokens_T), torch.as_tensor(batch.positions_T), attend)
             weights = torch.as_tensor(batch.weights_T)
             loss = decoder.cross_entropy(hidden, torch.as_tensor(batch.targets_T), weights).loss_sum / targets
             share = weights.sum() / targets
-            balance, z = (torch.stack(aux.named(name)).mean() * share for name in (BALANCE, Z))
+            balance = torch.stack([load_balancing_loss_func((logits,), 4, 2) for logits in seen]).mean() * share
+            z = torch.stack([logits.logsumexp(-1).square().mean() for logits in seen]).mean() * share
             (loss + SPARSE.router_aux_loss_coef * balance + SPARSE.router_z_loss_coef * z).backward()
             losses += torch.stack([loss, balance, z]).detach()
-            tokens += torch.stack(aux.named(TOKENS)).sum(0)
+            for logits in seen:
+                tokens += torch.bincount(logits.topk(2).indices.flatten(), minlength=4)
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), optimization.gradient_clipping)
         for group in adam.param_groups:
             group["lr"] = learning_rate(optimization, step + 1, total)

@@ -16,13 +16,13 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
-from stoker.model.kernels.expert_rows import count_rows, sort_rows
+from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import Norm, copy_to_group, group_rank, reduce_from_group, shard_size
 from stoker.model.parameter import Part
 
 BALANCE, Z, TOKENS = "router balance loss", "router z loss", "tokens per expert"
-"""Names of what leaves through `aux`: two scalars with gradient, and int64 [E]."""
+"""Names of what leaves through `aux`: two losses, and int64 [E]."""
 
 
 class Experts(nn.Module):
@@ -68,7 +68,7 @@ class Experts(nn.Module):
         logits_TE = self.ops.linear(x_TD.float(), self.router.float())
         weights_TK, experts_TK = self.ops.route(logits_TE, self.num_choices, self.normalise)
         if aux is not None:
-            note_routing(aux, self.layer, logits_TE, experts_TK)
+            weights_TK = note_routing(aux, self.layer, logits_TE, Routes(weights_TK, experts_TK))
         # Each rank computes a slice of every expert: gradients of tokens and weights are sums over tp.
         x_TD, weights_TK = copy_to_group(x_TD, self.group), copy_to_group(weights_TK, self.group)
         rows = sort_rows(experts_TK, self.num_experts)
@@ -113,16 +113,16 @@ class Experts(nn.Module):
         )
 
 
-def note_routing(aux: Aux, layer: int, logits_TE: Tensor, experts_TK: Tensor) -> None:
-    """Put the router's losses and the tokens of each expert into `aux`.
+def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Tensor:
+    """Put the router's losses and the tokens of each expert into `aux`; return the weights, which carry the losses.
 
     The balance loss is the one of Switch Transformer (arXiv 2101.03961, equations 4 to 6): E times the sum over experts
     of the share of tokens times the mean probability; K where both are even. The z loss is the one of ST-MoE
     (arXiv 2202.08906, equation 5): the mean square of the logarithm of the softmax's normaliser.
     """
     num_tokens, num_experts = logits_TE.shape
-    tokens_E = count_rows(experts_TK.flatten(), num_experts)
+    tokens_E = count_rows(routes.experts.flatten(), num_experts)
     probabilities_E = logits_TE.softmax(-1).mean(0)
     aux.put(layer, TOKENS, tokens_E)
-    aux.put(layer, BALANCE, (tokens_E * probabilities_E).sum() * (num_experts / num_tokens))
-    aux.put(layer, Z, logits_TE.logsumexp(-1).square().mean())
+    balance = (tokens_E * probabilities_E).sum() * (num_experts / num_tokens)
+    return aux.carry(routes.weights, layer, {BALANCE: balance, Z: logits_TE.logsumexp(-1).square().mean()})

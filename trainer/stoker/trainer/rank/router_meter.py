@@ -47,20 +47,20 @@ class RouterMeter:
         """How many numbers `take` returns."""
         return len(self._losses) + self._tokens_LE.numel()
 
-    def new_aux(self) -> Aux | None:
-        """Return the collector of one micro-batch; None where there is nothing to collect."""
-        return Aux() if self._own else None
-
-    def add(self, aux: Aux | None, num_targets: float) -> Tensor | None:
-        """Note one micro-batch. Returns its weighted losses times its targets, to be added to its loss sum."""
-        if aux is None:
+    def new_aux(self, num_targets: float) -> Aux | None:
+        """Return the collector of a micro-batch whose losses count `num_targets` times; None without experts here."""
+        if not self._own:
             return None
-        config = self._config
-        mean = num_targets / self._num_layers
-        balance, z = (torch.stack(aux.named(name)).sum() * mean for name in (BALANCE, Z))
-        self._losses += torch.stack([balance, z]).detach()
+        weights = {BALANCE: self._config.router_aux_loss_coef, Z: self._config.router_z_loss_coef}
+        return Aux({name: weight * num_targets / self._num_layers for name, weight in weights.items()})
+
+    def add(self, aux: Aux | None, num_targets: float) -> None:
+        """Note one micro-batch after its forward pass."""
+        if aux is None:
+            return
+        sums = torch.stack([torch.stack(aux.named(name)).sum() for name in (BALANCE, Z)])
+        self._losses += sums * (num_targets / self._num_layers)
         self._tokens_LE[self._own] += torch.stack(aux.named(TOKENS))
-        return balance * config.router_aux_loss_coef + z * config.router_z_loss_coef
 
     def take(self) -> Tensor:
         """Return this rank's sums over the step, float64 [`width`], and begin anew."""

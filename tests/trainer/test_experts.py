@@ -72,7 +72,8 @@ def plain_loop(config: TrainerConfig) -> list[dict[str, Any]]:
         adam.zero_grad()
         targets, losses, tokens = batches.target_tokens(step), torch.zeros(3), torch.zeros(4)
         for batch in batches.micro_batches(step, 0, 1):
-            attend, seen = PackedAttend(decoder.ops, "auto", torch.as_tensor(batch.cu_seqlens)), []
+            attend = PackedAttend(decoder.ops, "auto", torch.as_tensor(batch.cu_seqlens))
+            seen: list[Tensor] = []
             for block in decoder.blocks:
                 if isinstance(block.feed_forward, Experts):
                     block.feed_forward.ops = Watching(seen)
@@ -80,7 +81,10 @@ def plain_loop(config: TrainerConfig) -> list[dict[str, Any]]:
             weights = torch.as_tensor(batch.weights_T)
             loss = decoder.cross_entropy(hidden, torch.as_tensor(batch.targets_T), weights).loss_sum / targets
             share = weights.sum() / targets
-            balance = torch.stack([load_balancing_loss_func((logits,), 4, 2) for logits in seen]).mean() * share
+            balance = (
+                torch.stack([torch.as_tensor(load_balancing_loss_func((logits,), 4, 2)) for logits in seen]).mean()
+                * share
+            )
             z = torch.stack([logits.logsumexp(-1).square().mean() for logits in seen]).mean() * share
             (loss + SPARSE.router_aux_loss_coef * balance + SPARSE.router_z_loss_coef * z).backward()
             losses += torch.stack([loss, balance, z]).detach()

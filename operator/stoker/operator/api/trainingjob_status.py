@@ -97,6 +97,8 @@ class Attempt(Value):
     phase: Annotated[str, Field(max_length=32)] | None = None
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
+    placed_at: Time | None = None
+    """Time at which every pod of the gang got its node."""
     ended_at: Time | None = None
     first_step: Int64 | None = None
     last_step: Int64 | None = None
@@ -158,6 +160,10 @@ class TrainingJobStatus(EditableStatus):
     """Highest step of a verified save."""
     lost_steps: Int64 = 0
     """Steps that restarts had to repeat."""
+    avoided_nodes: Annotated[
+        tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
+    """Nodes that attempts failed on twice or more often; gangs are placed without them while others have room."""
     progress: Progress | None = None
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None

@@ -44,6 +44,7 @@ class JobFields(JobChanges, total=False):
     phase: TrainingPhase
     accepted_spec: dict[str, Any] | None
     best_step: int
+    avoided_nodes: tuple[str, ...]
     pods: PodCounts | None
     checkpoints: int
     latest_checkpoint: SavedStep | None
@@ -55,6 +56,7 @@ class AttemptChanges(TypedDict, total=False):
     """Fields of an attempt that change during its life."""
 
     phase: str | None
+    placed_at: str | None
     ended_at: str | None
     last_step: int | None
     announced_step: int | None

@@ -75,6 +75,10 @@ class StepEvent:
     tokens_per_s: float
     step_s: float
     eta_s: float
+    skipped_steps: int = 0
+    """Steps so far whose update was not applied."""
+    loss_scale: float | None = None
+    """With fp16: the factor of the loss in the next step."""
     router_balance_loss: float | None = None
     """Only of a model with experts, like the fields that follow; not part of `loss`."""
     router_z_loss: float | None = None
@@ -82,10 +86,6 @@ class StepEvent:
     """Rows of the fullest expert over those of the mean expert, in the layer where that is most."""
     expert_tokens: tuple[int, ...] | None = None
     """Rows of each expert in this step, summed over layers."""
-    skipped_steps: int = 0
-    """Steps so far whose update was not applied."""
-    loss_scale: float | None = None
-    """With fp16: the factor of the loss in the next step."""
     at: float = field(default_factory=time.time)
 
 

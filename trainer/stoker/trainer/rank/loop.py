@@ -171,9 +171,9 @@ class Loop:
             tokens_per_s=self._clock.tokens_per_s,
             step_s=step_s,
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
-            **router_fields(result.router),
             skipped_steps=self.progress.skipped_steps,
             loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
+            **router_fields(result.router),
         )
 
     def _validate_if_due(self) -> None:

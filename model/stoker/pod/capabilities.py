@@ -111,7 +111,7 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin")}
+_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random")}
 
 
 def _camel(path: str) -> str:
@@ -134,8 +134,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "run.elastic": absent(),
         "scheduling.backend": only("auto", "stoker"),
         "scheduling.queueName": absent(),
-        "scheduling.topology": absent(),
-        "scheduling.gangTimeoutSeconds": only(60),
     },
     "Checkpoint": {
         "verification": only("Full"),

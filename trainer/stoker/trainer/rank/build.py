@@ -29,6 +29,7 @@ from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.plan_check import PlanWatch, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
@@ -119,6 +120,7 @@ def open_loop(
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
                 log=log,
+                watch=make_plan_watch(config, context, inputs.decoder),
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
@@ -132,6 +134,11 @@ def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, 
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
     return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute)
+
+
+def make_plan_watch(config: TrainerConfig, context: RankContext, decoder: Decoder) -> PlanWatch:
+    plan = plan_run(config, decoder.config, context.device)
+    return PlanWatch(plan, context.mesh.stage, context.channel, context.device)
 
 
 def make_saver(

@@ -31,7 +31,7 @@ BOUNDS = torch.tensor([0, 25, 40])
 def test_the_balance_loss_is_that_of_transformers() -> None:
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
     aux, routes = Aux({BALANCE: 2.5, Z: 0.5}), reference.route(logits, 2, True)
-    weights = note_routing(aux, 3, logits, routes)
+    weights = note_routing(aux, 3, logits, routes).weights
     (ours,), (z,) = aux.named(BALANCE), aux.named(Z)
     theirs = load_balancing_loss_func((logits,), 6, 2)
     assert isinstance(theirs, Tensor)

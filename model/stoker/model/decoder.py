@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from stoker.model.attend import Attend
 from stoker.model.aux import Aux
 from stoker.model.block import Block
 from stoker.model.config import ModelConfig
+from stoker.model.experts import Experts
 from stoker.model.kernels.ops import CrossEntropy, Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
 from stoker.model.parameter import Part, Section
@@ -29,7 +31,10 @@ from stoker.model.rotary import RotaryTable
 class Decoder(nn.Module):
     """A decoder of any family, or the slice `layers` of one (a pipeline stage).
 
-    Parameters are uninitialised until `init_weights` or a loader fills them.
+    Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
+    it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
+    group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
+    exchanged.
     """
 
     def __init__(
@@ -40,6 +45,8 @@ class Decoder(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         group: ProcessGroup | None = None,
+        sequence_parallel: bool = False,
+        expert_group: ProcessGroup | None = None,
         layers: range | None = None,
     ) -> None:
         super().__init__()
@@ -49,20 +56,16 @@ class Decoder(nn.Module):
         self.rope = RotaryTable(config)
         self.is_packed = False
 
+        made: Any = {"dtype": dtype, "device": device, "group": group, "sequence_parallel": sequence_parallel}
+
         def table(name: str) -> VocabParallel:
-            return VocabParallel(
-                Section(name, config.vocab_size), config.hidden_size, ops, dtype=dtype, device=device, group=group
-            )
+            return VocabParallel(Section(name, config.vocab_size), config.hidden_size, ops, **made)
 
         self.embedding = table("model.embed_tokens") if self.is_first else None
         self.blocks = nn.ModuleList(
-            Block(config, layer, ops, self.rope, dtype=dtype, device=device, group=group) for layer in self.layers
+            Block(config, layer, ops, self.rope, expert_group=expert_group, **made) for layer in self.layers
         )
-        self.final_norm = (
-            Norm("model.norm", config.hidden_size, config.norm_eps, ops, dtype=dtype, device=device)
-            if self.is_last
-            else None
-        )
+        self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None
         self.lm_head = table("lm_head") if self.is_last and not config.tie_embeddings else None
 
     @property
@@ -105,9 +108,7 @@ class Decoder(nn.Module):
 
     def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
         """Compute output layer and loss together (see `Ops.cross_entropy`). The result is the same on every rank."""
-        return self.ops.cross_entropy(
-            hidden_TD, self.head.weight, targets_T, weights_T, first_token=self.head.first_token, group=self.group
-        )
+        return self.head.cross_entropy(hidden_TD, targets_T, weights_T)
 
     @torch.no_grad()
     def pack_weights(self) -> None:
@@ -138,6 +139,16 @@ class Decoder(nn.Module):
             yield from self.final_norm.parts("final_norm")
         if self.lm_head is not None:
             yield from self.lm_head.parts("lm_head")
+
+    def experts(self) -> Iterator[Experts]:
+        """Yield the feed-forward parts with experts."""
+        for module in self.modules():
+            if isinstance(module, Experts):
+                yield module
+
+    def names_elsewhere(self) -> set[str]:
+        """Return the tensors of these layers of which this rank holds nothing: other ranks' experts."""
+        return {name for experts in self.experts() for name in experts.names_elsewhere()}
 
     def init_weights(self, seed: int) -> None:
         """Initialise: matrices normal with `initializer_range`, norms one, biases zero.

@@ -1,7 +1,7 @@
 """The feed-forward part of a layer with experts: a router chooses a few of them for each token.
 
-All choices of all tokens are computed; no expert has a capacity. T tokens, D hidden, E experts, K experts of a token,
-S = T * K rows, F width of an expert.
+All choices of all tokens are computed; no expert has a capacity. T tokens, t tokens of this rank, D hidden, E experts,
+K experts of a token, S = T * K rows, R rows that this rank's experts compute, F width of an expert.
 
 Made by `block`. Parameters change by the trainer's optimizer and by the loaders of `weights`.
 """
@@ -16,17 +16,34 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
+from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
 from stoker.model.kernels.ops import Ops
-from stoker.model.parallel import Norm, copy_to_group, group_rank, reduce_from_group, shard_size
+from stoker.model.parallel import Norm
 from stoker.model.parameter import Part
+from stoker.model.tensor_group import (
+    copy_to_group,
+    counted_once,
+    gather_tokens,
+    gather_tokens_of_whole,
+    group_rank,
+    group_size,
+    reduce_from_group,
+    scatter_tokens,
+    shard_size,
+    take_tokens,
+)
 
 BALANCE, Z, TOKENS = "router balance loss", "router z loss", "tokens per expert"
 """Names of what leaves through `aux`: two losses, and int64 [E]."""
 
 
 class Experts(nn.Module):
-    """Router and experts of layer `layer`. With a tensor-parallel group every rank holds a slice of every expert."""
+    """Router and experts of layer `layer`.
+
+    With an expert group every rank holds a run of whole experts, and rows are exchanged. Without one every rank holds
+    a slice of every expert, cut over the tensor-parallel group like a dense layer.
+    """
 
     def __init__(
         self,
@@ -37,60 +54,96 @@ class Experts(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: ProcessGroup | None,
+        sequence_parallel: bool = False,
+        expert_group: ProcessGroup | None = None,
     ) -> None:
+        """Raises ValueError with the arithmetic where experts, or an expert's width, cannot be cut evenly."""
         super().__init__()
         names = config.family.experts
         assert names is not None
         assert config.num_experts is not None
         assert config.num_experts_per_token is not None
-        self.ops, self.group, self.layer, self.names = ops, group, layer, names
+        self.ops, self.group, self.expert_group, self.layer, self.names = ops, group, expert_group, layer, names
+        self.sequence_parallel = sequence_parallel
         self.hf_name = f"model.layers.{layer}.{names.part}"
         self.num_experts, self.num_choices = config.num_experts, config.num_experts_per_token
         self.normalise, self.hidden, self.width = config.norm_topk_prob, config.hidden_size, config.expert_size
-        self.local_width = shard_size(self.width, group, f"{self.hf_name}.experts")
+        self.own = own_experts(self.num_experts, expert_group)
+        """Numbers of the experts that this rank holds."""
+        self.width_group = group if expert_group is None else None
+        self.local_width = shard_size(self.width, self.width_group, f"{self.hf_name}.experts")
 
         def parameter(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(rows, columns, dtype=dtype, device=device))
 
         self.router = parameter(self.num_experts, self.hidden)
-        self.gate_up = parameter(self.num_experts * 2 * self.local_width, self.hidden)
+        self.gate_up = parameter(len(self.own) * 2 * self.local_width, self.hidden)
         """Rows of gate, then of up, expert by expert."""
-        self.down = parameter(self.num_experts * self.hidden, self.local_width)
+        self.down = parameter(len(self.own) * self.hidden, self.local_width)
 
-    def forward(self, norm: Norm, x_TD: Tensor, attended_TD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
-        normed_TD, x_TD = norm.of_sum(x_TD, attended_TD)
-        return self.compute(normed_TD, aux), x_TD
+        normed_tD, x_tD = norm.of_sum(x_tD, attended_tD)
+        return self.compute(normed_tD, aux), x_tD
 
-    def compute(self, x_TD: Tensor, aux: Aux | None = None) -> Tensor:
-        """Return the weighted sum of each token's experts, y_TD."""
-        # Two bytes would make many logits equal: the router's product is in float32 whatever the model's dtype.
-        logits_TE = self.ops.linear(x_TD.float(), self.router.float())
-        weights_TK, experts_TK = self.ops.route(logits_TE, self.num_choices, self.normalise)
-        if aux is not None:
-            weights_TK = note_routing(aux, self.layer, logits_TE, Routes(weights_TK, experts_TK))
+    def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
+        """Return the weighted sum of each token's experts, y_tD."""
+        # The router is computed on all tokens by each rank of tp, so its losses are those of the whole micro-batch.
+        whole_TD = gather_tokens_of_whole(x_tD, self.group) if self.sequence_parallel else x_tD
+        weights_TK, experts_TK = self.choose(whole_TD, aux)
+        if self.expert_group is not None:
+            return self.compute_own_tokens(x_tD, weights_TK, experts_TK, self.expert_group)
         # Each rank computes a slice of every expert: gradients of tokens and weights are sums over tp.
-        x_TD, weights_TK = copy_to_group(x_TD, self.group), copy_to_group(weights_TK, self.group)
-        rows = sort_rows(experts_TK, self.num_experts)
-        gate_up_SF = self.ops.grouped_linear(self.ops.dispatch(x_TD, rows), self.gate_up, rows.ends)
-        y_SD = self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, rows.ends)
-        return reduce_from_group(self.ops.combine(y_SD, weights_TK, rows), self.group)
+        enter, leave = (gather_tokens, scatter_tokens) if self.sequence_parallel else (copy_to_group, reduce_from_group)
+        rows, weights_TK = sort_rows(experts_TK, self.num_experts), copy_to_group(weights_TK, self.group)
+        y_SD = self.products(self.ops.dispatch(enter(x_tD, self.group), rows), rows.ends)
+        return leave(self.ops.combine(y_SD, weights_TK, rows), self.group)
+
+    def choose(self, x_TD: Tensor, aux: Aux | None) -> Routes:
+        """Choose each token's experts; the router's losses and loads leave through `aux`."""
+        # Two bytes would make many logits equal: the router's product is in float32 whatever the model's dtype.
+        logits_TE = self.ops.linear(x_TD.float(), counted_once(self.router, self.group).float())
+        routes = self.ops.route(logits_TE, self.num_choices, self.normalise)
+        return routes if aux is None else note_routing(aux, self.layer, logits_TE, routes)
+
+    def compute_own_tokens(
+        self, x_tD: Tensor, weights_TK: Tensor, experts_TK: Tensor, expert_group: ProcessGroup
+    ) -> Tensor:
+        """Exchange the rows of this rank's tokens over the expert group. Tokens that tp repeats are cut over it."""
+        repeated = None if self.sequence_parallel else self.group
+        x_tD, weights_tK = take_tokens(x_tD, repeated), take_tokens(weights_TK, self.group)
+        rows = sort_rows(take_tokens(experts_TK, self.group), self.num_experts)
+        exchange = plan_exchange(rows.ends, expert_group)
+        y_RD = self.products(send_rows(self.ops.dispatch(x_tD, rows), exchange), exchange.ends)
+        y_tD = self.ops.combine(return_rows(y_RD, exchange), weights_tK, rows)
+        return gather_tokens_of_whole(y_tD, repeated)
+
+    def products(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        """Return the experts' results for rows sorted by expert."""
+        gate_up_SF = self.ops.grouped_linear(x_SD, self.gate_up, ends_E)
+        return self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, ends_E)
+
+    def names_elsewhere(self) -> Iterator[str]:
+        """Yield the names of the tensors that only other ranks of the expert group hold."""
+        for expert in set(range(self.num_experts)) - set(self.own):
+            for name in (self.names.gate, self.names.up, self.names.down):
+                yield f"{self.hf_name}.experts.{expert}.{name}.weight"
 
     def parts(self, prefix: str) -> Iterator[Part]:
-        """Yield the router, then gate, up and down of each expert."""
+        """Yield the router, then gate, up and down of each expert that this rank holds."""
         shape = (self.num_experts, self.hidden)
         yield Part(f"{self.hf_name}.gate.weight", f"{prefix}.router", self.router, 0, shape[0], shape, (0, 0), None)
-        for expert in range(self.num_experts):
-            yield from self.gate_up_parts(prefix, expert)
-        for expert in range(self.num_experts):
-            yield self.down_part(prefix, expert)
+        for place in range(len(self.own)):
+            yield from self.gate_up_parts(prefix, place)
+        for place in range(len(self.own)):
+            yield self.down_part(prefix, place)
 
-    def gate_up_parts(self, prefix: str, expert: int) -> Iterator[Part]:
-        begin = self.local_width * group_rank(self.group)
+    def gate_up_parts(self, prefix: str, place: int) -> Iterator[Part]:
+        begin = self.local_width * group_rank(self.width_group)
         for number, name in enumerate((self.names.gate, self.names.up)):
-            row = (2 * expert + number) * self.local_width
+            row = (2 * place + number) * self.local_width
             yield Part(
-                f"{self.hf_name}.experts.{expert}.{name}.weight",
+                f"{self.hf_name}.experts.{self.own[place]}.{name}.weight",
                 f"{prefix}.gate_up",
                 self.gate_up,
                 row,
@@ -100,21 +153,33 @@ class Experts(nn.Module):
                 0,
             )
 
-    def down_part(self, prefix: str, expert: int) -> Part:
+    def down_part(self, prefix: str, place: int) -> Part:
         return Part(
-            f"{self.hf_name}.experts.{expert}.{self.names.down}.weight",
+            f"{self.hf_name}.experts.{self.own[place]}.{self.names.down}.weight",
             f"{prefix}.down",
             self.down,
-            expert * self.hidden,
-            (expert + 1) * self.hidden,
+            place * self.hidden,
+            (place + 1) * self.hidden,
             (self.hidden, self.width),
-            (0, self.local_width * group_rank(self.group)),
+            (0, self.local_width * group_rank(self.width_group)),
             1,
         )
 
 
-def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Tensor:
-    """Put the router's losses and the tokens of each expert into `aux`; return the weights, which carry the losses.
+def own_experts(num_experts: int, group: ProcessGroup | None) -> range:
+    """Return the run of experts that this rank of the group holds."""
+    ranks = group_size(group)
+    if num_experts % ranks:
+        raise ValueError(
+            f"expert: {num_experts} experts cannot be cut over {ranks} ranks: {num_experts} % {ranks} = "
+            f"{num_experts % ranks}"
+        )
+    size = num_experts // ranks
+    return range(group_rank(group) * size, (group_rank(group) + 1) * size)
+
+
+def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Routes:
+    """Put the router's losses and the tokens of each expert into `aux`; return routes whose weights carry the losses.
 
     The balance loss is the one of Switch Transformer (arXiv 2101.03961, equations 4 to 6): E times the sum over experts
     of the share of tokens times the mean probability; K where both are even. The z loss is the one of ST-MoE
@@ -125,4 +190,5 @@ def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Ten
     probabilities_E = logits_TE.softmax(-1).mean(0)
     aux.put(layer, TOKENS, tokens_E)
     balance = (tokens_E * probabilities_E).sum() * (num_experts / num_tokens)
-    return aux.carry(routes.weights, layer, {BALANCE: balance, Z: logits_TE.logsumexp(-1).square().mean()})
+    losses = {BALANCE: balance, Z: logits_TE.logsumexp(-1).square().mean()}
+    return routes._replace(weights=aux.carry(routes.weights, layer, losses))

@@ -1,11 +1,13 @@
 """The dense feed-forward part of a block: gate and up, SwiGLU, down.
 
-Its twin with experts is `experts.Experts`; a block holds one of the two. T tokens, D hidden, F width.
+Its twin with experts is `experts.Experts`; a block holds one of the two. T tokens, t tokens of this rank
+(sequence parallel), D hidden, F width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,27 +32,26 @@ class DenseFeedForward(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: ProcessGroup | None,
+        sequence_parallel: bool = False,
+        expert_group: ProcessGroup | None = None,  # noqa: ARG002  for experts
     ) -> None:
         super().__init__()
         name, hidden, width = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
         sections = [Section(f"{name}.gate_proj", width), Section(f"{name}.up_proj", width)]
-        self.gate_up_proj = ColumnParallelLinear(
-            sections, hidden, ops, bias=False, dtype=dtype, device=device, group=group
-        )
-        self.down_proj = RowParallelLinear(
-            Section(f"{name}.down_proj", hidden), width, ops, bias=False, dtype=dtype, device=device, group=group
-        )
+        made: Any = {"dtype": dtype, "device": device, "group": group, "sequence_parallel": sequence_parallel}
+        self.gate_up_proj = ColumnParallelLinear(sections, hidden, ops, bias=False, **made)
+        self.down_proj = RowParallelLinear(Section(f"{name}.down_proj", hidden), width, ops, bias=False, **made)
 
     def forward(
         self,
         norm: Norm,
-        x_TD: Tensor,
-        attended_TD: Tensor,
+        x_tD: Tensor,
+        attended_tD: Tensor,
         aux: Aux | None = None,  # noqa: ARG002  for experts
     ) -> tuple[Tensor, Tensor]:
         """Return (feed_forward(norm(x + attended)), x + attended)."""
-        activated_TF, x_TD = self.gate_up_proj.swiglu_of_norm(norm, x_TD, attended_TD)
-        return self.down_proj(activated_TF), x_TD
+        activated_TF, x_tD = self.gate_up_proj.swiglu_of_norm(norm, x_tD, attended_tD)
+        return self.down_proj(activated_TF), x_tD
 
     def parts(self, prefix: str) -> Iterator[Part]:
         yield from self.gate_up_proj.parts(f"{prefix}.gate_up_proj")

@@ -77,7 +77,7 @@ def check_fit(decoder: Decoder, store: TensorStore) -> None:
 
 def refuse_unknown(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse tensors that the model would not use: the model is then not what its config describes."""
-    known = {part.hf_name for part in decoder.named_parts()}
+    known = {part.hf_name for part in decoder.named_parts()} | decoder.names_elsewhere()
     if decoder.config.tie_embeddings:
         known.add(HEAD)  # some writers store the tied table twice: `check_tie`
     unknown = [name for name in shapes if name not in known and not name.endswith(IGNORED_SUFFIXES)]

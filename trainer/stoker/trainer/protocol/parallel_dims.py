@@ -190,7 +190,7 @@ def check_supported(config: TrainerConfig) -> ParallelDims:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
-    problems = refusals("trainer", config) + _batch_problems(config, dims)
+    problems = refusals("trainer", config) + _batch_problems(config, dims) + _token_problems(config, dims)
     if problems:
         raise ConfigError("\n".join(problems))
     return dims
@@ -205,8 +205,31 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
             f"training.global_batch_size {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
             f"x micro_batch_size {training.micro_batch_size} = {rows}"
         )
-    if training.deterministic == "AnyDataParallel" and size & (size - 1):
-        problems.append(
-            f"training.deterministic AnyDataParallel needs a power of two of data-parallel ranks, got {size}"
-        )
+    if training.deterministic == "AnyDataParallel":
+        sizes = {"data-parallel ranks": size, "parallelism.tensor": dims.tensor, "parallelism.context": dims.context}
+        problems += [
+            f"training.deterministic AnyDataParallel needs a power of two of {name}, got {count}"
+            for name, count in sizes.items()
+            if count & (count - 1)
+        ]
+        if dims.expert > 1:
+            problems.append(
+                "training.deterministic AnyDataParallel is not supported yet with parallelism.expert "
+                f"{dims.expert}: an expert's rows come from several ranks; use SameLayout"
+            )
     return problems
+
+
+def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
+    """Sequence and expert parallelism cut the tokens of a micro-batch evenly over the ranks of `tensor`."""
+    training = config.training
+    tokens = training.micro_batch_size * training.sequence_length
+    cuts = config.parallelism.sequence_parallel or dims.expert > 1
+    if not cuts or tokens % (dims.context * dims.tensor) == 0:
+        return []
+    field = "sequence_parallel" if config.parallelism.sequence_parallel else f"expert {dims.expert}"
+    return [
+        f"parallelism.{field}: training.micro_batch_size {training.micro_batch_size} x sequence_length "
+        f"{training.sequence_length} = {tokens} tokens are not a multiple of context {dims.context} x tensor "
+        f"{dims.tensor} = {dims.context * dims.tensor}"
+    ]

@@ -101,9 +101,12 @@ def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh:
 
 def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
     """By id, the parameters whose gradient is not summed over the ranks of `gradient` alone."""
-    if mesh.dims.tensor == 1:
-        return {}
-    return {id(part.parameter): "replicated" for part in decoder.named_parts() if part.shard_dim is None}
+    kinds: dict[int, Reduction] = {}
+    if mesh.dims.tensor > 1:
+        kinds = {id(part.parameter): "replicated" for part in decoder.named_parts() if part.shard_dim is None}
+    if mesh.expert is not None:
+        kinds |= {id(held): "expert" for layer in decoder.experts() for held in (layer.gate_up, layer.down)}
+    return kinds
 
 
 @contextmanager

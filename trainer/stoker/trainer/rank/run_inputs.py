@@ -14,6 +14,7 @@ import torch
 
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
@@ -24,6 +25,7 @@ from stoker.trainer.rank.data.tokens import open_encoder
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import Batches
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
@@ -31,10 +33,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    """Everything that a run reads before its first step. Does not depend on the number of ranks."""
+    """Everything that a run reads before its first step. Only the decoder depends on the mesh."""
 
     decoder: Decoder
-    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
+    """This rank's part; fp32, empty (on the meta device) or with its starting weights (any weights on a resume)."""
     batches: Batches
     files: Mapping[str, bytes]
     """`config.json` and the tokenizer's files, for every checkpoint."""
@@ -45,11 +47,13 @@ class RunInputs:
     """Fills an empty decoder; None when it has its weights."""
 
 
-def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: bool, report: Report) -> RunInputs:
+def collect_run_inputs(
+    config: TrainerConfig, mesh: Mesh, device: torch.device, resumes: bool, report: Report
+) -> RunInputs:
     """Open the corpus and make an empty decoder. A run that resumes does not load initial weights.
 
     Raises:
-        ConfigError: `model` is not a model's configuration.
+        ConfigError: `model` is not a model's configuration, or cannot be cut over the mesh.
         ModelUnusable: `model_from` cannot be used.
         DataError: the corpus cannot be used.
     """
@@ -65,7 +69,7 @@ def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: boo
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
     report("BuildingModel")
-    decoder = Decoder(model, ops, dtype=torch.float32, device="meta")
+    decoder = make_decoder(config, mesh, model, ops)
     return RunInputs(
         decoder=decoder,
         batches=loader,
@@ -76,6 +80,37 @@ def collect_run_inputs(config: TrainerConfig, device: torch.device, resumes: boo
             decoder, None if resumes else source, None if resumes else config.training.seed, report
         ),
     )
+
+
+def make_decoder(config: TrainerConfig, mesh: Mesh, model: ModelConfig, ops: Ops) -> Decoder:
+    """This rank's part of an empty decoder, on the meta device.
+
+    Raises:
+        ConfigError: the model cannot be cut over the mesh; the message shows the arithmetic.
+    """
+    sequence_parallel = config.parallelism.sequence_parallel
+    try:
+        check_experts(mesh, model)
+        return Decoder(
+            model,
+            ops,
+            dtype=torch.float32,
+            device="meta",
+            group=mesh.tensor,
+            sequence_parallel=sequence_parallel,
+            expert_group=mesh.expert,
+        )
+    except ValueError as error:
+        raise ConfigError(f"parallelism: {error}") from error
+
+
+def check_experts(mesh: Mesh, model: ModelConfig) -> None:
+    """Check that the model has experts for the mesh. Raises ValueError."""
+    expert, context = mesh.dims.expert, mesh.dims.context
+    if expert > 1 and model.num_experts is None:
+        raise ValueError(f"expert {expert} needs a model with experts, got architecture {model.architecture}")
+    if context > 1 and model.num_experts is not None:
+        raise ValueError(f"context {context} with a model with experts is not supported yet")
 
 
 def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:

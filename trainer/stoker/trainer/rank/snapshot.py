@@ -34,11 +34,14 @@ def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
 
 
 def all_state_tensors(parts: Sequence[Part], mesh: Mesh, group: SaveGroup) -> list[TensorInfo]:
-    """All tensors of the state over all pipeline stages, the same list on every rank (collective)."""
-    if mesh.dims.pipeline == 1:
+    """All tensors of the state over pipeline stages and expert groups, the same list on every rank (collective)."""
+    dims = mesh.dims
+    if dims.pipeline == dims.expert == 1:
         return state_tensors(parts)
-    first_of_stage = mesh.dims.group_of(mesh.rank, "replicate", "shard", "context", "tensor")[0] == mesh.rank
-    stages = group.gather([[part.hf_name, part.global_shape] for part in parts] if first_of_stage else [])
+    # The first expert group of a stage holds all of the stage.
+    first_of_replicate = mesh.rank in dims.group_of(mesh.rank, "replicate", "context")[:1]
+    lists = first_of_replicate and mesh.rank in dims.group_of(mesh.rank, "shard", "tensor")[: dims.expert]
+    stages = group.gather([[part.hf_name, part.global_shape] for part in parts] if lists else [])
     merged = group.broadcast({name: shape for stage in stages for name, shape in stage})
     return [
         TensorInfo(f"{kind}.{name}", tuple(shape), "float32") for kind in STATE_KINDS for name, shape in merged.items()

@@ -184,7 +184,7 @@ class TrainStep:
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
         routed = width + self._router.width
         loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / divisor
-        router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
+        router = counted_by_tokens(numbers[:, width:routed], self._zero.mesh)
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
@@ -229,6 +229,12 @@ def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:
     if ranks == tuple(range(len(by_rank))):
         return by_rank
     return torch.stack([by_rank[rank] for rank in ranks])
+
+
+def counted_by_tokens(by_rank: Tensor, mesh: Mesh) -> Tensor:
+    """The sum of numbers of all stages' layers; the ranks of `tensor` have the same tokens, of which one counts."""
+    ranks = [rank for rank in range(len(by_rank)) if mesh.dims.coordinates(rank).tensor == 0]
+    return by_rank[ranks].sum(0)
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:

@@ -69,15 +69,7 @@ EXPERT = (
     Layout(shard=4, expert=2, model=SPARSE, zero_stage=3),
     Layout(shard=4, expert=2, model=MIXED, zero_stage=3, recompute=True),
     Layout(shard=2, expert=2, model=SPARSE, micro_batch=2),
-    Layout(tensor=2, model=SPARSE),
-    Layout(tensor=2, model=SPARSE, changes=SEQUENCE),
-    Layout(tensor=2, expert=2, model=SPARSE),
-    Layout(tensor=2, expert=2, model=MIXED, changes=SEQUENCE),
-    Layout(tensor=2, shard=2, expert=4, model=SPARSE, changes=SEQUENCE),
-    Layout(tensor=4, shard=2, expert=2, model=SPARSE, changes=SEQUENCE, recompute=True),
-    Layout(tensor=2, shard=2, expert=2, model=SPARSE, zero_stage=0),
     Layout(replicate=2, shard=2, expert=2, model=SPARSE),
-    Layout(replicate=2, shard=2, tensor=2, expert=4, model=SPARSE, changes=SEQUENCE, zero_stage=2),
 )
 ROWS = (*DATA, *TENSOR, *REPLICATE, *EXPERT)
 

@@ -109,8 +109,9 @@ def check_experts(mesh: Mesh, model: ModelConfig) -> None:
     expert, context = mesh.dims.expert, mesh.dims.context
     if expert > 1 and model.num_experts is None:
         raise ValueError(f"expert {expert} needs a model with experts, got architecture {model.architecture}")
-    if context > 1 and model.num_experts is not None:
-        raise ValueError(f"context {context} with a model with experts is not supported yet")
+    for axis, size in (("context", context), ("tensor", mesh.dims.tensor)):
+        if size > 1 and model.num_experts is not None:
+            raise ValueError(f"{axis} {size} with a model with experts is not supported yet")
 
 
 def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:

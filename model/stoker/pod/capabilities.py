@@ -92,7 +92,7 @@ _TRAINER: Mapping[str, Row] = {
     "memory.precision": only("fp32", "fp16", "bf16"),
     "memory.fp8_recipe": only("Tensorwise"),
     "memory.zero_stage": only(0, 1, 2, 3),
-    "memory.activation_checkpointing": only("none", "full"),
+    "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
     "memory.cpu_offload": only(False),
     "memory.nvme_offload": absent(),

@@ -20,6 +20,7 @@ from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.gathered_weights import GatheredWeights
@@ -67,6 +68,11 @@ class ForwardPass:
         self._ready = ready
         self._gathered = gathered
         self._keepers: list[Keeper] = [] if gathered is None else [gathered]
+        self._cheap = decoder.ops.cheap if isinstance(decoder.ops, RecomputingOps) else None
+        """Selective checkpointing: the results that backward computes again."""
+        if self._cheap is not None:
+            self._cheap.weights = gathered
+            self._keepers.append(self._cheap)
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
@@ -87,6 +93,11 @@ class ForwardPass:
                 self._gathered.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
+
+    def end_backward(self) -> None:
+        """Free what backward has computed again."""
+        if self._cheap is not None:
+            self._cheap.forget()
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         self._ready("embedding")
@@ -187,6 +198,7 @@ class TrainStep:
     def _backward(self, batch: MicroBatch, factor: float) -> Tensor:
         loss_sum = self._forward.loss_sum(batch, factor)
         loss_sum.backward()  # type: ignore[no-untyped-call]
+        self._forward.end_backward()
         self._zero.end_micro_batch()
         return loss_sum.detach()
 

@@ -35,7 +35,7 @@ def gradients(mode: str, batch: MicroBatch | None = None, **changes: Any) -> tup
     forward = make_forward(config, context, decoder, zero)
     found: dict[str, Tensor] = {}
     for name, parameter in decoder.named_parameters():
-        parameter.register_hook(lambda grad, name=name: found.__setitem__(name, grad.clone()))  # type: ignore[no-untyped-call,misc]
+        parameter.register_hook(lambda grad, name=name: found.__setitem__(name, grad.clone()))
     zero.begin_step(1)
     loss, kept = backward(forward, batch or SyntheticBatches(config).micro_batch(0))
     zero.close()
@@ -47,7 +47,7 @@ def backward(forward: ForwardPass, batch: MicroBatch) -> tuple[float, int]:
         before = live.now
         loss_sum = forward.loss_sum(batch)
         kept = live.now - before
-    loss_sum.backward()  # type: ignore[no-untyped-call]
+    loss_sum.backward()
     forward.end_backward()
     return float(loss_sum.detach()), kept
 
@@ -94,7 +94,7 @@ def test_nothing_of_the_last_backward_is_held() -> None:
         for index in range(3):
             zero.begin_step(1)
             loss_sum = forward.loss_sum(batches.micro_batch(index))
-            loss_sum.backward()  # type: ignore[no-untyped-call]
+            loss_sum.backward()
             forward.end_backward()
             zero.end_micro_batch()
             del loss_sum

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.build import RankContext, make_forward, make_zero
 from stoker.trainer.rank.communicator import DONE, Pending
@@ -16,13 +17,12 @@ from stoker.trainer.rank.gathered_weights import BUFFERS, GatheredWeights, Shard
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.train_step import TrainStep
 from stoker.trainer.rank.zero import WIRE_DEPTH
-from stoker.trainer.protocol.step_signals import StepSignals
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import TINY, SyntheticBatches, context_of, data_parallel, empty_decoder, tiny_config
 
-RANKS, STEPS, MICRO_BATCHES = 4, 3, 2
-DEEP = replace(TINY, hidden_size=128, intermediate_size=256, num_layers=8, head_dim=32)
+RANKS, STEPS, MICRO_BATCHES = 4, 2, 2
+DEEP = replace(TINY, hidden_size=128, intermediate_size=256, num_layers=6, head_dim=32)
 """Much larger than the activations of one micro-batch, and than one of its buckets."""
 
 
@@ -76,10 +76,9 @@ def theory(stage: int, numels: list[int]) -> int:
     state = 12 * (shard if stage else total)
     weights = 2 * (shard + BUFFERS * max(numels)) if stage == 3 else 2 * total
     gradient = 4 * (shard if stage >= 2 else total)
-    if stage >= 2:  # a send and a receive buffer for each bucket in flight; embedding and head have their own size
-        in_flight = 2 * 2 * ((WIRE_DEPTH + 1) * numels[1] + numels[0] + numels[-1])
-    else:
-        in_flight = 4 * total  # what Gloo receives
+    # A send and a receive buffer for each bucket in flight (embedding and head have their own size); Gloo's, before.
+    sent = (WIRE_DEPTH + 1) * numels[1] + numels[0] + numels[-1]
+    in_flight = 2 * 2 * sent if stage >= 2 else 4 * total
     return state + weights + gradient + in_flight
 
 
@@ -137,7 +136,7 @@ def gathered_units(count: int) -> tuple[GatheredWeights, Recorder, list[nn.Linea
     recorder, layers, units = Recorder(), [], {}
     for number in range(count):
         layer = nn.Linear(40, 60, bias=False)
-        bucket = Bucket(str(number), [("weight", layer.weight)], 2)
+        bucket = Bucket(str(number), list(layer.named_parameters()), 2)
         bucket.release(torch.float32)
         shard = torch.full((bucket.plan.shard_numel,), float(number))
         units[str(number)] = [ShardedBucket(bucket, shard, recorder)]

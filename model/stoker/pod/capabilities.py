@@ -99,8 +99,6 @@ _TRAINER: Mapping[str, Row] = {
     "data.sources[].format": only("auto", "text", "jsonl"),
     "data.validation.source.url": absent(instead="data.validation.source.path"),
     "data.validation.source.format": only("auto", "text", "jsonl"),
-    "guards.checksum_every_steps": absent(),
-    "guards.loss_spike": only("Off"),
     "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
     "logging.wandb": absent(instead="logging.jsonl or /metrics"),
     "logging.mlflow": absent(instead="logging.jsonl or /metrics"),

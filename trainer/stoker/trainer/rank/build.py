@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.bucket import Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
@@ -37,6 +39,7 @@ from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
+from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, load_state
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.weight_decay import decay_by_name
@@ -128,8 +131,11 @@ def open_loop(
     zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
     parts = list(inputs.decoder.named_parts())
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
+    guards = make_guards(config, root, context)
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
+    progress = Progress()
+    if resume is not None:
+        progress = _resume(root, resume, context, inputs, zero, tensors, loss_scale, guards)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context) as log:
         try:
@@ -150,6 +156,7 @@ def open_loop(
                 progress=progress,
                 total_steps=inputs.total_steps,
                 loss_scale=loss_scale,
+                guards=guards,
             )
         finally:
             saver.wait()
@@ -181,6 +188,13 @@ def make_saver(
     )
 
 
+def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext) -> Guards:
+    """The guards, with the batches that earlier attempts left out: rank 0 reads them for all (collective)."""
+    folder = Path(root.root)
+    skipped = context.save_group.broadcast(list(read_skipped(folder)) if context.save_group.rank == 0 else None)
+    return Guards(config.guards, skipped, lambda batches: write_skipped(folder, batches))
+
+
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
     minutes = config.checkpoint.interval_minutes
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
@@ -199,6 +213,7 @@ def _resume(
     zero: Zero,
     tensors: Sequence[TensorInfo],
     loss_scale: LossScale | None,
+    guards: Guards,
 ) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
@@ -211,8 +226,15 @@ def _resume(
     load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
-    skipped = int(meta.get("skipped_steps", 0))
-    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]), skipped)
+    guards.restore(meta.get("guards"))
+    return Progress(
+        reader.manifest.step,
+        int(meta["tokens"]),
+        meta["loss"],
+        float(meta["elapsed_s"]),
+        int(meta.get("skipped_steps", 0)),
+        tuple(meta.get("lineage", {}).get("loss_spikes", ())),
+    )
 
 
 def _loading(context: RankContext) -> Any:

@@ -87,9 +87,7 @@ class CheapResults:
         if (noted := self._noted.get(address)) is not None and noted.result is result:
             del self._noted[address]
 
-    def _restore(
-        self, recipe: Recipe, index: int, size: torch.Size, stride: tuple[int, ...], offset: int
-    ) -> Tensor:
+    def _restore(self, recipe: Recipe, index: int, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         if self._last is None or self._last[0] is not recipe:  # q and k, or documents, need the same results in a row
             self._last = None
             self._last = recipe, recipe.results()

@@ -49,9 +49,7 @@ def holders(dims: ParallelDims, stage: int) -> dict[Reduction, list[Ranks]]:
     }
 
 
-def find_mismatches(
-    by_rank: Sequence[Sequence[int]], groups: Mapping[Reduction, Sequence[Ranks]]
-) -> list[str]:
+def find_mismatches(by_rank: Sequence[Sequence[int]], groups: Mapping[Reduction, Sequence[Ranks]]) -> list[str]:
     """One line for each group whose checksums differ. `by_rank`: the checksum of each kind, in the order of `KINDS`."""
     problems = []
     for index, kind in enumerate(KINDS):

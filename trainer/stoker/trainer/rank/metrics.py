@@ -11,12 +11,12 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
@@ -80,9 +80,15 @@ class MetricLog:
     def validation(self, event: ValidationEvent) -> None:
         self._write("validation", event)
 
+    def loss_spike(self, spike: Mapping[str, Any]) -> None:
+        self._append("loss_spike", spike)
+
     def _write(self, kind: str, event: StepEvent | ValidationEvent) -> None:
+        self._append(kind, asdict(event))
+
+    def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._stream is not None:
-            given = {name: value for name, value in asdict(event).items() if value is not None}
+            given = {name: value for name, value in fields.items() if value is not None}
             line = json.dumps({"kind": kind, **given}) + "\n"
             with path_in_errors(Path(str(self._stream.name))):
                 append_line(self._stream, line.encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -171,10 +171,12 @@ class TrainStep:
         signals: Callable[[], StepSignals],
         *,
         num_skipped: int = 0,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         """Run step number `step` (from 1) on this rank's micro-batches. `target_tokens` is the count over all ranks.
 
-        `num_skipped`: earlier steps whose update was not applied; the optimizer does not count them.
+        `num_skipped`: earlier steps whose update was not applied; the optimizer does not count them. `loss_limit`: a
+        larger loss changes no weight.
 
         `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this
         step. The host blocks only once, at the end, while the device is already applying the update.
@@ -197,11 +199,13 @@ class TrainStep:
         router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
-        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
+        applies = loss.isfinite() & norm.isfinite() & (loss <= loss_limit)
+        scale = torch.where(applies, scale, math.nan)  # NaN: no update
         answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step - num_skipped, learning_rate, scale.float())
-        return self._result(step, answer.read(), width, target_tokens)
+        result = self._result(step, answer.read(), width, target_tokens)
+        return replace(result, skipped=result.skipped or result.loss > loss_limit)
 
     def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()

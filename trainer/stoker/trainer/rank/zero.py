@@ -206,9 +206,14 @@ class Zero:
             self.gathered.prepare_forward()
 
     def wait_parameters(self) -> None:
-        """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
+        """Wait until every parameter has its new value. Needed before anything but the next forward reads them.
+
+        At stage 3 it only waits for gathers in flight.
+        """
         for state in self.states:
             state.wait_parameters()
+        if self.gathered is not None:
+            self.gathered.wait()
 
     def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
         """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
@@ -293,9 +298,10 @@ class BucketState:
 
     def shards(self) -> dict[str, Tensor]:
         """This rank's shard by state kind, as views: valid until the next update changes them."""
-        return dict(zip(STATE_KINDS, (self.owned(held) for held in self._held()), strict=True))
+        return dict(zip(STATE_KINDS, (self.owned(held) for held in self.held()), strict=True))
 
-    def _held(self) -> tuple[Tensor, Tensor, Tensor]:
+    def held(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Master weights and moments: this rank's shard, at stage 0 all of them."""
         return self.master, self.exp_avg, self.exp_avg_sq
 
     def begin_step(self, num_micro_batches: int) -> None:
@@ -386,7 +392,7 @@ class BucketState:
 
     def spread_shards(self) -> None:
         if self._whole:
-            for held in self._held():
+            for held in self.held():
                 self._communicator.all_gather(held).wait()
         parameters = self._parameters()
         if parameters is not None:

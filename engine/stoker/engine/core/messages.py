@@ -252,6 +252,11 @@ class Stats:
     """Number of audits of the cache."""
     leaked_blocks: int
     """Blocks that an audit found lost and gave back."""
+    prompt_tokens_per_s: float
+    """Over the last ten seconds, as is the next; of the whole replica."""
+    generation_tokens_per_s: float
+    num_devices: int
+    """GPUs of the replica; 1 on a CPU."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Ping | Drain | Stop

@@ -21,9 +21,15 @@ from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
-from stoker.engine.http.openai.completions import CompletionAnswer, EchoedPrompt
+from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFields, EchoedPrompt
 from stoker.engine.http.openai.logprobs import TokenNames
-from stoker.engine.http.openai.params import GenerationDefaults, chat_params, check_length, completion_params
+from stoker.engine.http.openai.params import (
+    GenerationDefaults,
+    chat_params,
+    check_length,
+    completion_params,
+    truncated,
+)
 from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.openai.protocol import (
     ChatBody,
@@ -148,7 +154,8 @@ class Front:
         prompts = await self._in_thread(_encode_all, codec, body)
         bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         jobs = []
-        for number, prompt in enumerate(prompts):
+        for number, whole in enumerate(prompts):
+            prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self._defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
@@ -157,10 +164,12 @@ class Front:
             jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
         echoes = None
         if body.echo:
-            echoes = await self._in_thread(_echo_all, codec, prompts, body.skip_special_tokens)
+            shown = [job.prompt_tokens for job in jobs]
+            echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
         generation = self._generation(codec, jobs)
         envelope = self._envelope("cmpl", name, facts)
-        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes)
+        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
+        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
     async def chat(self, body: ChatBody, request_id: str, arrival_s: float) -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
@@ -171,7 +180,8 @@ class Front:
         text = await self._in_thread(
             _render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
-        prompt = await self._in_thread(_encode_rendered, codec, text)
+        whole = await self._in_thread(_encode_rendered, codec, text)
+        prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
@@ -248,7 +258,7 @@ class Front:
 
 
 def _usage_chunks(body: GenerationBody) -> UsageChunks:
-    return UsageChunks(last=body.wants_usage, running=body.wants_running_usage)
+    return UsageChunks(last=body.wants_usage, running=body.wants_running_usage, timing=body.include_timing)
 
 
 def _check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
@@ -48,6 +48,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    facts: dict[int, RequestFacts] = field(default_factory=dict)
+    """Counts and times of each choice that has begun, final ones of those that have ended."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class _Follower:
             ApiError: the core gave the choice up.
         """
         if delta.facts is not None:
-            self._facts[delta.choice] = delta.facts
+            self._facts[delta.choice] = self._usage.facts[delta.choice] = delta.facts
             self._usage.cached_tokens = max(self._usage.cached_tokens, delta.facts.cached_tokens)
         if delta.finish_reason in ("error", "abort"):
             self._metrics.finished(self._facts.get(delta.choice))
@@ -190,6 +192,8 @@ class _Follower:
         return self._update(delta, piece, finish)
 
     def _finish_choice(self, choice: int, facts: RequestFacts | None) -> None:
+        if facts is not None:
+            self._usage.facts[choice] = facts
         self._metrics.finished(facts)
         self._output_tokens[choice] = facts.output_tokens if facts is not None else 0
         if len(self._output_tokens) == self._job.params.n:

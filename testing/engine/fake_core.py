@@ -23,11 +23,15 @@ from stoker.engine.core.messages import (
     Finish,
     Heartbeat,
     Hello,
+    Inspect,
+    Inspected,
     Message,
     ModelFacts,
     Outputs,
     Refused,
     RequestFacts,
+    RequestProgress,
+    RequestState,
     Stats,
     Stop,
     pack,
@@ -112,6 +116,8 @@ class FakeCore:
         self.finished: list[tuple[str, int]] = []
         self.requests: list[AddRequest] = []
         self.stopped = asyncio.Event()
+        self.progress: RequestState = "DECODING"
+        """What an inspection of a running request finds."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -154,6 +160,11 @@ class FakeCore:
                     self.running.discard(request_id)
             elif isinstance(message, Finish):
                 self.finished.append((message.request_id, message.choice))
+            elif isinstance(message, Inspect):
+                known = [
+                    RequestProgress(one, self.progress, 0, 1) for one in message.request_ids if one in self.running
+                ]
+                await self.send(Inspected(message.query, tuple(known)))
             elif isinstance(message, Drain):
                 await self.set_state(CoreState("Draining", "draining", self.facts))
                 self._tasks["drain"] = asyncio.create_task(self._drain(message.deadline_s))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
-from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
@@ -160,6 +160,11 @@ class LLMEngine:
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
             self._collect(self._submitted.popleft(), deltas)
         return deltas
+
+    def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
+        """How far a request is; None for one that has ended."""
+        request = self.requests.get((front, request_id))
+        return None if request is None else request.progress
 
     @property
     def num_unfinished(self) -> int:

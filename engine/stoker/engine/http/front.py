@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import CoreClient, CoreLost
 from stoker.engine.core.messages import CoreState, ModelFacts
-from stoker.engine.http.errors import ApiError, bad_request, model_not_found
+from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
@@ -40,6 +40,7 @@ from stoker.engine.http.openai.protocol import (
     TokenizeBody,
 )
 from stoker.engine.http.openai.tool_parser import ReasoningParser
+from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
 from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
 
@@ -68,6 +69,7 @@ class Front:
         self.parsers = parsers
         self.clock = clock
         self.unix_time = unix_time
+        self.log = RequestLog()
         self.draining = False
         self.broken: str | None = None
         """Problem of this front that keeps it from serving although the core could."""
@@ -142,7 +144,9 @@ class Front:
 
     # Completions.
 
-    async def completion(self, body: CompletionBody, request_id: str, arrival_s: float) -> CompletionAnswer:
+    async def completion(
+        self, body: CompletionBody, call_id: str, arrival_s: float, request_id: str = ""
+    ) -> CompletionAnswer:
         """Tokenise and check a completion request. The core gets it when the answer is read.
 
         Raises:
@@ -160,7 +164,7 @@ class Front:
             params = completion_params(body, self._defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
-            job_id = f"{request_id}-{number}"
+            job_id = f"{call_id}-{number}"
             jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
         echoes = None
         if body.echo:
@@ -168,10 +172,11 @@ class Front:
             echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
         generation = self._generation(codec, jobs)
         envelope = self._envelope("cmpl", name, facts)
+        self._log(envelope, generation, request_id)
         fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
-    async def chat(self, body: ChatBody, request_id: str, arrival_s: float) -> ChatAnswer:
+    async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
         name = self._name(body.model)
         body.check_supported()
@@ -193,8 +198,9 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
+        generation = self._generation(codec, [Job(f"{call_id}-0", prompt, params, arrival_s, body.priority)])
         envelope = self._envelope("chatcmpl", name, facts)
+        self._log(envelope, generation, request_id)
         return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), parsers)
 
     def _check(
@@ -215,6 +221,41 @@ class Front:
     def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
         fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
         return Envelope(f"{prefix}-{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
+
+    def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
+        """Let the request be found, and follow its run."""
+        jobs = tuple(job.id for job in generation.jobs)
+        logged = LoggedRequest(envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage)
+        generation.follow = logged.follow
+        self.log.add(logged)
+
+    async def request(self, name: str) -> dict[str, Any]:
+        """`GET /v1/requests/{id}`: by the answer's id or by `X-Request-Id`.
+
+        Raises:
+            ApiError: 404, no recent request of this engine has the id; 503, the core does not answer.
+        """
+        logged = self.log.find(name)
+        if logged is None:
+            message = f"No recent request of this engine has the id {shortened(name)}."
+            raise ApiError(404, message, param="id", code="request_not_found")
+        if logged.end is not None:
+            return logged.body(())
+        try:
+            return logged.body(await self.core.inspect(logged.job_ids))
+        except CoreLost as lost:
+            raise ApiError(503, f"The engine core does not answer: {lost}", code="not_ready", retry_after_s=1) from lost
+
+    def health(self) -> dict[str, str]:
+        """`GET /health`: healthy, degraded (it answers, but not as it should) or unhealthy, with the reason."""
+        stats = self.core.stats
+        if self.draining or self.core.state.phase in ("Draining", "Drained"):
+            return {"status": "degraded", "reason": "draining: no new requests are taken"}
+        if not self.ready:
+            return {"status": "unhealthy", "reason": self.broken or self.core.problem}
+        if stats is not None and stats.leaked_blocks:
+            return {"status": "degraded", "reason": f"{stats.leaked_blocks} lost blocks of the cache were given back"}
+        return {"status": "healthy", "reason": ""}
 
     # Tokens.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -80,6 +80,8 @@ class Generation:
         metrics: FrontMetrics,
         clock: Callable[[], float],
     ) -> None:
+        self.follow: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered for the time of the run."""
         self.jobs = tuple(jobs)
         self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
         self._core = core
@@ -94,10 +96,17 @@ class Generation:
             ApiError: a job was refused, failed or was aborted; the others are aborted with it.
         """
         if len(self.jobs) == 1:
-            async with aclosing(self._run(0)) as only:
-                async for update in only:
-                    yield update
+            with self.follow():
+                async with aclosing(self._run(0)) as only:
+                    async for update in only:
+                        yield update
             return
+        with self.follow():
+            async with aclosing(self._run_all()) as updates:
+                async for update in updates:
+                    yield update
+
+    async def _run_all(self) -> AsyncGenerator[Update]:
         news: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
         turns = asyncio.Semaphore(JOBS_AT_ONCE)
         tasks = [asyncio.create_task(self._collect(number, news, turns)) for number in range(len(self.jobs))]

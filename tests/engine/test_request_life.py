@@ -65,15 +65,19 @@ def test_the_log_keeps_the_newest_requests() -> None:
     assert int(newest.id[1:]) > MAX_REQUESTS - 7
 
 
+def state(engine: LLMEngine) -> str:
+    return engine.requests["", "first"].progress.state
+
+
 def test_the_engine_says_how_far_a_request_is(make_engine: Callable[..., LLMEngine]) -> None:
     engine = make_engine(num_blocks=30, seats=2, budget=16, chunk=8)
     engine.add_request("first", list(range(3, 23)), LONG, priority=1)
-    assert engine.requests["", "first"].progress.state == "QUEUED"
+    assert state(engine) == "QUEUED"
     engine.step()
-    assert engine.requests["", "first"].progress.state == "PREFILLING"
+    assert state(engine) == "PREFILLING"
     for _ in range(3):
         engine.step()
-    assert engine.requests["", "first"].progress.state == "DECODING"
+    assert state(engine) == "DECODING"
     engine.add_request("urgent", list(range(3, 63)), LONG, priority=0)
     seen = []
     while engine.progress("urgent") is not None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from stoker.engine.http.openai.responses_body import ResponsesBody
 
 OPENAPI_PATH = "/openapi.json"
 DOCS_PATH = "/docs"
@@ -56,6 +57,7 @@ REFUSALS = (400, 401, 404, 405, 408, 413, 414, 429, 431, 500, 503)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatBody, statuses=REFUSALS),
     Operation("post", "/v1/completions", "Continue prompts", CompletionBody, statuses=REFUSALS),
+    Operation("post", "/v1/responses", "Answer statelessly, in typed events", ResponsesBody, statuses=REFUSALS),
     Operation("get", "/v1/models", "List the served names", statuses=(401,)),
     Operation("get", "/v1/models/{model}", "Show one served name", statuses=(401, 404)),
     Operation("get", "/v1/requests/{id}", "Show the life of a request of this engine", statuses=(401, 404, 503)),
@@ -114,7 +116,7 @@ ID_CHARACTERS = str.maketrans({"/": "_", "{": None, "}": None})
 
 def _response(description: str, operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {}}
-    if operation.path in ("/v1/completions", "/v1/chat/completions"):
+    if operation.path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         content["text/event-stream"] = {}
     return {"description": description, "content": content}
 

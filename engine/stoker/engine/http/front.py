@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stoker.engine.core.core_client import CoreClient, CoreLost
 from stoker.engine.core.messages import CoreState, ModelFacts
@@ -30,7 +30,7 @@ from stoker.engine.http.openai.params import (
     completion_params,
     truncated,
 )
-from stoker.engine.http.openai.parser_choice import ParserChoice
+from stoker.engine.http.openai.parser_choice import AnswerParsers, ParserChoice
 from stoker.engine.http.openai.protocol import (
     ChatBody,
     ChatMessage,
@@ -39,6 +39,8 @@ from stoker.engine.http.openai.protocol import (
     GenerationBody,
     TokenizeBody,
 )
+from stoker.engine.http.openai.responses import ResponsesAnswer
+from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -47,6 +49,15 @@ from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
+
+
+class PreparedChat(NamedTuple):
+    """A conversation that was checked; the core has not got it yet."""
+
+    codec: TextCodec
+    envelope: Envelope
+    generation: Generation
+    parsers: AnswerParsers
 
 
 class Front:
@@ -171,13 +182,31 @@ class Front:
             shown = [job.prompt_tokens for job in jobs]
             echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
         generation = self._generation(codec, jobs)
-        envelope = self._envelope("cmpl", name, facts)
+        envelope = self._envelope("cmpl-", name, facts)
         self._log(envelope, generation, request_id)
         fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
     async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
+        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-")
+        names = TokenNames(prepared.codec)
+        return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
+
+    async def responses(
+        self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""
+    ) -> ResponsesAnswer:
+        """Prepare a response: the chat request that it means."""
+        try:
+            prepared = await self._prepare(body.chat(), call_id, arrival_s, request_id, "resp_")
+        except ApiError as error:
+            raise renamed(error) from error
+        return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
+
+    async def _prepare(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str, prefix: str
+    ) -> PreparedChat:
+        """Render, tokenise and check a conversation."""
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
@@ -199,9 +228,9 @@ class Front:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
         generation = self._generation(codec, [Job(f"{call_id}-0", prompt, params, arrival_s, body.priority)])
-        envelope = self._envelope("chatcmpl", name, facts)
+        envelope = self._envelope(prefix, name, facts)
         self._log(envelope, generation, request_id)
-        return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), parsers)
+        return PreparedChat(codec, envelope, generation, parsers)
 
     def _check(
         self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
@@ -220,7 +249,7 @@ class Front:
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
         fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
-        return Envelope(f"{prefix}-{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
+        return Envelope(f"{prefix}{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
 
     def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
         """Let the request be found, and follow its run."""

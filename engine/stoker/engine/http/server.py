@@ -25,6 +25,7 @@ from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, 
 from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from stoker.engine.http.openai.responses_body import ResponsesBody
 from stoker.engine.http.openai.sse import DONE, event
 from stoker.engine.http.reply import Page, Reply
 from stoker.pod.asgi import (
@@ -114,6 +115,7 @@ class OpenAiServer:
         self._posts: dict[str, Handler] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
+            "/v1/responses": self._responses,
             "/v1/embeddings": self._embeddings,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
@@ -239,6 +241,11 @@ class OpenAiServer:
         body = call.parse(ChatBody)
         return await _whole_or_stream(body, await self.front.chat(body, call.id, call.arrival_s, call.request_id))
 
+    async def _responses(self, call: HttpCall) -> Mapping[str, Any] | Events:
+        body = call.parse(ResponsesBody)
+        answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
+        return _typed_events(answer) if body.stream else await answer.whole()
+
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
         return self.front.model(name) if name else self.front.models()
@@ -303,6 +310,13 @@ async def _events(answer: Answer) -> Events:
         async for chunk in chunks:
             yield event(chunk)
     yield DONE
+
+
+async def _typed_events(answer: Answer) -> Events:
+    """The events of `/v1/responses`, which have names and no `[DONE]`."""
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            yield f"event: {chunk['type']}\n".encode() + event(chunk)
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:

@@ -28,6 +28,7 @@ class Bytes:
 
     vocab_size: int = 259
     pad_id: int = 258
+    end_id: int = 256
     fingerprint: str = "bytes"
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:

@@ -166,7 +166,9 @@ def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
 
 def test_no_tokenizer_is_trained_on_tokens(tmp_path: Path) -> None:
     config = config_for(tmp_path, {"sources": [{"name": "books", "path": "/x", "format": "tokens"}]})
-    with pytest.raises(ConfigError, match="data.sources books: format tokens needs the tokenizer that made the tokens"):
+    with pytest.raises(
+        ConfigError, match=r"data.sources books: format tokens needs the tokenizer that made the tokens"
+    ):
         check_has_text(config)
 
 
@@ -194,7 +196,7 @@ def test_urls_name_files_folders_and_patterns(memory: Any) -> None:
 
     assert texts("memory://corpus/b.txt") == [Text("b")]
     assert texts("memory://corpus") == [Text("y"), Text("z"), Text("b")]
-    assert texts("memory://corpus/**/*.txt") == [Text("z")] or texts("memory://corpus/a/*.txt") == [Text("z")]
+    assert texts("memory://corpus/**/*.txt") == [Text("z"), Text("b")]
     with pytest.raises(DataError, match=r"memory://corpus/none.txt does not exist"):
         texts("memory://corpus/none.txt")
     with pytest.raises(DataError, match=r"memory://corpus/\*.md holds no file"):
@@ -251,7 +253,7 @@ class Broken:
 
 def test_a_lost_connection_is_an_error_of_storage_with_its_place() -> None:
     files: list[Any] = [RemoteFile(Broken(), "corpus/a.txt", {"size": 3})]
-    with pytest.raises(OSError, match="data source books: far://corpus/a.txt: ConnectionResetError: the connection"):
+    with pytest.raises(OSError, match=r"data source books: far://corpus/a.txt: ConnectionResetError: the connection"):
         list(read_documents(DataSourceConfig(name="books", url="far://corpus/a.txt"), files))
 
 

@@ -34,7 +34,7 @@ BATCH_CHARACTERS = 1 << 20
 class Encoded:
     """A document as token ids. `learned` is True for each token that may be a target; None means all of them."""
 
-    ids: Sequence[int] | NDArray[Any]
+    ids: Sequence[int]
     learned: Sequence[bool] | None = None
 
 
@@ -139,11 +139,10 @@ class _Written:
         others = [document for document in documents if not isinstance(document, Tokens)]
         of_texts = iter(self.encoder.encode(others) if others else [])
         for document in documents:
-            ready = isinstance(document, Tokens)
-            encoded = Encoded(document.ids) if isinstance(document, Tokens) else next(of_texts)
-            ids = np.asarray(encoded.ids, dtype=np.int64)
+            encoded = Encoded([]) if isinstance(document, Tokens) else next(of_texts)
+            ids = np.asarray(document.ids if isinstance(document, Tokens) else encoded.ids, dtype=np.int64)
             if len(ids) and not 0 <= ids.min() <= ids.max() < self.encoder.vocab_size:
-                gave = "a ready-tokenised document holds" if ready else "the tokenizer gave"
+                gave = "a ready-tokenised document holds" if isinstance(document, Tokens) else "the tokenizer gave"
                 raise DataError(
                     f"{gave} token {ids.max()}, the tokenizer's vocabulary ends at {self.encoder.vocab_size}"
                 )

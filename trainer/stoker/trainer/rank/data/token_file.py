@@ -24,8 +24,8 @@ from stoker.trainer.errors import DataError
 MAGIC = 20240520
 HEADER_BYTES = 1024
 CHUNK_TOKENS = 1 << 22
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_VERSIONS = {1: DTYPES["uint16"], 2: DTYPES["uint32"]}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_VERSIONS: dict[int, np.dtype[Any]] = {1: DTYPES["uint16"], 2: DTYPES["uint32"]}
 
 
 @dataclass(frozen=True)

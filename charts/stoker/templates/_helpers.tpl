@@ -116,3 +116,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+
+{{- define "stoker.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "stoker.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{- define "stoker.gatewayLabels" -}}
+{{ include "stoker.gatewaySelector" . }}
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The gateway's configuration file. */}}
+{{- define "stoker.gatewayConfig" -}}
+{{- $config := dict
+  "listen" (dict "host" "0.0.0.0" "port" 8080)
+  "cluster" (dict "kind" "kubernetes" "audiences" .Values.gateway.audiences "passed_extras" .Values.gateway.impersonate.extras)
+  "namespace" .Values.gateway.namespace
+  "log_level" .Values.log.level
+}}
+{{- with .Values.gateway.prometheusUrl }}
+{{- $_ := set $config "prometheus_url" . }}
+{{- end }}
+{{- $config | toPrettyJson }}
+{{- end }}

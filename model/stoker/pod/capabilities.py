@@ -98,9 +98,6 @@ _TRAINER: Mapping[str, Row] = {
     "memory.nvme_offload": absent(),
     "guards.checksum_every_steps": absent(),
     "guards.loss_spike": only("Off"),
-    "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
-    "logging.wandb": absent(instead="logging.jsonl or /metrics"),
-    "logging.mlflow": absent(instead="logging.jsonl or /metrics"),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,

@@ -25,6 +25,7 @@ from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
@@ -179,7 +180,11 @@ class DecoderStore:
 
 
 def train(
-    config: TrainerConfig, context: RankContext, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
+    config: TrainerConfig,
+    context: RankContext,
+    model: ModelConfig = TINY,
+    batches: SyntheticBatches | None = None,
+    loss_scale: LossScale | None = None,
 ) -> Cause:
     """Start or resume a run and run its loop; the events are in `context.channel`."""
     decoder, start = empty_decoder(config, context.device, model)
@@ -194,5 +199,5 @@ def train(
         fingerprint="synthetic",
         initial_weights=start,
     )
-    with open_loop(config, root, context, inputs, resume) as loop:
+    with open_loop(config, root, context, inputs, resume, loss_scale) as loop:
         return loop.train()

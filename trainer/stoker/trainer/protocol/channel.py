@@ -70,10 +70,22 @@ class StepEvent:
     tokens: int
     loss: float
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
+    """None in a step whose fp16 gradient was too large to be represented."""
     tokens_per_s: float
     step_s: float
     eta_s: float
+    skipped_steps: int = 0
+    """Steps so far whose update was not applied."""
+    loss_scale: float | None = None
+    """With fp16: the factor of the loss in the next step."""
+    router_balance_loss: float | None = None
+    """Only of a model with experts, like the fields that follow; not part of `loss`."""
+    router_z_loss: float | None = None
+    expert_imbalance: float | None = None
+    """Rows of the fullest expert over those of the mean expert, in the layer where that is most."""
+    expert_tokens: tuple[int, ...] | None = None
+    """Rows of each expert in this step, summed over layers."""
     at: float = field(default_factory=time.time)
 
 

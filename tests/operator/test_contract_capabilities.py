@@ -36,6 +36,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "data.tokenizer.kind": ["auto", "path", "train"],
         "data.validation.source.format": ["auto", "text", "jsonl", "parquet", "tokens"],
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "guards.lossSpike": ["Off", "Record", "Skip", "Rewind"],
         "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },

@@ -31,7 +31,9 @@ class MetricTarget(Protocol):
 
 
 def step_numbers(event: StepEvent) -> dict[str, float]:
-    return {name: float(getattr(event, field)) for field, name in STEP_NAMES.items()}
+    """The numbers of a step that it has: a gradient that overflowed has no norm."""
+    values = {name: getattr(event, field) for field, name in STEP_NAMES.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def validation_numbers(event: ValidationEvent) -> dict[str, float]:

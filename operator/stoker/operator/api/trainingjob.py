@@ -57,7 +57,7 @@ class Parallelism(Value):
     context_method: Literal["AllGather", "Ring", "Ulysses"] = "AllGather"
     """How those ranks exchange keys and values."""
     sequence_parallel: bool = False
-    """Share norms and dropout over the tensor ranks."""
+    """Share norms over the tensor ranks."""
     replicate: Count = 1
     """Copies of the ZeRO shards among the data-parallel ranks."""
 
@@ -119,15 +119,15 @@ class Optimization(Value):
     ] = ("*norm.weight", "*.bias")
     """Tensors without decay, by Hugging Face name; `*`: any text."""
     gradient_clipping: Decimal = "1"
-    """Largest global norm of the gradient; "0": no clipping."""
+    """Largest global norm; "0": no clipping."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Int64 = 0
-    """Steps in which the rate rises from 0."""
+    """Steps of a rising rate."""
 
 
 class NvmeOffload(Value):
     path: Path
-    """Folder on a fast local disk, a volume of `workers`."""
+    """Folder on a fast local volume."""
 
 
 class Memory(Value):

@@ -89,6 +89,8 @@ class EngineConfig(Config):
     identity: EngineIdentity = EngineIdentity()
     listen: ListenConfig = ListenConfig()
     termination_log: str | None = None
+    timeline: str | None = None
+    """File for a time line of steps and requests (`core.timeline`), to find out what slow tokens waited for."""
     work_dir: str | None = None
     """Scratch folder (sockets between processes, converted weights); default: a temporary one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

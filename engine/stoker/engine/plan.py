@@ -53,6 +53,8 @@ class EnginePlan:
     """Prepare the next step while the device computes one."""
     graphs: bool = True
     """Capture steps as CUDA graphs."""
+    timed: bool = False
+    """Keep the device times of steps for a time line."""
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
@@ -82,6 +84,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
         tensor=config.parallelism.tensor,
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
         graphs=config.graphs,
+        timed=config.timeline is not None,
     )
 
 

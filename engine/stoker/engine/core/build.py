@@ -14,6 +14,7 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
 from stoker.engine.execution.load import Progress, load_runner
 from stoker.engine.execution.ranks import Ranks
@@ -41,7 +42,10 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         chunk_tokens=config.scheduler.chunk_tokens,
     )
     limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
-    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
+    engine = LLMEngine(executor, scheduler, limits, overlap=plan.overlap)
+    if config.timeline is not None:
+        engine.timeline = FileTimeline(Path(config.timeline))
+    return engine, plan
 
 
 def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:

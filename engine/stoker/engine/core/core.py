@@ -170,7 +170,9 @@ class Core:
             self._step(self.engine)
         elif self._captures:
             self._promise(self.pace.limits.first_s)
+            began_s = self.clock()
             self._captures = self.engine.executor.capture_next_graph()
+            self.engine.timeline.captured(began_s)
         self._follow_drain()
         self._audit_when_due()
         self._tick()
@@ -249,6 +251,7 @@ class Core:
             if not engine.has_unfinished:
                 self._broadcast(engine.stats())  # before the last answers, so that a reader of both sees an idle engine
             self._send_deltas(deltas)
+            engine.timeline.sent()
             self.pace.record(max(self._step_tokens), self.clock() - began_s)
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)

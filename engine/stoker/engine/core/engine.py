@@ -16,6 +16,7 @@ from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
+from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
@@ -71,6 +72,7 @@ class LLMEngine:
         self.num_leaked_blocks = 0
         self.before_step: Callable[[int], None] = lambda _: None
         """Called with the number of tokens of each step, before it is computed."""
+        self.timeline: Timeline = NO_TIMELINE
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -110,6 +112,7 @@ class LLMEngine:
             self.progressed_s = now_s  # before it there was no work
         self._arrivals += 1
         self.requests[request.key] = request
+        self.timeline.queued(request_id)
         self.scheduler.add(request)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
@@ -137,7 +140,9 @@ class LLMEngine:
     def step(self) -> list[Addressed]:
         """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
         computed."""
+        self.timeline.mark(self.num_steps, "begun")
         schedule = self.scheduler.schedule(self.clock())
+        self.timeline.mark(self.num_steps, "planned")
         if schedule.chunks:
             self._begin_step(schedule.num_tokens)
             self._submitted.append(self._submit(schedule))
@@ -226,9 +231,13 @@ class LLMEngine:
         self.before_step(num_tokens)
 
     def _submit(self, schedule: Schedule) -> SubmittedStep:
-        step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
+        number = self.num_steps
+        step = build_step_input(number, schedule, self.scheduler.blocks)
         self.num_steps += 1
-        return SubmittedStep(schedule, step, self.executor.submit(step))
+        self.timeline.mark(number, "built")
+        submitted = SubmittedStep(schedule, step, self.executor.submit(step))
+        self.timeline.mark(number, "submitted")
+        return submitted
 
     def _outcome(self, submitted: SubmittedStep) -> StepOutcome:
         """Wait for a step. One that failed is computed again in parts."""
@@ -241,7 +250,10 @@ class LLMEngine:
 
     def _collect(self, submitted: SubmittedStep, deltas: list[Addressed]) -> None:
         """Read one step's output into its sequences."""
+        step = submitted.step.number
+        self.timeline.mark(step, "waiting")
         output, errors, gone = self._outcome(submitted)
+        self.timeline.mark(step, "waited")
         tokens, valid, logprobs = output.tokens, output.valid, output.logprobs
         self.progressed_s = self.clock()
         sample = 0
@@ -256,6 +268,7 @@ class LLMEngine:
                     if not sequence.state.finished and number not in gone:
                         self._append_token(sequence, tokens[number], valid[number], logprobs[number], deltas)
             sample = end
+        self.timeline.taken(step, submitted.schedule, submitted.pending)
 
     # Collecting results.
 
@@ -312,6 +325,7 @@ class LLMEngine:
     def _finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.end(sequence, reason)
         self.num_finished[reason] += 1
+        self.timeline.ended(sequence)
         if sequence.request.finished:
             del self.requests[sequence.request.key]
 

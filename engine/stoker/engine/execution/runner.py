@@ -13,6 +13,7 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from stoker.engine.execution.pass_shape import PassShape, most_tokens, pass_shap
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.staging import Fetched, Staging
-from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
+from stoker.engine.execution.step import StepInput, StepOutput, StepTrace, TokenLogprobs
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.model.decoder import Decoder
@@ -35,12 +36,38 @@ _SCORED_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
 
 
+@dataclass(frozen=True)
+class StepTiming:
+    """A step's beginning on the device, and the end of the step before it; None on a CPU."""
+
+    way: str
+    shape: tuple[int, int]
+    begin: torch.cuda.Event | None
+    before: torch.cuda.Event | None
+
+    def trace(self, fetched: Fetched) -> StepTrace:
+        device_ms = idle_ms = 0.0
+        if self.begin is not None and fetched.event is not None:
+            device_ms = self.begin.elapsed_time(fetched.event)
+            idle_ms = self.before.elapsed_time(self.begin) if self.before is not None else 0.0
+        return StepTrace(self.way, *self.shape, device_ms=device_ms, device_idle_ms=idle_ms)
+
+
 class LaunchedStep:
     """A started step; `result` waits for the device."""
 
     def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
         self.number, self.fetched, self.unpack = number, fetched, unpack
         self.output: StepOutput | None = None
+        self.shape: PassShape | None = None
+        """The pass that it was padded to."""
+        self.timing: StepTiming | None = None
+        """Only where a time line is written."""
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """How the step was computed, once its result has been read."""
+        return self.timing.trace(self.fetched) if self.timing is not None else None
 
     def result(self) -> StepOutput:
         """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""
@@ -65,12 +92,18 @@ class Runner:
         max_batch_tokens: int,
         attention: str,
         graphs: bool | Capture = True,
+        timed: bool = False,
     ) -> None:
-        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them."""
+        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them.
+
+        `timed`: keep the times of steps for a time line.
+        """
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
-        self.staging = Staging(self.device)
+        self.staging = Staging(self.device, timed=timed)
+        self._last: torch.cuda.Event | None = None
+        """End of the last step, where a time line is written."""
         max_blocks = -(-max_model_len // cache.block_size)
         shapes = pass_shapes(num_seats, most_tokens(model.config, max_batch_tokens))
         size = PagedSize(
@@ -104,6 +137,20 @@ class Runner:
     def launch(self, step: StepInput) -> LaunchedStep:
         """Start one step. On the CPU it is done when this returns. Raises as `run`."""
         rows = step_rows(step)
+        begin = self.staging.record() if self.staging.timed and not self.staging.is_host else None
+        launched = self._launch(step, rows)
+        if self.staging.timed:
+            self._time(launched, rows, begin)
+        return launched
+
+    def _time(self, launched: LaunchedStep, rows: StepRows, begin: torch.cuda.Event | None) -> None:
+        way, shape = "eager", (rows.num_tokens, rows.num_decodes)
+        if launched.shape is not None and self.graphs is not None:
+            way, shape = self.graphs.way, (launched.shape.tokens, launched.shape.decodes)
+        launched.timing = StepTiming(way, shape, begin, self._last)
+        self._last = launched.fetched.event
+
+    def _launch(self, step: StepInput, rows: StepRows) -> LaunchedStep:
         size = None if self.graphs is None else self.graphs.shape_for(rows)
         self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
         try:
@@ -111,7 +158,9 @@ class Runner:
                 return self._finish(step, rows, self._compute(rows))
             shape = self._sampled_shape(size, step, rows)
             result = self.graphs.compute(shape, rows)
-            return self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
+            launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
+            launched.shape = shape
+            return launched
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 

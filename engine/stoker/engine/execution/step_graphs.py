@@ -110,6 +110,8 @@ class StepGraphs:
         self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
+        self.way = ""
+        """How the last step was computed (`StepTrace.way`)."""
 
     def shape_for(self, rows: StepRows) -> PassShape | None:
         """The smallest captured shape that fits this step, ignoring sampling.
@@ -128,8 +130,10 @@ class StepGraphs:
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
         self.staging.fill(held.packed, pack_inputs(shape, rows, blocks_D))
         if shape in self.graphs:
+            self.way = "graph"
             self.graphs[shape]()
             return held.out if shape.samples else self.hidden[shape]
+        self.way = "padded" if self.capture is None else "captured"
         result = self._launch_kernels(shape, held)
         if self.capture is not None:
             self._capture_graph(shape, held)

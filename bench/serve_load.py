@@ -98,9 +98,7 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        )
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         transport.write(head.encode() + f"Content-Length: {len(self.content)}\r\n\r\n".encode() + self.content)
         self.sent_s = time.monotonic()
 
@@ -147,7 +145,9 @@ def figures(exchanges: Sequence[Exchange], workload: Workload) -> dict[str, Any]
 def spread(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    found = {name: round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2) for name, part in places.items()}
+    found = {
+        name: round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2) for name, part in places.items()
+    }
     return found | {"max": round(1000 * ordered[-1], 2)}
 
 

@@ -58,7 +58,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--count", type=int, help="requests of each workload, to try the script out")
     parser.add_argument("--settle-s", type=float, default=0.0, help="pause between ready and the first request")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="of the engine's configuration")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=JSON", help="of the engine's configuration"
+    )
     parser.add_argument("--limit-s", type=float, default=180.0)
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     arguments = parser.parse_args()
@@ -88,7 +90,9 @@ def serve(arguments: argparse.Namespace, folder: Path, scratch: Path) -> None:
         try:
             ready_s = wait_until_ready(port, server, begin, arguments.limit_s)
             first_s = first_token(port, begin)
-            print(f"ready {ready_s:.2f} s, first token {first_s:.2f} s, {get(port, '/status')['startup_s']}", flush=True)
+            print(
+                f"ready {ready_s:.2f} s, first token {first_s:.2f} s, {get(port, '/status')['startup_s']}", flush=True
+            )
             time.sleep(arguments.settle_s)
             run_load(arguments, port, out / "load.json")
         finally:
@@ -206,18 +210,28 @@ def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
     print(f"\n== {name}: " + json.dumps({key: value for key, value in client.items() if not key.endswith("_s")}))
     print(f"   {client['output_tokens_per_s']} tokens/s, processor seconds {client.get('processor_s')}, "
           f"{client['ended_s'] - client['began_s']:.1f} s; graphs captured between steps: {found['captures_between']}")  # fmt: skip
-    print("   requests (ms p50/p99): " + ", ".join(f"{part} {brief(value)}" for part, value in found["requests"].items()))
+    print(
+        "   requests (ms p50/p99): " + ", ".join(f"{part} {brief(value)}" for part, value in found["requests"].items())
+    )
     columns = ["device_ms", "device_idle_ms", "whole", *(part for part, _, _ in PARTS)]
-    print(f"   {'class (ms p50/p99)':26s}{'steps':>7s}{'tokens':>8s}" + "".join(f"{column[:11]:>13s}" for column in columns))
+    print(
+        f"   {'class (ms p50/p99)':26s}{'steps':>7s}{'tokens':>8s}"
+        + "".join(f"{column[:11]:>13s}" for column in columns)
+    )
     for kind, row in found["classes"].items():
-        print(f"   {kind:26s}{row['steps']:7d}{row['mean_tokens']:8.0f}" + "".join(f"{brief(row[column]):>13s}" for column in columns))
+        print(
+            f"   {kind:26s}{row['steps']:7d}{row['mean_tokens']:8.0f}"
+            + "".join(f"{brief(row[column]):>13s}" for column in columns)
+        )
     slowest = sorted(steps, key=lambda step: step["planned"] - step["waited"])[:SLOWEST]
     for step in slowest:
         parts = " ".join(f"{part} {1000 * (step[last] - step[first]):.1f}" for part, first, last in PARTS)
         shape = f"{step.get('way')} {step.get('padded_tokens')}/{step.get('padded_decodes')}"
         device = f"device {step.get('device_ms', 0):.1f} idle {step.get('device_idle_ms', 0):.1f}"
         at = step["begun"] - client["began_s"]
-        print(f"   slow: at {at:.2f} s: {step['tokens']} tokens, {step['decodes']}+{step['prompts']} as {shape}: {device} {parts}")
+        print(
+            f"   slow: at {at:.2f} s: {step['tokens']} tokens, {step['decodes']}+{step['prompts']} as {shape}: {device} {parts}"
+        )
     print(f"   device idle {sum(step.get('device_idle_ms', 0) for step in steps) / 1000:.2f} s, "
           f"busy {sum(step.get('device_ms', 0) for step in steps) / 1000:.2f} s", flush=True)  # fmt: skip
 

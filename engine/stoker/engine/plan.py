@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.step_budget import mixed_tokens
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
@@ -49,10 +50,14 @@ class EnginePlan:
     max_batch_tokens: int
     num_seats: int
     tensor: int
+    mixed_tokens: int | None = None
+    """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
     """Prepare the next step while the device computes one."""
     graphs: bool = True
     """Capture steps as CUDA graphs."""
+    capture_s: float = 0.0
+    """Seconds in which graphs are captured before the first request, beyond the first few."""
     timed: bool = False
     """Keep the device times of steps for a time line."""
 
@@ -82,8 +87,10 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
+        mixed_tokens=choose_mixed_tokens(config, source.config, device),
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
         graphs=config.graphs,
+        capture_s=config.capture_s,
         timed=config.timeline is not None,
     )
 
@@ -128,6 +135,14 @@ def choose_threads(config: EngineConfig) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return config.threads or max(1, cores // config.parallelism.tensor)
+
+
+def choose_mixed_tokens(config: EngineConfig, model: ModelConfig, device: str) -> int | None:
+    """Prompt tokens of a step beside decodes: as configured, else what a GPU computes in about 11 ms."""
+    scheduler = config.scheduler
+    if scheduler.mixed_tokens is not None or device == "cpu":
+        return scheduler.mixed_tokens
+    return mixed_tokens(model.num_parameters // config.parallelism.tensor, scheduler.max_batch_tokens)
 
 
 def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:

@@ -15,6 +15,7 @@ from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.errors import ExecutorLost, RequestRefused
@@ -72,6 +73,9 @@ class LLMEngine:
         self.num_leaked_blocks = 0
         self.before_step: Callable[[int], None] = lambda _: None
         """Called with the number of tokens of each step, before it is computed."""
+        self.step_clock = StepClock()
+        self._device_free_s = 0.0
+        """When the device had computed the last step that was collected, and so began the next."""
         self.timeline: Timeline = NO_TIMELINE
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
@@ -136,6 +140,14 @@ class LLMEngine:
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
+
+    @property
+    def open_until_s(self) -> float:
+        """Time until which the next step may be left to requests that arrive; the device is busy until then."""
+        if not self._submitted or not self.scheduler.takes_more:
+            return 0.0
+        last = self._submitted[-1]
+        return self.step_clock.open_until(last.size, self._device_free_s)
 
     def step(self) -> list[Addressed]:
         """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
@@ -235,7 +247,7 @@ class LLMEngine:
         step = build_step_input(number, schedule, self.scheduler.blocks)
         self.num_steps += 1
         self.timeline.mark(number, "built")
-        submitted = SubmittedStep(schedule, step, self.executor.submit(step))
+        submitted = SubmittedStep(schedule, step, self.executor.submit(step), self.clock())
         self.timeline.mark(number, "submitted")
         return submitted
 
@@ -252,8 +264,10 @@ class LLMEngine:
         """Read one step's output into its sequences."""
         step = submitted.step.number
         self.timeline.mark(step, "waiting")
+        waiting_s = self.clock()
         output, errors, gone = self._outcome(submitted)
         self.timeline.mark(step, "waited")
+        self._note_end(submitted, waiting_s)
         tokens, valid, logprobs = output.tokens, output.valid, output.logprobs
         self.progressed_s = self.clock()
         sample = 0
@@ -269,6 +283,12 @@ class LLMEngine:
                         self._append_token(sequence, tokens[number], valid[number], logprobs[number], deltas)
             sample = end
         self.timeline.taken(step, submitted.schedule, submitted.pending)
+
+    def _note_end(self, submitted: SubmittedStep, waiting_s: float) -> None:
+        now_s = self.clock()
+        began_s = max(self._device_free_s, submitted.submitted_s)
+        self.step_clock.record(submitted.size, waiting_s - began_s, now_s - waiting_s)
+        self._device_free_s = now_s
 
     # Collecting results.
 

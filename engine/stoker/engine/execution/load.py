@@ -65,6 +65,5 @@ def load_runner(
         timed=plan.timed,
     )
     progress("CapturingGraphs")
-    while runner.capture_next_graph(first=True):
-        pass
+    runner.capture_first_graphs(plan.capture_s)
     return runner

@@ -4,7 +4,7 @@ The host knows how far every sequence goes, so positions, slots and tables are b
 The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
 starts a step and returns at once where the device computes beside the host; the result waits for the device once. With
 fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
-busy for longer than the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
+busy for several times as long as the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
 L longest sequence.
 
 Called by an executor, one step at a time. It has no requests and no scheduler.
@@ -12,8 +12,10 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import PassShape, most_tokens, pass_shapes
+from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.staging import Fetched, Staging
@@ -32,6 +34,8 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
+WANTED_STEPS = 16
+"""Steps that must have lacked a graph before it is captured while requests wait."""
 _SCORED_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
 
@@ -105,7 +109,7 @@ class Runner:
         self._last: torch.cuda.Event | None = None
         """End of the last step, where a time line is written."""
         max_blocks = -(-max_model_len // cache.block_size)
-        shapes = pass_shapes(num_seats, most_tokens(model.config, max_batch_tokens))
+        shapes = pass_shapes(num_seats, min(MOST_TOKENS, max_batch_tokens))
         size = PagedSize(
             max_tokens=max(max_batch_tokens, shapes.largest.tokens),
             max_sequences=shapes.largest.sequences,
@@ -151,12 +155,12 @@ class Runner:
         self._last = launched.fetched.event
 
     def _launch(self, step: StepInput, rows: StepRows) -> LaunchedStep:
-        size = None if self.graphs is None else self.graphs.shape_for(rows)
-        self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
+        decodes_alone = not rows.num_prompts and not rows.num_others
+        self._apply(step, tables_follow=self.graphs is not None and decodes_alone and not step.openings)
         try:
-            if self.graphs is None or size is None:
+            shape = self._shape(step, rows)
+            if self.graphs is None or shape is None:
                 return self._finish(step, rows, self._compute(rows))
-            shape = self._sampled_shape(size, step, rows)
             result = self.graphs.compute(shape, rows)
             launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
             launched.shape = shape
@@ -165,12 +169,21 @@ class Runner:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
-    def capture_next_graph(self, *, first: bool = False) -> bool:
-        """Capture the graph of one more shape. False: none is left. `first`: only shapes needed before the first
-        request."""
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        """Capture the graph of one more shape. False: none is left. `wanted`: only one that steps have lacked often."""
         if self.graphs is None:
             return False
-        return self.graphs.capture_next(self.graphs.shapes.first if first else self.graphs.shapes.idle)
+        often = self.graphs.most_wanted(WANTED_STEPS if wanted else 1)
+        return self.graphs.capture_next(often if wanted else chain(often, self.graphs.shapes.order))
+
+    @torch.inference_mode()
+    def capture_first_graphs(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture the shapes that are always captured before the first request, then others for so many seconds."""
+        until_s = clock() + seconds
+        while self.graphs is not None and self.graphs.capture_next(self.graphs.shapes.first):
+            pass
+        while clock() < until_s and self.capture_next_graph():
+            pass
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:
@@ -204,13 +217,16 @@ class Runner:
 
     # Steps padded to a fixed size.
 
-    def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
-        """The variant of the shape that gives what the step's samples request."""
+    def _shape(self, step: StepInput, rows: StepRows) -> PassShape | None:
+        """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
+        if self.graphs is None:
+            return None
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored):
-            return size._replace(samples=False)
+            return self.graphs.shape_for(rows, samples=False, filtered=False)
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
-        return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
+        filtered = plain and values.filtered[seats].any()
+        return self.graphs.shape_for(rows, samples=bool(plain), filtered=bool(filtered))
 
     def _sampled(self, step: StepInput, rows: StepRows, shape: PassShape, out_2B: Tensor) -> LaunchedStep:
         places, num_chunks = sample_places(shape, rows), len(step.seats)

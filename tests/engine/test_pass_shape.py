@@ -16,6 +16,7 @@ from stoker.engine.execution.pass_shape import (
     WORTH_ROWS,
     PassShape,
     decode_sizes,
+    lost_rows,
     pass_shapes,
     stand_in,
 )
@@ -86,7 +87,9 @@ def test_a_stand_in_holds_the_step_with_little_padding(
         wanted = wanted._replace(samples=kind[0], filtered=kind[1])
     captured = MANY.order[:num_captured]
     found = stand_in(wanted, *step, captured)
+    lost = lost_rows(wanted, found)
     if found is None:
+        assert lost == WORTH_ROWS
         assert not any(
             all(map(int.__ge__, shape[:3], step)) and shape[:3] == wanted[:3] and not shape.samples
             for shape in captured
@@ -97,6 +100,7 @@ def test_a_stand_in_holds_the_step_with_little_padding(
     assert bool(found.prompts) == bool(wanted.prompts)
     assert not found.samples or (found.samples, found.filtered) == (wanted.samples, wanted.filtered)
     assert found.tokens <= step[0] + WORTH_ROWS
+    assert 1 <= lost <= WORTH_ROWS
 
 
 @given(STEPS)

@@ -122,10 +122,10 @@ def engine_of(
 
 
 def capture_wanted(engine: Any) -> None:
-    """Capture one graph that a step has lacked."""
+    """Capture all graphs that steps have lacked."""
     graphs = engine.executor.runner.graphs
-    if graphs is not None:
-        graphs.capture_next(graphs.most_wanted(1))
+    while graphs is not None and graphs.capture_next(graphs.most_wanted(1)):
+        pass
 
 
 Facts = dict[tuple[str, int], tuple[list[int], list[float], Any]]

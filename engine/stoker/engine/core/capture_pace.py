@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CAPTURE_SHARE = 0.01
+CAPTURE_SHARE = 0.005
 
 
 class CapturePace:

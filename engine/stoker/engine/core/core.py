@@ -202,6 +202,7 @@ class Core:
         if self.engine is not None:
             self._send_deltas(self.engine.end_everything("abort"))
             self.engine.executor.close()
+            self.engine.timeline.close()
 
     def _inform_late_front(self) -> None:
         """Send the cause to a front that connects only after the failure."""

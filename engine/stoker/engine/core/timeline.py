@@ -52,6 +52,10 @@ class Timeline(Protocol):
         """Note a choice that has ended."""
         ...
 
+    def close(self) -> None:
+        """End the time line."""
+        ...
+
 
 class NoTimeline:
     """Keeps nothing."""
@@ -72,6 +76,9 @@ class NoTimeline:
         pass
 
     def ended(self, sequence: Sequence) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -123,6 +130,9 @@ class FileTimeline:
         queued_s = self._queued_s.pop(request_id, None)
         self._write({"request": request_id, "queued_s": queued_s} | asdict(sequence.facts(self.clock())))
         self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record) + "\n")

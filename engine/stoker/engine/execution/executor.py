@@ -42,7 +42,7 @@ class Executor(Protocol):
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         """Capture one more CUDA graph between two steps, a fraction of a second. False: none is left to capture.
 
-        `wanted`: only one that steps have lacked often.
+        `wanted`: only one whose lack has cost much.
         """
         ...
 

@@ -34,6 +34,8 @@ COVER_DECODES = (16, 32, 64, 128, 256)
 """Sizes captured next, so that every step soon has a graph whose padding is worth it."""
 COVER_UNSAMPLED = (8, 64)
 """Decode shapes without output layer and sampler, beside the number of seats: for rows that request filters or more."""
+ROWS_PER_DECODE = 8
+"""Rows of decodes that cost about as much as one of a prompt: few rows wait for the weights, not for products."""
 WORTH_ROWS = 512
 """Rows of padding that cost the device about as much as launching one by one costs the host."""
 
@@ -125,6 +127,15 @@ def mixed_shapes(num_seats: int, max_tokens: int) -> Iterator[PassShape]:
         for decodes in (*DECODES, num_seats):
             if decodes != DECODES[0] or tokens <= FEW_DECODES_TOKENS:
                 yield PassShape(tokens, min(decodes, num_seats, tokens), prompts, samples=False)
+
+
+def lost_rows(wanted: PassShape, found: PassShape | None) -> int:
+    """What a step loses without the graph of the wanted shape, in rows of a prompt: the padding of the stand-in
+    `found`, or the launches one by one; at least 1."""
+    if found is None:
+        return WORTH_ROWS
+    rows = found.tokens - wanted.tokens
+    return max(rows if wanted.prompts else rows // ROWS_PER_DECODE, 1)
 
 
 def stand_in(

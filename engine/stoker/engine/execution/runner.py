@@ -34,8 +34,9 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
-WANTED_STEPS = 16
-"""Steps that must have lacked a graph before it is captured while requests wait."""
+WANTED_ROWS = 8192
+"""Rows of padding that a graph would have saved before it is captured while requests wait: several times the rows that
+the device could compute meanwhile."""
 _SCORED_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
 
@@ -170,10 +171,10 @@ class Runner:
 
     @torch.inference_mode()
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
-        """Capture the graph of one more shape. False: none is left. `wanted`: only one that steps have lacked often."""
+        """Capture the graph of one more shape. False: none is left. `wanted`: only one whose lack has cost much."""
         if self.graphs is None:
             return False
-        often = self.graphs.most_wanted(WANTED_STEPS if wanted else 1)
+        often = self.graphs.most_wanted(WANTED_ROWS if wanted else 1)
         return self.graphs.capture_next(often if wanted else chain(often, self.graphs.shapes.order))
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
-from stoker.engine.execution.pass_shape import PassShape, PassShapes, stand_in
+from stoker.engine.execution.pass_shape import PassShape, PassShapes, lost_rows, stand_in
 from stoker.engine.execution.seats import DeviceSeatTables
 from stoker.engine.execution.staging import Staging
 from stoker.engine.execution.step_rows import StepRows, no_rows
@@ -104,7 +104,7 @@ class StepGraphs:
         self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
         self.graphs: dict[PassShape, Replay] = {}
         self.wanted: Counter[PassShape] = Counter()
-        """Steps by the shape that they lacked."""
+        """Rows of padding that a shape without a graph would have saved, or what launching one by one costs in rows."""
         self.passes: dict[PassShape, _Pass] = {}
         largest, device = shapes.largest, staging.device
         self.numbers = torch.full((packed_length(largest),), -1, dtype=torch.int32, device=device)
@@ -130,8 +130,9 @@ class StepGraphs:
             exact = exact._replace(samples=samples, filtered=filtered)
         if exact in self.graphs:
             return exact
-        self.wanted[exact] += 1
-        return stand_in(exact, *needs, self.graphs) or (None if exact.prompts else exact)
+        found = stand_in(exact, *needs, self.graphs)
+        self.wanted[exact] += lost_rows(exact, found)
+        return found or (None if exact.prompts else exact)
 
     def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
         """Compute a step: sampled tokens and validity [2, B], or hidden states [T, D]. Valid until the next step."""
@@ -157,8 +158,8 @@ class StepGraphs:
         return True
 
     def most_wanted(self, at_least: int) -> Iterator[PassShape]:
-        """Shapes that at least so many steps have lacked, most lacked first."""
-        return (shape for shape, steps in self.wanted.most_common() if steps >= at_least)
+        """Shapes whose graphs would have saved at least so many rows, the most first."""
+        return (shape for shape, rows in self.wanted.most_common() if rows >= at_least)
 
     def warm_up(self, shape: PassShape) -> None:
         """Compute a step of padding alone."""

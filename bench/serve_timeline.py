@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -69,7 +68,7 @@ def main() -> None:
         report(read_lines(timeline), json.loads(load.read_text()))
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as scratch:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as scratch:
         folder = arguments.folder or Path(scratch, "model")
         if not folder.exists():
             make_random_folder(folder, SHAPES[arguments.shape], arguments.layers)
@@ -208,8 +207,11 @@ def waits(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
     client = found["client"]
     print(f"\n== {name}: " + json.dumps({key: value for key, value in client.items() if not key.endswith("_s")}))
-    print(f"   {client['output_tokens_per_s']} tokens/s, processor seconds {client.get('processor_s')}, "
-          f"{client['ended_s'] - client['began_s']:.1f} s; graphs captured between steps: {found['captures_between']}")  # fmt: skip
+    seconds = client["ended_s"] - client["began_s"]
+    print(
+        f"   {client['output_tokens_per_s']} tokens/s, processor seconds {client.get('processor_s')}, {seconds:.1f} s; "
+        f"graphs captured between steps: {found['captures_between']}"
+    )
     print(
         "   requests (ms p50/p99): " + ", ".join(f"{part} {brief(value)}" for part, value in found["requests"].items())
     )
@@ -230,7 +232,8 @@ def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
         device = f"device {step.get('device_ms', 0):.1f} idle {step.get('device_idle_ms', 0):.1f}"
         at = step["begun"] - client["began_s"]
         print(
-            f"   slow: at {at:.2f} s: {step['tokens']} tokens, {step['decodes']}+{step['prompts']} as {shape}: {device} {parts}"
+            f"   slow: at {at:.2f} s: {step['tokens']} tokens, {step['decodes']}+{step['prompts']} as {shape}: "
+            f"{device} {parts}"
         )
     print(f"   device idle {sum(step.get('device_idle_ms', 0) for step in steps) / 1000:.2f} s, "
           f"busy {sum(step.get('device_ms', 0) for step in steps) / 1000:.2f} s", flush=True)  # fmt: skip

@@ -172,6 +172,7 @@ def check_mixes(deterministic: bool, num_random: int) -> None:
     @settings(max_examples=max(num_random, 1), deadline=None, database=None, derandomize=True, phases=phases)
     @given(requests=REQUESTS, num_blocks=st.sampled_from([8, 40]), chunk=st.sampled_from([None, 5]))
     @example(requests=[(9, 0, 0), (18, 2, 1), (12, 6, 2), (5, 3, 3)], num_blocks=40, chunk=None)
+    @example(requests=[(3, 2, 0)], num_blocks=8, chunk=5)
     @example(requests=[(12, 8, 0), (11, 8, 0)], num_blocks=8, chunk=5)
     def check(requests: list[tuple[int, int, int]], num_blocks: int, chunk: int | None) -> None:
         nonlocal preemptions

@@ -84,8 +84,11 @@ def test_defaults_reach_into_sections_that_a_default_made_and_into_items(admissi
     assert stored["spec"]["parallelism"] == {
         "tensor": 1,
         "pipeline": 1,
+        "pipelineSchedule": "OneFOneB",
+        "stagesPerRank": 1,
         "expert": 1,
         "context": 1,
+        "contextMethod": "AllGather",
         "sequenceParallel": False,
         "replicate": 1,
     }

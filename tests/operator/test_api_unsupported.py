@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "auto"}}, ["spec.scheduling.backend auto is not supported yet with workers.replicas 2; allowed: stoker"]),
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "kueue"}}, ["spec.scheduling.backend kueue is not supported yet with workers.replicas 2; allowed: stoker"]),
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "stoker"}}, []),
-    ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90}}, ["spec.scheduling.gangTimeoutSeconds 90 is not supported yet; allowed: 60"]),
+    ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90, "topology": [{"key": "zone"}]}}, []),
     ("Checkpoint", {"verification": "Full"}, []),
     ("Checkpoint", {"verification": "Manifest"}, ["spec.verification Manifest is not supported yet; allowed: Full"]),
     ("TrainingJob", {"runtime": {"kernels": "fused"}}, []),
@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, ["spec.model.uri hf://a/b is not supported yet; allowed: file://, pvc://"]),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
     ("InferenceDeployment", {"rollout": {"type": "canary"}}, ["spec.rollout.type canary is not supported yet; allowed: rolling"]),
-    ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, ["spec.router.policy cacheAware is not supported yet; allowed: leastPending, roundRobin"]),
+    ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, ["spec.router.policy cacheAware is not supported yet; allowed: leastPending, roundRobin, powerOfTwo, random"]),
     (
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "slo"}}]},

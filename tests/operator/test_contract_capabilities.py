@@ -14,6 +14,7 @@ from stoker.model.config import ARCHITECTURES
 from stoker.model.kernels.ops import Ops
 from stoker.operator.api.crd import KIND_INFOS, definition
 from stoker.operator.api.not_yet import BEGIN, END, main, with_listing
+from stoker.operator.api.value import wire_name
 from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.capabilities import ATTENTION, CAPABILITIES, GANG, PAGED_ATTENTION, refusals, shown
 from stoker.router.config import RouterConfig
@@ -30,10 +31,9 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "modelFrom.checkpoint.state": ["Weights", "All"],
         "training.deterministic": ["Off", "SameLayout", "AnyDataParallel"],
         "optimization.schedule": ["cosine", "linear", "constant"],
-        "data.sources[].format": ["auto", "text", "jsonl"],
         "data.tokenizer.kind": ["auto", "path", "train"],
-        "data.validation.source.format": ["auto", "text", "jsonl"],
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
     "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
@@ -51,7 +51,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
-BELOW_UNBUILT = ("scheduling.topology.", "rollout.canary.")
+BELOW_UNBUILT = ("rollout.canary.",)
 """Choices inside of sections that are refused as a whole."""
 
 
@@ -70,6 +70,13 @@ def choices(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, list[
         if "enum" in member:
             yield where, member["enum"]
         yield from choices(member, where)
+
+
+def member(config: Any, name: str) -> Any:
+    """Return the type of a section, of its optional content, or of the items of its list."""
+    found = config.model_fields[name.removesuffix("[]")].annotation
+    inner = [kind for kind in get_args(found) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return inner[0] if inner else found
 
 
 def nested(path: str, value: Any) -> Any:
@@ -97,7 +104,7 @@ def test_every_path_of_the_table_is_a_field_of_the_configuration(program: str) -
         for part in path.split("."):
             if path == "model.architecture" and part == "architecture":
                 break  # the model's own configuration, a plain mapping here
-            config = config.model_fields[part].annotation
+            config = member(config, part)
 
 
 def test_the_table_has_the_programs_and_the_kinds() -> None:
@@ -137,7 +144,7 @@ def test_a_program_refuses_exactly_the_choices_that_its_rows_leave_out(program: 
         if path == "model.architecture":
             continue
         for section in sections:
-            config = config.model_fields[section].annotation
+            config = member(config, section)
         offered = [value for value in get_args(config.model_fields[field].annotation) if isinstance(value, str)]
         assert not row.values or not offered or set(row.values) <= set(offered), path
         for value in offered:
@@ -156,8 +163,7 @@ def test_a_kind_offers_what_its_program_has_built(kind: str, program: str, place
     prefixes = {"api": "engine.api", "parallelism": "pools[].parallelism"} if program == "engine" else {}
     for path, row in CAPABILITIES[program].items():
         first, *others = path.split(".")
-        words = ".".join([prefixes.get(first, first), *others]).split("_")
-        camel = words[0] + "".join(word.capitalize() for word in words[1:])
+        camel = ".".join([prefixes.get(first, first), *(wire_name(part) for part in others)])
         assert CAPABILITIES[kind][places.get(path, camel)] == row
 
 

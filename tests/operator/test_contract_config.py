@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
 
 from stoker.engine.config import (
     CacheConfig,
@@ -22,6 +21,7 @@ from stoker.model import config as model_config
 from stoker.operator.api import engine_settings, inferencedeployment, model_spec, pool, trainingjob
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pod_fields import Runtime
+from stoker.operator.api.value import wire_name
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.trainer import attempt_config, pin
 from stoker.pod.config_file import parse
@@ -43,11 +43,17 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Validation, trainer.ValidationConfig, set(), set()),
     (trainingjob.Data, trainer.DataConfig, set(), set()),
     (trainingjob.CheckpointPolicy, trainer.CheckpointConfig, {"storage", "deletionPolicy"}, {"root"}),
+    (trainingjob.Guards, trainer.GuardsConfig, set(), set()),
     (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
-    (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile", "allowedOrigins"}),
+    (
+        engine_settings.EngineApi,
+        EngineApiConfig,
+        {"apiKeySecretRef"},
+        {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
+    ),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,
@@ -69,7 +75,7 @@ def wire(model: type[BaseModel]) -> dict[str, str]:
     """Return field names by wire name; durations in seconds are `xSeconds` on the wire and `x_s` in the type."""
     found = {}
     for name in model.model_fields:
-        alias = to_camel(name)
+        alias = wire_name(name)
         found[alias[:-1] + "Seconds" if name.endswith("_s") else alias] = name
     return found
 

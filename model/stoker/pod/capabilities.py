@@ -81,16 +81,27 @@ _TRAINER: Mapping[str, Row] = {
     "model.architecture": only("llama", "qwen3"),
     "parallelism.tensor": only(1),
     "parallelism.pipeline": only(1),
+    "parallelism.pipeline_schedule": only("OneFOneB"),
+    "parallelism.stages_per_rank": only(1),
     "parallelism.expert": only(1),
     "parallelism.context": only(1),
+    "parallelism.context_method": only("AllGather"),
     "parallelism.replicate": only(1),
     "parallelism.sequence_parallel": only(False),
     "optimization.optimizer": only("adam", "adamw"),
     "memory.precision": only("fp32", "bf16"),
+    "memory.fp8_recipe": only("Tensorwise"),
     "memory.zero_stage": only(0, 1, 2),
     "memory.activation_checkpointing": only("none", "full"),
+    "memory.activation_budget_gib": absent(),
     "memory.cpu_offload": only(False),
     "memory.nvme_offload": absent(),
+    "data.sources[].url": absent(instead="data.sources[].path"),
+    "data.sources[].format": only("auto", "text", "jsonl"),
+    "data.validation.source.url": absent(instead="data.validation.source.path"),
+    "data.validation.source.format": only("auto", "text", "jsonl"),
+    "guards.checksum_every_steps": absent(),
+    "guards.loss_spike": only("Off"),
     "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
     "logging.wandb": absent(instead="logging.jsonl or /metrics"),
     "logging.mlflow": absent(instead="logging.jsonl or /metrics"),
@@ -103,13 +114,13 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin")}
+_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random")}
 
 
 def _camel(path: str) -> str:
     """`memory.zero_stage` as the custom resource writes it: `memory.zeroStage`."""
     first, *others = path.split("_")
-    return first + "".join(part.capitalize() for part in others)
+    return first + "".join("GiB" if part == "gib" else part.capitalize() for part in others)
 
 
 CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
@@ -126,8 +137,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "run.elastic": absent(),
         "scheduling.backend": only("auto", "stoker"),
         "scheduling.queueName": absent(),
-        "scheduling.topology": absent(),
-        "scheduling.gangTimeoutSeconds": only(60),
     },
     "Checkpoint": {
         "verification": only("Full"),

@@ -2,8 +2,8 @@
 rank.
 
 The order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes,
-then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. There are never more seats than tokens in the
-budget, so a prompt in progress always advances.
+then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. There are never more seats
+than tokens in the largest budget, so a prompt in progress always advances.
 
 A sequence that cannot grow takes blocks from lower-ranked ones. These are preempted: computed again later, with their
 output kept. Without a lower-ranked one it pauses and keeps its blocks. The first in rank can always grow, so some

@@ -65,7 +65,7 @@ class InProcess:
             future.set_exception(error)
         return future
 
-    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
         return False
 
     def close(self) -> None:

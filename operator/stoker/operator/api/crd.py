@@ -244,7 +244,9 @@ def text(info: KindInfo) -> str:
 
 def room(info: KindInfo) -> int:
     """Bytes that the kind's CRD may still grow by, as file or as JSON, whichever is larger."""
-    return lint.MAX_BYTES - max(len(text(info).encode()), len(json.dumps(definition(info), separators=(",", ":"))))
+    return lint.max_bytes(info.kind) - max(
+        len(text(info).encode()), len(json.dumps(definition(info), separators=(",", ":")))
+    )
 
 
 def write(folder: Path) -> list[Path]:
@@ -272,7 +274,8 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.write:
         write(chosen.write)
         for info in KIND_INFOS:
-            sys.stdout.write(f"{chosen.write / info.file_name}: {room(info):,} of {lint.MAX_BYTES:,} bytes are left\n")
+            limit = lint.max_bytes(info.kind)
+            sys.stdout.write(f"{chosen.write / info.file_name}: {room(info):,} of {limit:,} bytes are left\n")
         return 0
     stale = drift(chosen.check)
     for name in stale:

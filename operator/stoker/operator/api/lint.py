@@ -23,6 +23,13 @@ _FOREIGN = (
 )
 MAX_BYTES = 40_000
 """Size of a CRD, as file and as JSON: client-side apply keeps a copy in an annotation, and people read it."""
+MAX_BYTES_OF = {"TrainingJob": 46_000}
+"""Kinds with more fields."""
+
+
+def max_bytes(kind: str) -> int:
+    """Return the largest size of the kind's CRD."""
+    return MAX_BYTES_OF.get(kind, MAX_BYTES)
 
 
 def problems(schema: Schema, path: str = "") -> Iterator[str]:

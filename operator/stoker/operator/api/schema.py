@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
 
-from stoker.operator.api.value import DESCRIBED_ELSEWHERE, Value
+from stoker.operator.api.value import DESCRIBED_ELSEWHERE, Value, wire_name
 
 Schema = dict[str, Any]
 
@@ -238,4 +237,4 @@ def _documented(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            yield to_camel(field.target.id), inspect.cleandoc(str(text.value.value))
+            yield wire_name(field.target.id), inspect.cleandoc(str(text.value.value))

@@ -48,6 +48,17 @@ BATCH_FITS = first_of(
     names={**_MESH, "t": "self.training"},
     field=".training",
 )
+STAGES_FIT_SCHEDULE = rule(
+    "self.pipeline > 1 && self.pipelineSchedule == 'Interleaved' ? self.stagesPerRank > 1"
+    " : self.stagesPerRank == 1 || self.pipeline > 1 && self.pipelineSchedule == 'ZeroBubble'",
+    "stagesPerRank is above 1 with pipelineSchedule Interleaved, 1 with GPipe, OneFOneB or without a pipeline",
+    field=".stagesPerRank",
+)
+BUDGET_IS_SELECTIVE = rule(
+    "!has(self.activationBudgetGiB) || self.activationCheckpointing == 'selective'",
+    "activationBudgetGiB needs activationCheckpointing selective",
+    field=".activationBudgetGiB",
+)
 SEQUENCE_PARALLEL = rule(
     "!self.parallelism.sequenceParallel || self.parallelism.tensor > 1",
     "sequenceParallel needs tensor above 1",
@@ -74,9 +85,10 @@ HEADS_FIT = rule(
     field=".model.numHeads",
 )
 LAYERS_FIT = rule(
-    "!has(self.model) || self.model.numLayers >= self.parallelism.pipeline",
+    "!has(self.model) || self.model.numLayers >= self.parallelism.pipeline * self.parallelism.stagesPerRank",
     "every pipeline stage needs a layer",
-    shown="numLayers {self.model.numLayers} are fewer than pipeline {self.parallelism.pipeline}",
+    shown="numLayers {self.model.numLayers} are fewer than pipeline {self.parallelism.pipeline}"
+    " x stagesPerRank {self.parallelism.stagesPerRank}",
     field=".model.numLayers",
 )
 EXPERTS_FIT = first_of(

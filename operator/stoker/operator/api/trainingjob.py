@@ -13,7 +13,7 @@ from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.api.training_rules import SPEC_RULES
+from stoker.operator.api.training_rules import BUDGET_IS_SELECTIVE, SPEC_RULES, STAGES_FIT_SCHEDULE
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
     BelowOne,
@@ -40,14 +40,22 @@ _FIXED = "is fixed: make a new TrainingJob"
 class Parallelism(Value):
     """Sizes of the mesh's axes; the remaining ranks are data parallel."""
 
+    model_config = ConfigDict(json_schema_extra=rules(STAGES_FIT_SCHEDULE))
+
     tensor: Count = 1
     """Ranks that share every layer."""
     pipeline: Count = 1
-    """Stages of consecutive layers."""
+    """Ranks in a line, each with stages of consecutive layers."""
+    pipeline_schedule: Literal["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"] = "OneFOneB"
+    """Order of the passes of a pipeline."""
+    stages_per_rank: Count = 1
+    """Stages of one rank; more than one with Interleaved."""
     expert: Count = 1
     """Ranks that share the experts, out of the data-parallel and tensor ranks."""
     context: Count = 1
     """Ranks that share one sequence."""
+    context_method: Literal["AllGather", "Ring", "Ulysses"] = "AllGather"
+    """How those ranks exchange keys and values."""
     sequence_parallel: bool = False
     """Share norms and dropout over the tensor ranks."""
     replicate: Count = 1
@@ -121,14 +129,23 @@ class NvmeOffload(Value):
 class Memory(Value):
     """Savings of memory."""
 
+    model_config = ConfigDict(json_schema_extra=rules(BUDGET_IS_SELECTIVE))
+
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "fp8"],
         Field(json_schema_extra=immutable(f"precision {_FIXED}")),
     ] = "bf16"
+    fp8_recipe: Annotated[
+        Literal["Tensorwise", "Rowwise"],
+        Field(json_schema_extra=immutable(f"fp8Recipe {_FIXED}")),
+    ] = "Tensorwise"
+    """What shares a scale with precision fp8: a tensor, or a row of it."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """Shard over data-parallel ranks: 1 optimizer state, 2 also gradients, 3 also weights."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again."""
+    activation_budget_gib: Decimal | None = None
+    """GiB of activations on a rank; `selective` keeps as many as fit."""
     cpu_offload: bool = False
     nvme_offload: NvmeOffload | None = None
 
@@ -136,13 +153,17 @@ class Memory(Value):
 class DataSource(Value):
     """Corpus."""
 
+    model_config = ConfigDict(json_schema_extra=rules(exactly_one("path", "url")))
+
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$")]
-    path: Path
+    path: Path | None = None
     """File, folder or glob pattern in the pod."""
+    url: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*://.+$")] | None = None
+    """File, folder or glob pattern of another file system: `s3://bucket/corpus`."""
     weight: Weight = 1
     """Share of the samples relative to other sources."""
-    format: Literal["auto", "text", "jsonl"] = "auto"
-    """`jsonl` lines hold `text`, or `messages` (only the assistant's tokens then count)."""
+    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = "auto"
+    """`jsonl` lines and `parquet` rows hold `text` or `messages` (only the assistant's tokens count)."""
 
 
 class Tokenizer(Value):
@@ -246,6 +267,15 @@ class Mlflow(Value):
     token_secret_ref: KeyRef | None = None
 
 
+class Guards(Value):
+    """Checks of a run against silent damage."""
+
+    checksum_every_steps: Count | None = None
+    """Steps from one comparison of replicated state over the ranks to the next."""
+    loss_spike: Literal["Off", "Record", "Skip", "Rewind"] = "Off"
+    """`Record` the samples of a step whose loss jumps, `Skip` them, or `Rewind` to the last save without them."""
+
+
 class Logging(Value):
     """Targets of metrics besides `/metrics` and the status."""
 
@@ -260,10 +290,10 @@ class Logging(Value):
 
 
 class Topology(Value):
-    """Closeness of the pods of an attempt."""
+    """One level of closeness of the pods of an attempt."""
 
     key: ForeignName
-    """Node label whose value the pods share: `nvidia.com/gpu.clique`."""
+    """Node label whose value the pods of one unit share: `nvidia.com/gpu.clique`."""
     mode: Literal["Preferred", "Required"] = "Preferred"
 
 
@@ -273,9 +303,12 @@ class Scheduling(Value):
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
     """`stoker`: Kubernetes places each pod by itself; `auto`: an installed queueing system."""
     queue_name: ForeignName | None = None
-    topology: Topology | None = None
+    topology: Annotated[
+        tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = ()
+    """For the tensor groups, the model replicas with their pipelines, and the whole gang; narrowest first."""
     gang_timeout_seconds: Seconds = 60
-    """Time after which a gang that is not fully scheduled waits anew."""
+    """Time after which a gang that was placed and is not fully scheduled is placed anew."""
 
 
 class Deadlines(Value):
@@ -303,6 +336,7 @@ class TrainingJobSpec(Value):
     data: Annotated[Data, Field(json_schema_extra=immutable(f"data {_FIXED}"))]
     checkpoint: CheckpointPolicy
     run: Run = Run()
+    guards: Guards = Guards()
     logging: Logging = Logging()
     scheduling: Scheduling = Scheduling()
     runtime: Runtime = Runtime()

@@ -97,6 +97,8 @@ class Attempt(Value):
     phase: Annotated[str, Field(max_length=32)] | None = None
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
+    placed_at: Time | None = None
+    """Time at which every pod of the gang got its node."""
     ended_at: Time | None = None
     first_step: Int64 | None = None
     last_step: Int64 | None = None
@@ -141,6 +143,25 @@ class Resumption(Value):
     """Saves found corrupt: never tried again."""
 
 
+class Goodput(Value):
+    """Where the run's time went, in seconds up to `since`; since then it is in `state`. They add up to its age."""
+
+    since: Time
+    state: Annotated[str, Field(max_length=16)] | None = None
+    """Absent after the end."""
+    productive: Int64 = 0
+    checkpointing: Int64 = 0
+    starting: Int64 = 0
+    restarting: Int64 = 0
+    queued: Int64 = 0
+    suspended: Int64 = 0
+    lost: Int64 = 0
+    """Training that restarts had to repeat."""
+    attempt: Int32 = 0
+    attempt_productive: Int64 = 0
+    """Productive seconds of that attempt."""
+
+
 class TrainingJobStatus(EditableStatus):
     phase: TrainingPhase = "Pending"
     started_at: Time | None = None
@@ -158,6 +179,11 @@ class TrainingJobStatus(EditableStatus):
     """Highest step of a verified save."""
     lost_steps: Int64 = 0
     """Steps that restarts had to repeat."""
+    goodput: Goodput | None = None
+    avoided_nodes: Annotated[
+        tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
+    """Nodes that attempts failed on twice or more often; gangs are placed without them while others have room."""
     progress: Progress | None = None
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None

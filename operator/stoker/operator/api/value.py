@@ -15,11 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
+def wire_name(name: str) -> str:
+    """Return a field's name on the wire: `activation_budget_gib` is `activationBudgetGiB`."""
+    return to_camel(name).replace("Gib", "GiB")
+
+
 class Value(BaseModel):
     """Base of every section. Reading ignores unknown fields: the writer may be newer than this operator."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
+        alias_generator=wire_name, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
     )
 
     def to_wire(self) -> dict[str, Any]:

@@ -56,8 +56,11 @@ class ParallelismConfig(Config):
 
     tensor: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
+    pipeline_schedule: Literal["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"] = "OneFOneB"
+    stages_per_rank: int = Field(default=1, ge=1)
     expert: int = Field(default=1, ge=1)
     context: int = Field(default=1, ge=1)
+    context_method: Literal["AllGather", "Ring", "Ulysses"] = "AllGather"
     sequence_parallel: bool = False
     replicate: int = Field(default=1, ge=1)
 
@@ -111,24 +114,39 @@ class NvmeOffloadConfig(Config):
 
 class MemoryConfig(Config):
     precision: Literal["fp32", "fp16", "bf16", "fp8"] = "bf16"
+    fp8_recipe: Literal["Tensorwise", "Rowwise"] = "Tensorwise"
     zero_stage: int = Field(default=1, ge=0, le=3)
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_budget_gib: float | None = Field(default=None, gt=0)
+    """GiB of activations on a rank that `selective` keeps at most."""
     cpu_offload: bool = False
     nvme_offload: NvmeOffloadConfig | None = None
 
 
 class DataSourceConfig(Config):
-    """One corpus: a file, a folder or a glob pattern."""
+    """One corpus: a file, a folder or a glob pattern, of the pod (`path`) or of another file system (`url`)."""
 
     name: str
-    path: str
+    path: str | None = None
+    url: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://.+$")
     weight: float = Field(default=1.0, gt=0)
     """Share of the samples, relative to the other sources."""
-    format: Literal["auto", "text", "jsonl"] = "auto"
-    """`jsonl` lines hold `text`, or `messages` (the loss then counts only the assistant's tokens).
+    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = "auto"
+    """`jsonl` lines and `parquet` rows hold `text`, or `messages` (the loss then counts only the assistant's tokens).
 
-    `auto` uses the file's suffix.
+    `tokens` is ready tokenised. `auto` uses the file's suffix.
     """
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("exactly one of path and url is needed")
+        return self
+
+    @property
+    def place(self) -> str:
+        """The path or URL, for messages."""
+        return self.path or self.url or ""
 
 
 class TokenizerConfig(Config):
@@ -175,6 +193,13 @@ class CheckpointConfig(Config):
     max_to_keep: int | None = Field(default=None, ge=1)
     """Only used with `retention: own`."""
     async_save: bool = True
+
+
+class GuardsConfig(Config):
+    """Checks of a run against silent damage."""
+
+    checksum_every_steps: int | None = Field(default=None, ge=1)
+    loss_spike: Literal["Off", "Record", "Skip", "Rewind"] = "Off"
 
 
 class LoggingConfig(Config):
@@ -226,6 +251,7 @@ class TrainerConfig(Config):
     memory: MemoryConfig = MemoryConfig()
     data: DataConfig
     checkpoint: CheckpointConfig
+    guards: GuardsConfig = GuardsConfig()
     logging: LoggingConfig = LoggingConfig()
     retention: Literal["own", "external"] = "own"
     """`external`: the operator deletes checkpoints and chooses the one to resume.

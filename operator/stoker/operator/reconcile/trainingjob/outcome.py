@@ -9,6 +9,7 @@ from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.trainingjob_status import (
     Attempt,
     Failure,
+    Goodput,
     PendingRequest,
     Pinned,
     Progress,
@@ -44,6 +45,8 @@ class JobFields(JobChanges, total=False):
     phase: TrainingPhase
     accepted_spec: dict[str, Any] | None
     best_step: int
+    avoided_nodes: tuple[str, ...]
+    goodput: Goodput | None
     pods: PodCounts | None
     checkpoints: int
     latest_checkpoint: SavedStep | None
@@ -55,6 +58,7 @@ class AttemptChanges(TypedDict, total=False):
     """Fields of an attempt that change during its life."""
 
     phase: str | None
+    placed_at: str | None
     ended_at: str | None
     last_step: int | None
     announced_step: int | None

@@ -129,7 +129,7 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
             )
     shard = open_shard(folder)
     if (shard.lengths > 1).sum() == 0:
-        raise DataError(f"data source {source.name}: {source.path} holds no document ({len(files)} files, all empty)")
+        raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
     return key, shard
 
 

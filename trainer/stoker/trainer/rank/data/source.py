@@ -61,6 +61,7 @@ def list_files(source: DataSourceConfig) -> list[Path]:
     Raises:
         DataError: nothing is there.
     """
+    assert source.path is not None, "data.sources[].url is refused by name"
     path = Path(source.path)
     if path.is_file():
         return [path]

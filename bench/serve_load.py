@@ -102,8 +102,7 @@ class Exchange(asyncio.Protocol):
             "POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close", "Content-Type: application/json",
             f"Content-Length: {len(self.content)}", "", "",
         ]  # fmt: skip
-        transport.write("
-".join(head).encode() + self.content)
+        transport.write("\r\n".join(head).encode() + self.content)
         self.sent_s = time.monotonic()
 
     def data_received(self, data: bytes) -> None:

@@ -18,9 +18,9 @@ BUDGET = StepBudget(2048, 512, TOKENS)
     ("decodes", "backlog", "wanted"),
     [
         pytest.param(0, 100, 2048, id="nothing decodes"),
-        pytest.param(13, 512, 576, id="one prompt, rounded up to a graph"),
+        pytest.param(13, 512, 528, id="one prompt, rounded up to a graph"),
         pytest.param(100, 512, 640, id="many decodes"),
-        pytest.param(13, 512 * BACKLOG_STEPS, 576, id="a backlog that steps of this size work off"),
+        pytest.param(13, 512 * BACKLOG_STEPS, 528, id="a backlog that steps of this size work off"),
         pytest.param(13, 900 * BACKLOG_STEPS, 1024, id="a larger one"),
         pytest.param(13, 100_000, 2048, id="more than any step works off"),
     ],

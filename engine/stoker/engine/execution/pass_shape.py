@@ -18,8 +18,8 @@ MOST_TOKENS = 2048
 TOKENS = (
     16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 528, 544, 576, 640, 768, 896, 1024, 1280, 1536, 1792, MOST_TOKENS,
 )  # fmt: skip
-"""Sizes of passes with prompts. At most half of a pass's rows are padding, above 512 a fifth. 528 and 544 are for a prompt
-of 512 beside decodes; 448 would be slower than 512 (figures in bench/README.md)."""
+"""Sizes of passes with prompts. At most half of a pass's rows are padding, above 512 a fifth. 528 and 544 are for a
+prompt of 512 beside decodes; 448 would be slower than 512 (figures in bench/README.md)."""
 DECODES = (8, 64)
 """Decodes of passes with prompts, beside the number of seats. An unused row costs next to nothing, but the attention
 splits the keys of few decodes into more parts."""

@@ -11,8 +11,8 @@ out: all tokens per second; `:first-graphs` is the first round of a fresh server
 512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64
 to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
 tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
-`engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s`
-leaves `<row>.error.txt`. The last line is JSON of all.
+`engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
+that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.step_budget import mixed_tokens
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
@@ -26,6 +25,10 @@ CPU_CACHE_LIMIT_BYTES = 4 * 2**30
 BLOCK_SIZES = {"cuda": 64, "cpu": 16}
 """Default tokens per block. Attention over larger blocks is faster on a GPU (figures in docs/serving.md); smaller
 blocks share more of a prefix."""
+
+MIXED_WORK = 4.2e12
+"""Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
+LEAST_MIXED_TOKENS = 64
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
@@ -143,6 +146,11 @@ def choose_mixed_tokens(config: EngineConfig, model: ModelConfig, device: str) -
     if scheduler.mixed_tokens is not None or device == "cpu":
         return scheduler.mixed_tokens
     return mixed_tokens(model.num_parameters // config.parallelism.tensor, scheduler.max_batch_tokens)
+
+
+def mixed_tokens(num_parameters: int, most: int) -> int:
+    """Prompt tokens beside decodes for a rank of this size, of at most `most` tokens in a step."""
+    return max(min(int(MIXED_WORK / num_parameters) // 64 * 64, most), min(LEAST_MIXED_TOKENS, most))
 
 
 def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:

@@ -1,9 +1,9 @@
 """The token budget of a step: how much of a prompt may run beside sequences that decode. Pure.
 
 Each token of a step delays every sequence that decodes in it, and each step that a prompt waits delays its first token.
-So a step with decodes takes about as many prompt tokens as the device computes in `MIXED_STEP_S`, and more where many
-wait: a backlog is worked off in `BACKLOG_STEPS` steps, as far as the largest step allows. The whole is rounded up to a
-size for which there is a graph, so that padding becomes tokens.
+So a step with decodes takes `mixed` prompt tokens, and more where many wait: a backlog is worked off in `BACKLOG_STEPS`
+steps, as far as the largest step allows. The whole is rounded up to a size for which there is a graph, so that padding
+becomes tokens.
 
 Made by `build`, asked by the scheduler.
 """
@@ -16,9 +16,6 @@ from dataclasses import dataclass
 
 BACKLOG_STEPS = 6
 """Steps in which prompts that wait are to be computed."""
-MIXED_WORK = 4.2e12
-"""Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
-LEAST_MIXED_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,3 @@ class StepBudget:
         wanted = num_decodes + max(self.mixed, -(-backlog // BACKLOG_STEPS))
         place = bisect_left(self.sizes, wanted)
         return min(self.sizes[place] if place < len(self.sizes) else wanted, self.most)
-
-
-def mixed_tokens(num_parameters: int, most: int) -> int:
-    """Prompt tokens beside decodes for a model of this size on one GPU."""
-    return max(min(int(MIXED_WORK / num_parameters) // 64 * 64, most), min(LEAST_MIXED_TOKENS, most))

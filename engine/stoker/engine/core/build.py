@@ -53,7 +53,14 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         chunk_tokens=config.scheduler.chunk_tokens,
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
     )
-    engine = LLMEngine(executor, scheduler, limits, overlap=plan.overlap, grammars=reading.result())
+    engine = LLMEngine(
+        executor,
+        scheduler,
+        limits,
+        overlap=plan.overlap,
+        grammars=reading.result(),
+        num_devices=plan.tensor if plan.device == "cuda" else 1,
+    )
     if config.timeline is not None:
         engine.timeline = FileTimeline(Path(config.timeline))
     return engine, plan

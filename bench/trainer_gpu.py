@@ -51,6 +51,7 @@ from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pendi
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info
@@ -163,7 +164,15 @@ class Silent:
         self.rank, self.size = real.rank, real.size
         self.shard, self.exchange = real.shard, real.exchange
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+    def reduce_scatter(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        *,
+        add: bool = False,
+        total: Total = sum_in_order,
+        last: bool = True,  # noqa: ARG002
+    ) -> Pending:
         total(flat.view(self.size, -1).unbind(0), out, add=add)
         return DONE
 
@@ -211,7 +220,7 @@ class Run:
         ops, self.attention = make_ops(self.config, device)
         self.decoder = decoder = Decoder(self.model, ops, device="meta")
         start = InitialWeights(decoder, 0, lambda _done, _total: None)
-        self.zero = make_zero(self.config, decoder, communicator, device, start.fill)
+        self.zero = make_zero(self.config, decoder, data_parallel_mesh(communicator), device, start.fill)
         recompute = self.config.memory.activation_checkpointing == "full"
         forward = ForwardPass(decoder, self.attention, device, self.zero.ready, recompute=recompute)
         self.train_step = TrainStep(forward, self.zero, self.config.optimization.gradient_clipping)

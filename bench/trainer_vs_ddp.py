@@ -47,6 +47,7 @@ from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
 
 RANKS = 2
@@ -148,7 +149,7 @@ class StokerLoop:
         communicator = make_communicator(range(RANKS), torch.device("cpu"))
         assert communicator is not None
         config = trainer_config("bf16" if bf16 else "fp32")
-        zero = make_zero(config, decoder, communicator, torch.device("cpu"))
+        zero = make_zero(config, decoder, data_parallel_mesh(communicator), torch.device("cpu"))
         self.train_step = TrainStep(
             ForwardPass(decoder, "sdpa", torch.device("cpu"), zero.ready, recompute=False), zero, 1.0
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from stoker.trainer.protocol.channel import Event, RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, open_loop
-from stoker.trainer.rank.communicator import Alone, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
@@ -124,8 +124,7 @@ class RecordingChannel(RankChannel):
 
 def alone(device: str = "cpu") -> RankContext:
     return RankContext(
-        communicator=Alone(),
-        dims=data_parallel(1),
+        mesh=one_rank_mesh(),
         save_group=SaveGroup(0, 1, None),
         channel=RecordingChannel(),
         device=torch.device(device),
@@ -134,17 +133,17 @@ def alone(device: str = "cpu") -> RankContext:
 
 def data_parallel(ranks: int) -> ParallelDims:
     """Return the rank grid of a run with data parallelism alone."""
-    return ParallelDims(pipeline=1, replicate=1, shard=ranks, context=1, tensor=1)
+    return ParallelDims(shard=ranks)
 
 
-def context_of(ranks: Sequence[int], device: str = "cpu") -> RankContext | None:
-    """Return the context of these global ranks; None on the others (collective)."""
-    communicator, save_group = make_communicator(ranks, torch.device(device)), make_save_group(ranks)
-    if communicator is None or save_group is None:
+def context_of(dims: ParallelDims, device: str = "cpu", groups: AxisGroups | None = None) -> RankContext | None:
+    """Return the context of the first ranks of the world; None on the others (collective)."""
+    groups = groups or AxisGroups(torch.device(device))
+    mesh, save_group = open_mesh(dims, groups), make_save_group(range(dims.world_size))
+    if mesh is None or save_group is None:
         return None
     return RankContext(
-        dims=data_parallel(len(ranks)),
-        communicator=communicator,
+        mesh=mesh,
         save_group=save_group,
         channel=RecordingChannel(),
         device=torch.device(device),

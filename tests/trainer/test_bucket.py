@@ -58,7 +58,7 @@ class Tied(nn.Module):
 
 def test_every_parameter_lies_in_one_bucket_and_a_tied_one_only_once() -> None:
     model = Tied()
-    buckets = make_buckets([(f"blocks.{index}", block) for index, block in enumerate(model.blocks)], model, 1)
+    buckets = make_buckets([(f"blocks.{index}", block) for index, block in enumerate(model.blocks)], model)
     assert [(bucket.name, [item.name for item in bucket.plan.ranges]) for bucket in buckets] == [
         ("root", ["embedding.weight"]),
         ("blocks.0", ["blocks.0.weight", "blocks.0.bias"]),

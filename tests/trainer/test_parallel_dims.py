@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
-from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
+from stoker.trainer.protocol.parallel_dims import AXES, ParallelDims, check_supported
 
 
 def config(**changes: Any) -> TrainerConfig:
@@ -87,10 +90,62 @@ def test_a_plain_configuration_is_taken() -> None:
     assert check_supported(config()).data_parallel == 4
 
 
-def test_ranks_that_differ_on_the_data_parallel_axes_alone_form_a_group() -> None:
-    dims = ParallelDims(pipeline=2, replicate=1, shard=2, context=1, tensor=2)
-    assert dims.data_parallel_groups() == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    assert ParallelDims(pipeline=1, replicate=1, shard=3, context=1, tensor=1).data_parallel_groups() == [(0, 1, 2)]
+def test_ranks_that_differ_on_some_axes_alone_form_a_group() -> None:
+    dims = ParallelDims(pipeline=2, shard=2, tensor=2)
+    assert dims.groups("replicate", "shard") == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert dims.groups("tensor") == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert dims.groups("tensor", "shard") == [(0, 2, 1, 3), (4, 6, 5, 7)]
+    assert ParallelDims(shard=3).groups("shard") == [(0, 1, 2)]
+    assert ParallelDims(shard=2).groups("tensor") == [(0,), (1,)]
+
+
+sizes = st.integers(1, 3)
+
+
+@settings(deadline=None)
+@given(st.builds(ParallelDims, pipeline=sizes, replicate=sizes, shard=sizes, context=sizes, tensor=sizes))
+def test_coordinates_and_groups_cover_every_rank_once(dims: ParallelDims) -> None:
+    ranks = range(dims.world_size)
+    assert [dims.rank_at(dims.coordinates(rank)) for rank in ranks] == list(ranks)
+    for axes in (AXES[:1], AXES[1:4], AXES[3:], AXES):
+        groups = dims.groups(*axes)
+        assert sorted(rank for group in groups for rank in group) == list(ranks)
+        assert {len(group) for group in groups} == {dims.size(*axes)}
+        assert all(dims.group_of(rank, *axes) == group for group in groups for rank in group)
+
+
+@settings(deadline=None)
+@given(st.builds(ParallelDims, pipeline=sizes, replicate=sizes, shard=sizes, context=sizes, tensor=sizes), st.data())
+def test_experts_lie_over_shard_and_tensor_and_their_gradients_over_the_rest(
+    dims: ParallelDims, data: st.DataObject
+) -> None:
+    width = dims.shard * dims.tensor
+    dims = replace(dims, expert=data.draw(st.sampled_from([size for size in range(1, width + 1) if width % size == 0])))
+    experts, replicas = dims.expert_groups(), dims.expert_replicas()
+    assert {len(group) for group in experts} == {dims.expert}
+    if dims.context == 1:
+        assert all(group == tuple(range(group[0], group[0] + dims.expert)) for group in experts)
+    for groups in (experts, replicas, dims.expert_replicas(replicates=False)):
+        assert sorted(rank for group in groups for rank in group) == list(range(dims.world_size))
+    index = {rank: group.index(rank) for group in experts for rank in group}
+    assert all(len({index[rank] for rank in group}) == 1 for group in replicas)
+    assert {len(group) for group in replicas} == {dims.world_size // dims.pipeline // dims.expert}
+
+
+@settings(deadline=None)
+@given(st.builds(ParallelDims, pipeline=sizes, replicate=sizes, shard=sizes, context=sizes, tensor=sizes))
+def test_each_part_of_the_loss_counts_once(dims: ParallelDims) -> None:
+    places = [dims.coordinates(rank) for rank in dims.loss_ranks()]
+    assert {(place.pipeline, place.tensor) for place in places} == {(dims.pipeline - 1, 0)}
+    assert len(set(places)) == dims.data_parallel * dims.context
+    assert [dims.data_index(rank) for rank in dims.loss_ranks()] == sorted(
+        dims.data_index(r) for r in dims.loss_ranks()
+    )
+
+
+def test_an_expert_group_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"expert 3 does not divide shard 2 x tensor 2 = 4"):
+        ParallelDims.from_config(ParallelismConfig(expert=3, tensor=2), 4)
 
 
 def test_each_rank_gets_an_equal_share_of_the_micro_batches() -> None:

@@ -44,7 +44,7 @@ def waits_in_vain(rank: int, size: int) -> list[str]:
     context = make_rank_context(dims, torch.device("cpu"), RankChannel(None), timedelta(seconds=0.5))
     said = []
     for collective in (
-        lambda: context.communicator.exchange(torch.zeros(1)),
+        lambda: context.mesh.world.exchange(torch.zeros(1)),
         lambda: context.save_group.broadcast(None),
     ):
         with contextlib.suppress(RuntimeError):

@@ -20,7 +20,7 @@ from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import SavePlan, Saver
 from testing.trainer.rank_world import run_ranks
-from testing.trainer.tiny_run import RecordingChannel, context_of
+from testing.trainer.tiny_run import RecordingChannel, context_of, data_parallel
 
 META = {"layout": {}, "learning_rate": 1e-3, "elapsed_s": 7.5}
 TENSOR = TensorInfo("model.weight", (8, 1000), "float32")
@@ -36,7 +36,7 @@ def half(rank: int, value: float) -> list[HostPiece]:
 
 
 def save_three_times(rank: int, size: int, folder: str) -> dict[str, Any]:
-    context = context_of(range(size))
+    context = context_of(data_parallel(size))
     assert context is not None
     channel = context.channel
     assert isinstance(channel, RecordingChannel)

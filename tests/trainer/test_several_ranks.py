@@ -28,7 +28,7 @@ from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import StepEvent, StopCommand
 from stoker.trainer.rank.build import RankContext
 from testing.trainer.rank_world import RankWorld
-from testing.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, tiny_config, train
+from testing.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, data_parallel, tiny_config, train
 
 Losses = list[tuple[int, float, float]]
 STEPS = 4
@@ -64,7 +64,7 @@ class Ranks:
 def make_contexts(sizes: Sequence[int], device: str, rank: int, _world_size: int) -> dict[int, RankContext | None]:
     """Return contexts by size; None where this rank is no member."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return {size: context_of(range(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
+    return {size: context_of(data_parallel(size), f"cuda:{rank}" if device == "cuda" else device) for size in sizes}
 
 
 def gpus(size: int) -> list[pytest.MarkDecorator]:
@@ -167,7 +167,7 @@ def move(contexts: dict[int, RankContext | None], size: int, folder: str) -> tup
     if (context := contexts[size]) is None:
         return None
     context = replace(context, channel=RecordingChannel())
-    if context.communicator.rank == size - 1:
+    if context.mesh.rank == size - 1:
         context.channel.put(StopCommand(mode="suspend"))
     return run_with(context, folder, "any"), losses(context)
 

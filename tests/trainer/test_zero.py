@@ -16,6 +16,7 @@ from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.clip import GradientNorm, clip_factor
 from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
 from stoker.trainer.rank.gradient_sum import merges_after
+from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.zero import Zero, ZeroSettings
 from testing.trainer.rank_world import run_ranks
@@ -59,12 +60,12 @@ def train(
     communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG, clipping: float = 0.5
 ) -> dict[str, Any]:
     """Return the norms of every step, and all parameters and moments at the end, as this rank sees them."""
-    model = Net()
+    model, mesh = Net(), data_parallel_mesh(communicator)
     units = {f"blocks.{index}": block for index, block in enumerate(model.blocks)}
     ops = Ops()
     zero = Zero(
-        make_buckets(list(units.items()), model, communicator.size),
-        communicator,
+        make_buckets(list(units.items()), model, mesh.cuts),
+        mesh,
         Adam(config, ops),
         GradientNorm(ops, by_line=settings.any_data_parallel),
         settings,
@@ -75,7 +76,7 @@ def train(
         zero.begin_step(mine)
         for index in range(communicator.rank * mine, (communicator.rank + 1) * mine):
             for state in zero.states:
-                zero.ready(state.bucket.name)
+                zero.ready(state.bucket.unit)
             loss_of(model, step, index).backward()
             zero.end_micro_batch()
         zero.finish_reduce()

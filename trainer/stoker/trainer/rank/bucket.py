@@ -7,8 +7,9 @@ Made by `build`; the buffers' contents change in `zero`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ LINE = 1024
 
 Every shard is then whole rows of this length: kernels get no ragged tails (they may round differently), and partial
 sums do not depend on the number of shards.
+"""
+EVERY_UNIT = ""
+"""Unit of a bucket that every part of the model uses."""
+Reduction = Literal["dense", "replicated", "expert"]
+"""The ranks over which the gradient of a parameter is summed.
+
+`dense`: all ranks that hold the same part of it. `replicated`: those and the ranks of `tensor`, each of which has the
+whole parameter and a part of its gradient. `expert`: the ranks that hold the same experts.
 """
 ALIGN = 64
 """Elements; the alignment of parameters.
@@ -59,7 +68,7 @@ class BucketPlan:
     used: int
     """Elements up to the last line with a parameter: the part of the layout that does not depend on `shards`."""
     numel: int
-    """Size of the buffer: `used` padded to a multiple of `shards * LINE`."""
+    """Size of the buffer: `used` padded to a multiple of `shards * replicas * LINE`."""
     shards: int
 
     @property
@@ -71,14 +80,18 @@ class BucketPlan:
         return index * self.shard_numel, (index + 1) * self.shard_numel
 
 
-def plan_bucket(parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int) -> BucketPlan:
-    """Lay out named shapes. Offsets do not depend on `shards`."""
+def plan_bucket(parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int, replicas: int = 1) -> BucketPlan:
+    """Lay out named shapes. Offsets do not depend on `shards`.
+
+    `replicas`: ranks that hold the same shard; each shard is cut evenly over them.
+    """
     decayed = [(name, shape) for name, shape in parameters if len(shape) > 1]
     others = [(name, shape) for name, shape in parameters if len(shape) <= 1]
     ranges: list[Range] = []
     decay_end = _round_up(_place(decayed, True, 0, ranges), LINE)
     used = _round_up(_place(others, False, decay_end, ranges), LINE)
-    return BucketPlan(tuple(ranges), decay_end, used, max(_round_up(used, shards * LINE), shards * LINE), shards)
+    unit = shards * replicas * LINE
+    return BucketPlan(tuple(ranges), decay_end, used, max(_round_up(used, unit), unit), shards)
 
 
 def _place(parameters: Sequence[tuple[str, tuple[int, ...]]], decay: bool, offset: int, ranges: list[Range]) -> int:
@@ -101,10 +114,20 @@ class Bucket:
         parameters: Sequence[tuple[str, nn.Parameter]],
         shards: int,
         device: torch.device | None = None,
+        *,
+        replicas: int = 1,
+        unit: str | None = None,
+        reduction: Reduction = "dense",
     ) -> None:
-        """`device`: where parameters on the meta device get their memory."""
+        """`device`: where parameters on the meta device get their memory.
+
+        `unit`: the part of the model that waits for this bucket; `EVERY_UNIT` for a bucket that all parts use.
+        """
         self.name = name
-        self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards)
+        self.unit = name if unit is None else unit
+        self.reduction: Reduction = reduction
+        """The ranks that sum its gradient."""
+        self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards, replicas)
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
         """The parameters in the order of `plan.ranges`."""
@@ -145,14 +168,43 @@ class Bucket:
             yield flat[item.offset : item.end].view(item.shape)
 
 
+class Cut(NamedTuple):
+    """The number of shards of a bucket's state, and of the ranks that hold the same shard."""
+
+    shards: int
+    replicas: int = 1
+
+
+ONE_RANK: Mapping[Reduction, Cut] = {"dense": Cut(1), "replicated": Cut(1), "expert": Cut(1)}
+NO_KINDS: Mapping[int, Reduction] = {}
+
+
 def make_buckets(
-    units: Sequence[tuple[str, nn.Module]], rest: nn.Module, shards: int, device: torch.device | None = None
+    units: Sequence[tuple[str, nn.Module]],
+    rest: nn.Module,
+    cuts: Mapping[Reduction, Cut] = ONE_RANK,
+    device: torch.device | None = None,
+    reductions: Mapping[int, Reduction] = NO_KINDS,
 ) -> list[Bucket]:
     """One bucket per unit, after a bucket `root` with every other parameter of `rest`.
 
-    A tied parameter appears once, under its first name.
+    A tied parameter appears once, under its first name. `reductions`: by id, the parameters that are not `dense`.
+    Experts of a unit have a bucket of their own, `replicated` parameters are few and share one over all units.
     """
     in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
     root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
     prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]
-    return [Bucket(name, parameters, shards, device) for name, parameters in [("root", root), *prefixes] if parameters]
+    split: dict[tuple[str, str, Reduction], list[tuple[str, nn.Parameter]]] = {}
+    shared: list[tuple[str, nn.Parameter]] = []
+    for unit, parameters in [("root", root), *prefixes]:
+        for name, parameter in parameters:
+            kind = reductions.get(id(parameter), "dense")
+            bucket = f"{unit}.experts" if kind == "expert" else unit
+            into = shared if kind == "replicated" else split.setdefault((bucket, unit, kind), [])
+            into.append((name, parameter))
+    if shared:
+        split["replicated", EVERY_UNIT, "replicated"] = shared
+    return [
+        Bucket(name, parameters, cuts[kind].shards, device, replicas=cuts[kind].replicas, unit=unit, reduction=kind)
+        for (name, unit, kind), parameters in split.items()
+    ]

@@ -5,7 +5,7 @@ Called once by the rank's `main`. Owns nothing: the loop owns the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,36 +14,35 @@ import torch
 from torch import nn
 
 from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import resolve_kernels
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import SignalInbox
-from stoker.trainer.rank.bucket import make_buckets
+from stoker.trainer.rank.bucket import Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
-from stoker.trainer.rank.communicator import Communicator
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
-from stoker.trainer.rank.snapshot import load_state
+from stoker.trainer.rank.snapshot import all_state_tensors, load_state
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """The means of one rank for the length of a run: rank grid, communicators, channel to the agent, device."""
+    """The means of one rank for the length of a run: mesh, group for saves, channel to the agent, device."""
 
-    dims: ParallelDims
-    communicator: Communicator
+    mesh: Mesh
     save_group: SaveGroup
     channel: RankChannel
     device: torch.device
@@ -52,7 +51,7 @@ class RankContext:
 def make_zero(
     config: TrainerConfig,
     decoder: Decoder,
-    communicator: Communicator,
+    mesh: Mesh,
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
@@ -70,16 +69,23 @@ def make_zero(
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    buckets = make_buckets(list(groups.items()), decoder, communicator.size, device)
+    buckets = make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh))
     return Zero(
         buckets,
-        communicator,
+        mesh,
         Adam(config.optimization, decoder.ops),
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
         used_once=[*blocks, "head"],
     )
+
+
+def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
+    """By id, the parameters whose gradient is not summed over the ranks of `gradient` alone."""
+    if mesh.dims.tensor == 1:
+        return {}
+    return {id(part.parameter): "replicated" for part in decoder.named_parts() if part.shard_dim is None}
 
 
 @contextmanager
@@ -94,19 +100,21 @@ def open_loop(
         DataError: the corpus is not that of the checkpoint.
     """
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
-    zero = make_zero(config, inputs.decoder, context.communicator, context.device, fill)
+    zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
     parts = list(inputs.decoder.named_parts())
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero)
+    tensors = all_state_tensors(parts, context.mesh, context.save_group)
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context) as log:
         try:
             yield Loop(
                 config,
-                dims=context.dims,
+                mesh=context.mesh,
                 batches=inputs.batches,
                 forward=make_forward(config, context, inputs.decoder, zero),
                 zero=zero,
                 parts=parts,
+                tensors=tensors,
                 saver=saver,
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
@@ -142,15 +150,22 @@ def make_saver(
 
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
     minutes = config.checkpoint.interval_minutes
-    return SignalInbox(context.channel, minutes * 60 if minutes else None, context.communicator.rank)
+    return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
 def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """The metrics log; only rank 0 writes it."""
-    return MetricLog(config.logging.jsonl if context.communicator.rank == 0 else None, config.logging.every_steps)
+    """The metrics log; only the rank that leads writes it."""
+    return MetricLog(config.logging.jsonl if context.mesh.leads else None, config.logging.every_steps)
 
 
-def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inputs: RunInputs, zero: Zero) -> Progress:
+def _resume(
+    root: CheckpointRoot,
+    point: ResumePoint,
+    context: RankContext,
+    inputs: RunInputs,
+    zero: Zero,
+    tensors: Sequence[TensorInfo],
+) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
     missing = [name for name in ("cursor", "tokens", "loss", "elapsed_s") if name not in meta]
@@ -159,7 +174,7 @@ def _resume(root: CheckpointRoot, point: ResumePoint, context: RankContext, inpu
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
-    load_state(zero, list(inputs.decoder.named_parts()), reader, STATE_KINDS, _loading(context))
+    load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
     return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
 
 
@@ -168,13 +183,8 @@ def _loading(context: RankContext) -> Any:
 
 
 def _meta(config: TrainerConfig, context: RankContext, inputs: RunInputs, resume: ResumePoint | None) -> dict[str, Any]:
-    dims = context.dims
     return {
-        "layout": {
-            "world_size": dims.world_size,
-            "data_parallel": dims.data_parallel,
-            "zero_stage": config.memory.zero_stage,
-        },
+        "layout": {**context.mesh.dims.layout(), "zero_stage": config.memory.zero_stage},
         "config": config.model_dump(mode="json"),
         "rng": {
             "seed": config.training.seed,

@@ -19,7 +19,7 @@ from stoker.trainer.rank.ordered_sum import sum_and_square
 
 
 class GradientNorm:
-    """Squares of each rank's shard of each bucket, then the norm over all of them, the same bits on every rank.
+    """Squares of each rank's shard of each bucket, then the sum over all of them, the same bits on every rank.
 
     By bucket: one fp64 sum per shard. By line: each line of LINE elements gives one partial sum, and the partials are
     added in the order of the layout, so that the norm does not depend on the number of shards (every rank adds the same
@@ -41,17 +41,17 @@ class GradientNorm:
         lines = sum_and_square(rows, out, self._ops, LINE, add=add)
         squares.copy_(lines if self._by_line else lines.sum(dtype=torch.float64))
 
-    def norm(self, squares: Sequence[Tensor], plans: Sequence[BucketPlan], communicator: Communicator) -> Tensor:
-        """Euclidean norm as an fp64 scalar on the device (collective)."""
+    def square_sum(self, squares: Sequence[Tensor], plans: Sequence[BucketPlan], communicator: Communicator) -> Tensor:
+        """Sum over all shards of the buckets that share a communicator, as an fp64 scalar (collective)."""
         by_rank = communicator.exchange(torch.cat(list(squares)))
         if not self._by_line:
-            return by_rank.sum().sqrt()
+            return by_rank.sum()
         in_order, start = [], 0
         for plan in plans:
             lines = plan.shard_numel // LINE
             in_order.append(by_rank[:, start : start + lines].reshape(-1)[: plan.used // LINE])
             start += lines
-        return torch.cat(in_order).to(torch.float64).sum().sqrt()
+        return torch.cat(in_order).to(torch.float64).sum()
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor:

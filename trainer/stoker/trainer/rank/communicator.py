@@ -1,9 +1,9 @@
 """Collectives over flat buffers: reduce-scatter, all-gather in place, and a small exchange of numbers.
 
-One interface for one rank (no communication), Gloo and NCCL. A reduce-scatter is an all-to-all of the buffers as they
-are, then a sum in fp32 at the receiver, in the order of the ranks (recursive halving). It gives the same bits on every
-backend, and bf16 gradients travel as bf16 without a further rounding. The sum is a callback, `total`:
-`GradientNorm.total` also notes the squares of the sum in the same pass.
+One interface for one rank (no communication), Gloo, NCCL, and replicas of either (hybrid sharding). A reduce-scatter
+is an all-to-all of the buffers as they are, then a sum in fp32 at the receiver, in the order of the ranks (recursive
+halving). It gives the same bits on every backend, and bf16 gradients travel as bf16 without a further rounding. The sum
+is a callback, `total`: `GradientNorm.total` also notes the squares of the sum in the same pass.
 
 On Gloo the all-gather is a set of sends. Measured with 32 MB on two ranks: all-to-all and sum take 15 ms (Gloo's own
 reduce-scatter 58 ms), the sends 13 ms (its gather 46 to 85 ms).
@@ -69,7 +69,7 @@ DONE = Pending(lambda: None)
 
 
 class Communicator(Protocol):
-    """Collectives of one data-parallel group.
+    """Collectives of one group of ranks, over which gradients are summed and state is sliced.
 
     Reduce-scatter and all-gather have a process group each, so neither waits for the other.
     """
@@ -78,16 +78,22 @@ class Communicator(Protocol):
     size: int
     eager: bool
     """Collectives run in the background, in order of start; else `wait` does a part of the work on the host."""
+    replicas: int
+    """Number of ranks that hold the same slice; 1 without replicas."""
+    replica: int
+    """This rank's number among them."""
 
     def shard(self, flat: Tensor) -> Tensor:
         """This rank's slice of a flat buffer, a view."""
         ...
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+    def reduce_scatter(
+        self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order, last: bool = True
+    ) -> Pending:
         """Sum this rank's slice of `flat` over the ranks into `out` (fp32, a slice long); with `add`, add it there.
 
         `out` may be this rank's slice of `flat`; the rest of `flat` is undefined afterwards. `total` sums the slices,
-        in the stream of the reductions.
+        in the stream of the reductions. With replicas the sum is complete after the `last` call alone.
         """
         ...
 
@@ -103,12 +109,20 @@ class Communicator(Protocol):
 class Alone:
     """A single rank: no communication."""
 
-    rank, size, eager = 0, 1, False
+    rank, size, eager, replicas, replica = 0, 1, False, 1, 0
 
     def shard(self, flat: Tensor) -> Tensor:
         return flat
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+    def reduce_scatter(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        *,
+        add: bool = False,
+        total: Total = sum_in_order,
+        last: bool = True,  # noqa: ARG002  no replicas
+    ) -> Pending:
         total([flat], out, add=add)
         return DONE
 
@@ -128,7 +142,7 @@ class Groups:
 class Gloo:
     """Ranks on CPUs."""
 
-    eager = False
+    eager, replicas, replica = False, 1, 0
 
     def __init__(self, rank: int, size: int, groups: Groups) -> None:
         self.rank, self.size = rank, size
@@ -138,7 +152,15 @@ class Gloo:
     def shard(self, flat: Tensor) -> Tensor:
         return flat.view(self.size, -1)[self.rank]
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+    def reduce_scatter(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        *,
+        add: bool = False,
+        total: Total = sum_in_order,
+        last: bool = True,  # noqa: ARG002  no replicas
+    ) -> Pending:
         received = self._borrow(flat)
         work = dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True)
 
@@ -168,7 +190,7 @@ class Gloo:
 class Nccl:
     """Ranks on GPUs. Reductions run one after another on a stream of their own, beside backward."""
 
-    eager = True
+    eager, replicas, replica = True, 1, 0
 
     def __init__(self, rank: int, size: int, groups: Groups, device: torch.device) -> None:
         self.rank, self.size = rank, size
@@ -179,7 +201,15 @@ class Nccl:
     def shard(self, flat: Tensor) -> Tensor:
         return flat.view(self.size, -1)[self.rank]
 
-    def reduce_scatter(self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order) -> Pending:
+    def reduce_scatter(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        *,
+        add: bool = False,
+        total: Total = sum_in_order,
+        last: bool = True,  # noqa: ARG002  no replicas
+    ) -> Pending:
         received = self._buffer(flat)
         self._stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(self._stream):
@@ -206,6 +236,51 @@ class Nccl:
                 held.record_stream(self._stream)  # a reduction in flight may still read it
             held = self._received[like.dtype] = torch.empty_like(like)
         return held[: like.numel()]
+
+
+class Hybrid:
+    """Slices over the ranks of `inner`, the same slice on the ranks of `outer` (hybrid sharding).
+
+    Only the last reduction of a step crosses the replicas, with a slice: their sum is scattered, then gathered.
+    """
+
+    def __init__(self, inner: Communicator, outer: Communicator) -> None:
+        self.inner, self.outer = inner, outer
+        self.rank, self.size, self.eager = inner.rank, inner.size, outer.eager
+        self.replica, self.replicas = outer.rank, outer.size
+        self._stream: torch.cuda.Stream | None = None
+
+    def shard(self, flat: Tensor) -> Tensor:
+        return self.inner.shard(flat)
+
+    def reduce_scatter(
+        self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order, last: bool = True
+    ) -> Pending:
+        inside = self.inner.reduce_scatter(flat, out, add=add)
+        if not last:
+            return inside
+        if not out.is_cuda:
+            return Pending(lambda: self._cross(inside, out, total))
+        device = out.device
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            self._cross(inside, out, total)
+            done = self._stream.record_event()
+        return Pending(lambda: torch.cuda.current_stream(device).wait_event(done))
+
+    def _cross(self, inside: Pending, out: Tensor, total: Total) -> None:
+        inside.wait()
+        self.outer.reduce_scatter(out, self.outer.shard(out)).wait()
+        self.outer.all_gather(out).wait()
+        total([out], out, add=False)
+
+    def all_gather(self, flat: Tensor) -> Pending:
+        return self.inner.all_gather(flat)
+
+    def exchange(self, numbers: Tensor) -> Tensor:
+        return self.inner.exchange(numbers)
 
 
 def make_communicator(

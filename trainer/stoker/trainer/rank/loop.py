@@ -7,21 +7,22 @@ Owns the progress of the run and the order of work in a step; `train_step`, the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReason, StepEvent, ValidationEvent
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
-from stoker.trainer.rank.snapshot import Snapshots, state_tensors
+from stoker.trainer.rank.snapshot import Snapshots
 from stoker.trainer.rank.train_step import ForwardPass, StepResult, TrainStep, validation_loss
 from stoker.trainer.rank.zero import Zero
 
@@ -57,11 +58,12 @@ class Loop:
         self,
         config: TrainerConfig,
         *,
-        dims: ParallelDims,
+        mesh: Mesh,
         batches: Batches,
         forward: ForwardPass,
         zero: Zero,
         parts: list[Part],
+        tensors: Sequence[TensorInfo],
         saver: Saver,
         channel: RankChannel,
         inbox: SignalInbox,
@@ -70,16 +72,19 @@ class Loop:
         progress: Progress,
         total_steps: int,
     ) -> None:
-        """`meta`: facts about the run for every checkpoint (layout, configuration, lineage, ...)."""
+        """`parts`: the tensors of which this rank has a box; `tensors`: the state of the whole model.
+
+        `meta`: facts about the run for every checkpoint (layout, configuration, lineage, ...).
+        """
         training = config.training
         self.progress = progress
         self.total_steps = total_steps
         self._config = config
-        self._dims = dims
+        self._mesh = mesh
         self._batches = batches
         self._forward = forward
         self._zero = zero
-        self._parts = parts
+        self._tensors = tensors
         self._snapshots = Snapshots(zero, parts)
         self._saver = saver
         self._channel = channel
@@ -110,13 +115,13 @@ class Loop:
         return Cause.COMPLETED
 
     def _step(self) -> StepResult:
-        done, communicator = self.progress.step, self._zero.communicator
+        done, mesh = self.progress.step, self._mesh
         rate = learning_rate(self._config.optimization, done + 1, self.total_steps)
         self._clock.start()
         result = self._train_step(
             done + 1,
-            self._batches.micro_batches(done, communicator.rank, self._dims.data_parallel),
-            self._dims.micro_batches_per_rank(self._config.training),
+            self._batches.micro_batches(done, mesh.data_index, mesh.data_size),
+            mesh.dims.micro_batches_per_rank(self._config.training),
             self._batches.target_tokens(done),
             rate,
             self._signals,
@@ -140,7 +145,7 @@ class Loop:
         self._channel.send(event)
         if self._clock.steps == 1:
             self._channel.phase("Training")
-        if self._leads:
+        if self._mesh.leads:
             self._log.step(event)
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
@@ -161,10 +166,10 @@ class Loop:
         if validation is None or (step % validation.every_steps and step != self.total_steps):
             return
         self._channel.phase("Validating")
-        batches = self._batches.validation(self._zero.communicator.rank, self._dims.data_parallel)
+        batches = self._batches.validation(self._mesh.data_index, self._mesh.data_size)
         loss, tokens = validation_loss(self._forward, self._zero, batches)
         event = ValidationEvent(step=step, loss=loss, tokens=tokens)
-        if self._leads:
+        if self._mesh.leads:
             self._channel.send(event)
             self._log.validation(event)
         self._channel.phase("Training")
@@ -187,7 +192,7 @@ class Loop:
             loss=progress.loss,
             reason=reason,
             requests=self._inbox.take_requests(),
-            tensors=state_tensors(self._parts),
+            tensors=self._tensors,
             meta={**self._meta, **self._save_meta()},
         )
 
@@ -217,10 +222,6 @@ class Loop:
             self._channel.send(RequestEvent(id=request, state="Failed", detail="the run ended before the next save"))
         if problem is not None:
             raise problem
-
-    @property
-    def _leads(self) -> bool:
-        return self._zero.communicator.rank == 0
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:

@@ -29,8 +29,8 @@ from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 from stoker.trainer.rank.build import RankContext, open_loop
-from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.loop import Loop
+from stoker.trainer.rank.mesh import AxisGroups, open_mesh
 from stoker.trainer.rank.process_group import choose_device, collective_timeout, process_group, set_threads
 from stoker.trainer.rank.rank_info import RankInfo, find_rank_info
 from stoker.trainer.rank.resume import choose_resume
@@ -121,11 +121,11 @@ def make_rank_context(
     dims: ParallelDims, device: torch.device, channel: RankChannel, timeout: timedelta
 ) -> RankContext:
     """Open this rank's communicators (collective: every rank of the gang calls it)."""
-    groups = [make_communicator(ranks, device, timeout) for ranks in dims.data_parallel_groups()]
-    communicator = next(own for own in groups if own is not None)
+    mesh = open_mesh(dims, AxisGroups(device, timeout))
     save_group = make_save_group(range(dims.world_size), timeout)
+    assert mesh is not None
     assert save_group is not None
-    return RankContext(dims=dims, communicator=communicator, save_group=save_group, channel=channel, device=device)
+    return RankContext(mesh=mesh, save_group=save_group, channel=channel, device=device)
 
 
 @contextlib.contextmanager

@@ -45,17 +45,24 @@ class HostPiece:
     data: NDArray[np.float32]
 
 
-def shard_pieces(bucket: Bucket, shard: int, parts: Iterable[Part]) -> list[ShardPiece]:
-    """The pieces of the bucket's parameters that shard number `shard` holds, in the order of the shard."""
+def shard_pieces(
+    bucket: Bucket, shard: int, parts: Iterable[Part], *, replica: int = 0, replicas: int = 1
+) -> list[ShardPiece]:
+    """The pieces of the bucket's parameters that shard number `shard` holds, in the order of the shard.
+
+    Where `replicas` ranks hold the same shard, the share that number `replica` of them saves.
+    """
     of_parameter: dict[int, list[Part]] = {}
     for part in parts:
         of_parameter.setdefault(id(part.parameter), []).append(part)
-    first, end = bucket.plan.shard(shard)
+    first, _ = bucket.plan.shard(shard)
+    share = bucket.plan.shard_numel // replicas
+    low, high = first + replica * share, first + (replica + 1) * share
     pieces = []
     for item, parameter in zip(bucket.plan.ranges, bucket.parameters, strict=True):
         for part in of_parameter[id(parameter)]:
             begin = item.offset + part.flat_start
-            start, stop = max(begin, first), min(begin + part.num_elements, end)
+            start, stop = max(begin, low), min(begin + part.num_elements, high)
             if start < stop:
                 flat = (start - begin, stop - begin)
                 box = Box(part.start, part.size)

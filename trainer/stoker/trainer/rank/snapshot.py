@@ -18,8 +18,10 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.rank.communicator import Pending
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.piece_map import HostPiece, ShardPiece, shard_pieces, state_names
 from stoker.trainer.rank.pinned import pinned_memory
+from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.zero import STATE_KINDS, BucketState, Zero
 
 READERS = 4
@@ -31,6 +33,18 @@ def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
     return [TensorInfo(name, shape, "float32") for name, shape in state_names(parts).items()]
 
 
+def all_state_tensors(parts: Sequence[Part], mesh: Mesh, group: SaveGroup) -> list[TensorInfo]:
+    """All tensors of the state over all pipeline stages, the same list on every rank (collective)."""
+    if mesh.dims.pipeline == 1:
+        return state_tensors(parts)
+    first_of_stage = mesh.dims.group_of(mesh.rank, "replicate", "shard", "context", "tensor")[0] == mesh.rank
+    stages = group.gather([[part.hf_name, part.global_shape] for part in parts] if first_of_stage else [])
+    merged = group.broadcast({name: shape for stage in stages for name, shape in stage})
+    return [
+        TensorInfo(f"{kind}.{name}", tuple(shape), "float32") for kind in STATE_KINDS for name, shape in merged.items()
+    ]
+
+
 class Snapshots:
     """Copies of this rank's shards in host memory, cut by tensor; one at a time.
 
@@ -40,7 +54,7 @@ class Snapshots:
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
         self._zero = zero
-        self._pieces = [shard_pieces(state.bucket, zero.communicator.rank, parts) for state in zero.states]
+        self._pieces = [_pieces_to_save(state, parts) for state in zero.states]
         device = zero.states[0].master.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._memory: Future[list[dict[str, Tensor]]] | None = None
@@ -101,16 +115,30 @@ class Snapshots:
                     yield HostPiece(tensor, item.box, item.flat, shards[kind][item.start : item.end].numpy())
 
 
+def _pieces_to_save(state: BucketState, parts: Sequence[Part]) -> list[ShardPiece]:
+    communicator = state.communicator
+    return shard_pieces(
+        state.bucket, communicator.rank, parts, replica=communicator.replica, replicas=communicator.replicas
+    )
+
+
 def load_state(
-    zero: Zero, parts: Sequence[Part], reader: CheckpointReader, kinds: Sequence[str], report: Callable[[str], None]
+    zero: Zero,
+    parts: Sequence[Part],
+    tensors: Sequence[TensorInfo],
+    reader: CheckpointReader,
+    kinds: Sequence[str],
+    report: Callable[[str], None],
 ) -> None:
     """Load the state `kinds` from a checkpoint: each rank its shards, then all parameters (collective).
+
+    `parts` are this rank's, `tensors` the state of the whole model.
 
     Raises:
         OtherModel: the checkpoint is of another model; nothing was changed.
         CheckpointCorrupt: a piece is damaged.
     """
-    check_same_model(reader, parts, kinds)
+    check_same_model(reader, tensors, kinds)
     done = 0
 
     def read(wanted: tuple[str, ShardPiece]) -> Tensor:
@@ -120,7 +148,7 @@ def load_state(
 
     def fill(state: BucketState, shards: dict[str, Tensor]) -> None:
         nonlocal done
-        pieces = shard_pieces(state.bucket, zero.communicator.rank, parts)
+        pieces = shard_pieces(state.bucket, state.communicator.rank, parts)
         wanted = [(kind, item) for item in pieces for kind in kinds]
         for (kind, item), values in zip(wanted, readers.map(read, wanted), strict=True):
             shards[kind][item.start : item.end].copy_(values)
@@ -131,13 +159,10 @@ def load_state(
         zero.set_shards(fill)
 
 
-def check_same_model(reader: CheckpointReader, parts: Sequence[Part], kinds: Sequence[str]) -> None:
+def check_same_model(reader: CheckpointReader, tensors: Sequence[TensorInfo], kinds: Sequence[str]) -> None:
     """Raise OtherModel for a checkpoint whose tensors are not those of this model."""
-    wanted = {
-        name: shape
-        for name, shape in state_names(parts).items()
-        if name.startswith(tuple(f"{kind}." for kind in kinds))
-    }
+    prefixes = tuple(f"{kind}." for kind in kinds)
+    wanted = {info.name: info.shape for info in tensors if info.name.startswith(prefixes)}
     have = {name: info.shape for name, info in reader.manifest.tensors.items()}
     problems = [
         f"{name} {shape} is {have.get(name, 'missing')}" for name, shape in wanted.items() if have.get(name) != shape

@@ -23,6 +23,7 @@ from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import Readback, upload
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.zero import Zero
 
 
@@ -116,7 +117,7 @@ class TrainStep:
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = numbers[:, width:].reshape(-1).sum() / target_tokens
+        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / target_tokens
         norm = self._zero.gradient_norm() / target_tokens
         scale = clip_factor(norm, self._clipping) / target_tokens
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
@@ -145,7 +146,15 @@ class TrainStep:
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.communicator.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+
+
+def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:
+    """The rows of the ranks whose losses add up to the whole, in the order of the data."""
+    ranks = mesh.dims.loss_ranks()
+    if ranks == tuple(range(len(by_rank))):
+        return by_rank
+    return torch.stack([by_rank[rank] for rank in ranks])
 
 
 def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
@@ -160,6 +169,6 @@ def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBat
             loss_sum += float(forward.loss_sum(batch))
             targets += int(batch.weights_T.sum())
     device = zero.states[0].bucket.device
-    by_rank = zero.communicator.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
-    total = by_rank.sum(0).tolist()
+    by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
+    total = counted_once(by_rank, zero.mesh).sum(0).tolist()
     return total[0] / max(1.0, total[1]), int(total[1])

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from stoker.model.kernels.grad_destination import set_grad_destination
-from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Reduction
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
+from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.optimizer import Adam
 from stoker.trainer.rank.ordered_sum import sum_in_order
 
@@ -61,7 +62,7 @@ class Zero:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        communicator: Communicator,
+        mesh: Mesh,
         optimizer: Adam,
         norm: GradientNorm,
         settings: ZeroSettings,
@@ -74,17 +75,22 @@ class Zero:
         `used_once`: buckets whose parameters are each used once in a forward pass, so that a kernel may write
         their gradients to a destination.
         """
-        self.communicator = communicator
+        self.mesh = mesh
         self.settings = settings
         self._optimizer = optimizer
         self._norm = norm
         self._micro_batches_left = 0
         self._hooks: list[RemovableHandle] = []
-        wires = WireBuffers(WIRE_DEPTH if communicator.eager else None)
-        self.states = [BucketState(bucket, communicator, settings, norm, wires, fill) for bucket in buckets]
+        wires = WireBuffers(WIRE_DEPTH if mesh.gradient.eager else None)
+        self.states = [
+            BucketState(bucket, mesh.reduction(bucket.reduction), settings, norm, wires, fill) for bucket in buckets
+        ]
         for state in self.states:
             self._hook_gradients(state, state.bucket.name in used_once)
-        self._by_name = {state.bucket.name: state for state in self.states}
+        units = {state.bucket.unit for state in self.states}
+        self._by_unit = {
+            unit: [state for state in self.states if state.bucket.unit in (unit, EVERY_UNIT)] for unit in units
+        }
 
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
@@ -117,9 +123,10 @@ class Zero:
         for state in self.states:
             state.begin_step(num_micro_batches)
 
-    def ready(self, bucket: str) -> None:
-        """Wait until the parameters of a bucket have their new values. Call it before forward uses them."""
-        self._by_name[bucket].wait_parameters()
+    def ready(self, unit: str) -> None:
+        """Wait until the parameters of a unit have their new values. Call it before forward uses them."""
+        for state in self._by_unit[unit]:
+            state.wait_parameters()
 
     def end_micro_batch(self) -> None:
         """Close the buckets in which some parameter got no gradient. Call it after each backward."""
@@ -138,9 +145,20 @@ class Zero:
             state.finish_reduce()
 
     def gradient_norm(self) -> Tensor:
-        """Norm of the whole gradient, fp64 scalar on the device (collective)."""
-        squares = [state.squares for state in self.states]
-        return self._norm.norm(squares, [state.bucket.plan for state in self.states], self.communicator)
+        """Norm of the whole gradient, each parameter counted once; fp64 scalar on the device (collective)."""
+        kinds = dict.fromkeys(state.bucket.reduction for state in self.states)
+        sums = [(self.mesh.reduction(kind), self._square_sum(kind)) for kind in kinds]
+        if self.mesh.is_one_model:
+            return torch.stack([total for _, total in sums]).sum().sqrt()
+        # Each sum is the same on all ranks of its communicator and its replicas: the first of them passes it on.
+        mine = [total if communicator.rank == communicator.replica == 0 else total * 0 for communicator, total in sums]
+        return self.mesh.world.exchange(torch.stack(mine).sum()).sum().sqrt()
+
+    def _square_sum(self, kind: Reduction) -> Tensor:
+        """Sum of the squared gradient over all buckets of one kind and the ranks of its communicator."""
+        states = [state for state in self.states if state.bucket.reduction == kind]
+        plans = [state.bucket.plan for state in states]
+        return self._norm.square_sum([state.squares for state in states], plans, self.mesh.reduction(kind))
 
     def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
         """Update this rank's state with the gradient times `scale`, and start to gather the parameters.
@@ -217,6 +235,11 @@ class BucketState:
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
 
     @property
+    def communicator(self) -> Communicator:
+        """The ranks that sum this bucket's gradient and share its state."""
+        return self._communicator
+
+    @property
     def decay_end(self) -> int:
         """End of the region with weight decay inside of `master`."""
         if self._whole:
@@ -238,7 +261,8 @@ class BucketState:
     def begin_step(self, num_micro_batches: int) -> None:
         self.closed = False
         self._num_sent = 0
-        sends_each = self._settings.sends_each(self._communicator.size, num_micro_batches)
+        ranks = self._communicator.size * self._communicator.replicas
+        sends_each = self._settings.sends_each(ranks, num_micro_batches)
         self.gradients = self._wire if sends_each else self._sum
         self.gradients.begin_step(num_micro_batches)
 
@@ -263,7 +287,11 @@ class BucketState:
             self._received = torch.zeros_like(self.master)
         self.gradient = self._received
         self._reducing = self._communicator.reduce_scatter(
-            flat, self.owned(self.gradient), add=self._num_sent > 0, total=self._total if last else sum_in_order
+            flat,
+            self.owned(self.gradient),
+            add=self._num_sent > 0,
+            total=self._total if last else sum_in_order,
+            last=last,
         )
         self._loan = self._wires.lend(self.bucket, flat, self._reducing)
         self._num_sent += 1

@@ -1,0 +1,163 @@
+"""The mesh of one rank: its place in the grid, and a communicator or process group for each axis that is cut.
+
+Made once by `main`, in the same order on every rank; every part of a rank that communicates takes it. An axis of size
+one costs nothing: its communicator is `Alone`, its process group None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
+from stoker.trainer.rank.bucket import Cut, Reduction
+from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, dist_rank, make_communicator
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mesh:
+    """The grid as one rank sees it. Communicators are for flat buffers and numbers, process groups for layers."""
+
+    dims: ParallelDims
+    rank: int
+    """Global rank."""
+    world: Communicator
+    """All ranks: signals, losses, the last sum of the gradient norm."""
+    gradient: Communicator
+    """Reduction `dense`: replicate x shard x context. State is sharded over shard x context."""
+    replicated_gradient: Communicator
+    """Reduction `replicated`: the same with the ranks of `tensor`, over which state is sharded too."""
+    expert_gradient: Communicator
+    """Reduction `expert`."""
+    tensor: dist.ProcessGroup | None
+    context: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
+    expert: dist.ProcessGroup | None
+
+    def reduction(self, kind: Reduction) -> Communicator:
+        """The communicator that sums the gradients of this kind of parameter and shards its state."""
+        return {"dense": self.gradient, "replicated": self.replicated_gradient, "expert": self.expert_gradient}[kind]
+
+    @property
+    def cuts(self) -> dict[Reduction, Cut]:
+        """The cut of the state of each kind of parameter."""
+        kinds: tuple[Reduction, ...] = ("dense", "replicated", "expert")
+        return {kind: Cut(self.reduction(kind).size, self.reduction(kind).replicas) for kind in kinds}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank logs, times saves and commits checkpoints."""
+        return self.dims.leads(self.rank)
+
+    @property
+    def data_index(self) -> int:
+        """Number of this rank's share of each global batch."""
+        return self.dims.data_index(self.rank)
+
+    @property
+    def data_size(self) -> int:
+        """Number of shares of each global batch."""
+        return self.dims.data_parallel
+
+    @property
+    def stage(self) -> int:
+        """Index on the pipeline axis."""
+        return self.dims.coordinates(self.rank).pipeline
+
+    @property
+    def is_one_model(self) -> bool:
+        """Whether every rank holds all parameters: nothing but data is cut."""
+        return self.dims.size("pipeline", "tensor") == self.dims.expert == 1
+
+
+class AxisGroups:
+    """Opens groups of ranks, each once: axes that are the same ranks share one."""
+
+    def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
+        """`timeout` applies to one collective."""
+        self._device = device
+        self._timeout = timeout
+        self._communicators: dict[tuple[Ranks, ...], Communicator | None] = {}
+        self._process_groups: dict[tuple[Ranks, ...], dist.ProcessGroup | None] = {}
+
+    def communicator(self, groups: Sequence[Ranks]) -> Communicator | None:
+        """The communicator of this rank's group; None on ranks outside of all groups (collective over the gang)."""
+        key = tuple(groups)
+        if key not in self._communicators:
+            made = [make_communicator(ranks, self._device, self._timeout) for ranks in key]
+            self._communicators[key] = next((own for own in made if own is not None), None)
+        return self._communicators[key]
+
+    def process_group(self, groups: Sequence[Ranks]) -> dist.ProcessGroup | None:
+        """The process group of this rank's group; None for one rank, and outside of all groups (collective)."""
+        key = tuple(groups)
+        if key not in self._process_groups:
+            made = [(ranks, self._new(ranks)) for ranks in key]
+            self._process_groups[key] = next((group for ranks, group in made if dist_rank() in ranks), None)
+        return self._process_groups[key]
+
+    def _new(self, ranks: Ranks) -> dist.ProcessGroup | None:
+        if len(ranks) == 1:
+            return None
+        group = dist.new_group(list(ranks), timeout=self._timeout)
+        return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
+    """Open the communicators of this rank; None on ranks that the grid does not have (collective over the gang)."""
+    world = groups.communicator([tuple(range(dims.world_size))])
+    replicas = groups.communicator(dims.groups("replicate"))
+    communicators: dict[Reduction, Communicator | None] = {
+        "dense": groups.communicator(dims.groups("context", "shard")),
+        "replicated": groups.communicator(dims.groups("tensor", "context", "shard")),
+        "expert": groups.communicator(dims.expert_replicas(replicates=False)),
+    }
+    axes: dict[Axis, dist.ProcessGroup | None] = {
+        axis: groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline")
+    }
+    expert = groups.process_group(dims.expert_groups())
+    if world is None or replicas is None:
+        return None
+    gradient, replicated, experts = (_with_replicas(inner, replicas) for inner in communicators.values())
+    return Mesh(
+        dims=dims,
+        rank=dist_rank(),
+        world=world,
+        gradient=gradient,
+        replicated_gradient=replicated,
+        expert_gradient=experts,
+        tensor=axes["tensor"],
+        context=axes["context"],
+        pipeline=axes["pipeline"],
+        expert=expert,
+    )
+
+
+def data_parallel_mesh(communicator: Communicator) -> Mesh:
+    """The mesh of ranks that differ in their data alone, over a communicator of all of them."""
+    return Mesh(
+        dims=ParallelDims(shard=communicator.size),
+        rank=communicator.rank,
+        world=communicator,
+        gradient=communicator,
+        replicated_gradient=communicator,
+        expert_gradient=communicator,
+        tensor=None,
+        context=None,
+        pipeline=None,
+        expert=None,
+    )
+
+
+def one_rank_mesh() -> Mesh:
+    """The mesh of a run of one rank."""
+    return data_parallel_mesh(Alone())
+
+
+def _with_replicas(inner: Communicator | None, replicas: Communicator) -> Communicator:
+    assert inner is not None
+    return inner if replicas.size == 1 else Hybrid(inner, replicas)

@@ -62,7 +62,8 @@ def test_gradients_that_were_put_off_equal_those_at_once(
     late = run(split, queue, recompute=recompute)
     assert len(late) == 4 * qwen3.num_layers  # the four products of each block; not norms, embedding and output layer
     for (name, ours), theirs in zip(gradients(split).items(), gradients(whole).values(), strict=True):
-        assert ours is not None and theirs is not None
+        assert ours is not None
+        assert theirs is not None
         assert torch.equal(ours, theirs), name
 
 

@@ -19,6 +19,7 @@ from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.pod.pipeline.actions import ScheduleName, Shape
 from stoker.pod.pipeline.schedules import forward_schedule, make_schedule
 from stoker.pod.pipeline.simulation import simulate
+from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.link import NO_LINKS, Links, open_links
 from stoker.trainer.rank.pipeline.slices import stage_layers
@@ -41,6 +42,9 @@ class PlainSink:
     @contextmanager
     def hold(self) -> Iterator[list[Callable[[], None]]]:
         yield []
+
+    def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        parameter.backward(gradient)  # type: ignore[no-untyped-call]
 
     def end_micro_batch(self, stage: int, *, late: bool | None = None) -> None:
         self.closed.append((stage, late))
@@ -171,8 +175,9 @@ World = dict[tuple[int, bool], Links]
 def open_all(rank: int, _size: int) -> tuple[int, World]:
     """Return the links of pipelines of two and of three ranks, in a line and in a ring."""
     pipelines = {2: [(0, 1)], 3: [(0, 1, 2)]}
+    groups = AxisGroups(CPU)
     made = {
-        (size, is_ring): open_links(ranks, is_ring=is_ring)
+        (size, is_ring): open_links(ranks, groups.process_group, is_ring=is_ring)
         for size, ranks in pipelines.items()
         for is_ring in (False, True)
     }

@@ -91,6 +91,13 @@ LAYERS_FIT = rule(
     " x stagesPerRank {self.parallelism.stagesPerRank}",
     field=".model.numLayers",
 )
+ZERO_FITS_PIPELINE = rule(
+    "self.parallelism.pipeline == 1 || self.memory.zeroStage <= 1",
+    "zeroStage is at most 1 with a pipeline",
+    shown="zeroStage {self.memory.zeroStage} does not go with pipeline {self.parallelism.pipeline}:"
+    " allowed are 0 and 1",
+    field=".memory.zeroStage",
+)
 EXPERTS_FIT = first_of(
     (
         "e == 1 || !has(self.model) || has(self.model.numExperts)",
@@ -131,6 +138,7 @@ SPEC_RULES = (
     LENGTH_FITS,
     HEADS_FIT,
     LAYERS_FIT,
+    ZERO_FITS_PIPELINE,
     EXPERTS_FIT,
     WARMUP_FITS,
     ELASTIC_FITS,

@@ -19,22 +19,29 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import resolve_kernels
+from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
+from stoker.pod.pipeline.actions import ScheduleName
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
-from stoker.trainer.rank.bucket import Reduction, make_buckets
+from stoker.trainer.rank.bucket import Bucket, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.pipeline.executor import Executor, Wire
+from stoker.trainer.rank.pipeline.passes import PipelinePasses
+from stoker.trainer.rank.pipeline.slices import Model, slices_of
+from stoker.trainer.rank.pipeline.stage import Stage
+from stoker.trainer.rank.pipeline.tied_table import TiedTable
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.snapshot import all_state_tensors, load_state
-from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 
@@ -50,35 +57,57 @@ class RankContext:
 
 def make_zero(
     config: TrainerConfig,
-    decoder: Decoder,
+    model: Model,
     mesh: Mesh,
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
-    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head.
+    """Move the model's parameters into flat buckets: embedding, one per block, and the head.
 
-    `fill` writes the initial values of an empty decoder.
+    `fill` writes the initial values of an empty model.
     """
-    blocks = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
-    assert decoder.embedding is not None
-    assert decoder.final_norm is not None
-    last = [decoder.final_norm] if decoder.lm_head is None else [decoder.final_norm, decoder.lm_head]
-    groups = {"embedding": decoder.embedding, **blocks, "head": nn.ModuleList(last)}
+    splits = mesh.dims.pipeline > 1 and config.parallelism.pipeline_schedule == "ZeroBubble"
     settings = ZeroSettings(
         stage=config.memory.zero_stage,
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    buckets = make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh))
-    return Zero(
+    buckets = [
+        bucket
+        for stage, decoder in slices_of(model).items()
+        for bucket in stage_buckets(stage, decoder, mesh, device, splits=splits)
+    ]
+    zero = Zero(
         buckets,
         mesh,
-        Adam(config.optimization, decoder.ops),
-        GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
+        Adam(config.optimization, model.ops),
+        GradientNorm(model.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
-        used_once=[*blocks, "head"],
+        used_once=[bucket.name for bucket in buckets if bucket.unit.startswith(("blocks.", "head", "table copy"))],
     )
+    if model.config.tie_embeddings and mesh.pipeline is not None:
+        tables = [state for state in zero.states if state.bucket.unit in ("embedding", "table copy")]
+        zero.ties = [TiedTable(state, mesh.pipeline) for state in tables]
+    return zero
+
+
+def stage_buckets(stage: int, decoder: Decoder, mesh: Mesh, device: torch.device, *, splits: bool) -> Iterator[Bucket]:
+    """Yield the buckets of one pipeline stage. Its units are `embedding`, `blocks.5` (by layer), `head`, `table copy`.
+
+    The copy of a tied table has a bucket of its own, laid out like that of the original.
+    """
+    units: dict[str, nn.Module] = {} if decoder.embedding is None else {"embedding": decoder.embedding}
+    units |= {f"blocks.{layer}": block for layer, block in zip(decoder.layers, decoder.blocks, strict=True)}
+    head, table = decoder.final_norm, decoder.lm_head
+    if head is not None:
+        units["head"] = nn.ModuleList([head] if table is None or decoder.has_table_copy else [head, table])
+    if decoder.has_table_copy and table is not None:
+        units["table copy"] = table
+    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, reductions(decoder, mesh)):
+        bucket.stage = stage
+        bucket.is_late = splits and bucket.unit not in ("head", "table copy")
+        yield bucket
 
 
 def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
@@ -100,8 +129,8 @@ def open_loop(
         DataError: the corpus is not that of the checkpoint.
     """
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
-    zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
-    parts = list(inputs.decoder.named_parts())
+    zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
+    parts = list(inputs.model.named_parts())
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
     progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors)
     saver = make_saver(config, root, context, inputs, resume)
@@ -111,7 +140,7 @@ def open_loop(
                 config,
                 mesh=context.mesh,
                 batches=inputs.batches,
-                forward=make_forward(config, context, inputs.decoder, zero),
+                passes=make_passes(config, context, inputs.model, zero),
                 zero=zero,
                 parts=parts,
                 tensors=tensors,
@@ -128,10 +157,26 @@ def open_loop(
             zero.close()
 
 
-def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, zero: Zero) -> ForwardPass:
+def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero: Zero) -> Passes:
+    """Passes through the whole model, or through the stages of a pipeline."""
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
-    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute)
+    if isinstance(model, Decoder):
+        return ForwardPass(model, attention, context.device, zero.ready, recompute=recompute)
+    name, mesh = config.parallelism.pipeline_schedule, context.mesh
+    stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
+    wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
+    executor = Executor(stages, mesh.links, wire, zero.check_complete)
+    return PipelinePasses(name, mesh.dims, mesh.stage, executor, model.ops, attention, context.device)
+
+
+def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, recompute: bool) -> Stage:
+    """A stage whose weights' gradients are put off where the schedule splits backward."""
+    queue = WeightQueue() if name == "ZeroBubble" else None
+    if queue is not None:
+        for parameter in decoder.blocks.parameters():
+            set_weight_queue(parameter, queue)
+    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue)
 
 
 def make_saver(
@@ -174,7 +219,7 @@ def _resume(
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
-    load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
+    load_state(zero, list(inputs.model.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
     return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
 
 

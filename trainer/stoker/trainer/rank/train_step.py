@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +40,21 @@ class StepResult:
     """The decision of all ranks for the end of this step."""
 
 
+class Passes(Protocol):
+    """Forward and backward passes of a rank's micro-batches: one after the other, or through a pipeline."""
+
+    def train(self, batches: Iterable[MicroBatch], zero: Zero) -> list[Tensor]:
+        """Run forward and backward of each micro-batch of a step.
+
+        Return their loss sums, fp32 scalars; on ranks that compute no loss they are 0.
+        """
+        ...
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """Return the loss sums of micro-batches without gradient; none on ranks that compute no loss."""
+        ...
+
+
 class ForwardPass:
     """The model's forward pass up to the loss sum, with or without activation checkpointing."""
 
@@ -58,6 +74,21 @@ class ForwardPass:
         self._ready = ready
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
+
+    def train(self, batches: Iterable[MicroBatch], zero: Zero) -> list[Tensor]:
+        """See `Passes`."""
+        return [self._backward(batch, zero) for batch in batches]
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """See `Passes`."""
+        with torch.no_grad():
+            return [float(self.loss_sum(batch)) for batch in batches]
+
+    def _backward(self, batch: MicroBatch, zero: Zero) -> Tensor:
+        loss_sum = self.loss_sum(batch)
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+        zero.end_micro_batch()
+        return loss_sum.detach()
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
@@ -87,8 +118,8 @@ class ForwardPass:
 class TrainStep:
     """Runs the steps of one rank."""
 
-    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float) -> None:
-        self._forward = forward
+    def __init__(self, passes: Passes, zero: Zero, clipping: float) -> None:
+        self._passes = passes
         self._zero = zero
         self._clipping = clipping
 
@@ -112,7 +143,7 @@ class TrainStep:
         # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
         # of backward would be rounded to bf16.
         self._zero.begin_step(num_batches)
-        sums = [self._backward(batch) for batch in batches]
+        sums = self._passes.train(batches, self._zero)
         assert len(sums) == num_batches
         self._zero.finish_reduce()
         mine = signals().numbers()
@@ -134,12 +165,6 @@ class TrainStep:
             )
         return StepResult(loss, norm, StepSignals.merge(answer[2:].view(-1, width).tolist()))
 
-    def _backward(self, batch: MicroBatch) -> Tensor:
-        loss_sum = self._forward.loss_sum(batch)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
-        self._zero.end_micro_batch()
-        return loss_sum.detach()
-
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
         """Gather signals and losses of all ranks in one small exchange.
 
@@ -157,17 +182,14 @@ def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:
     return torch.stack([by_rank[rank] for rank in ranks])
 
 
-def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+def validation_loss(passes: Passes, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
     """Mean loss over the weighted targets of all ranks, and their number.
 
     Every rank has the same number of micro-batches.
     """
     zero.wait_parameters()
-    loss_sum, targets = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            loss_sum += float(forward.loss_sum(batch))
-            targets += int(batch.weights_T.sum())
+    batches = list(batches)
+    loss_sum, targets = sum(passes.evaluate(batches)), sum(int(batch.weights_T.sum()) for batch in batches)
     device = zero.states[0].bucket.device
     by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
     total = counted_once(by_rank, zero.mesh).sum(0).tolist()

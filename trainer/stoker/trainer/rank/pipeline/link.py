@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -51,30 +51,35 @@ class Links:
 NO_LINKS = Links(None, None, None, None)
 
 
-def open_links(pipelines: Sequence[Sequence[int]], *, is_ring: bool, timeout: timedelta | None = None) -> Links:
+class OpenGroup(Protocol):
+    """Opens the groups of a list; returns the one that this rank is in, or None (collective over the gang)."""
+
+    def __call__(self, groups: Sequence[tuple[int, ...]], purpose: str) -> dist.ProcessGroup | None: ...
+
+
+def open_links(pipelines: Sequence[Sequence[int]], open_group: OpenGroup, *, is_ring: bool) -> Links:
     """Open the channels of this rank (collective over the gang: every rank passes the same pipelines).
 
     Args:
         pipelines: global ranks of each pipeline, in the order of their stages.
+        open_group: opens process groups.
         is_ring: the last rank is followed by the first: each rank holds several stages.
-        timeout: of one message.
     """
+    size = len(pipelines[0])
     ends: dict[str, Link] = {}
-    for ranks in pipelines:
-        for place, rank in enumerate(ranks):
-            follower = ranks[(place + 1) % len(ranks)]
-            if len(ranks) > 1 and (is_ring or place + 1 < len(ranks)):
-                ends |= _open(rank, follower, "activations", timeout)
-                ends |= _open(follower, rank, "gradients", timeout)
-    names = ("activations_in", "activations_out", "gradients_in", "gradients_out")
-    return Links(*(ends.get(name) for name in names))
+    for place in range(size if is_ring and size > 1 else size - 1):
+        pairs = [(ranks[place], ranks[(place + 1) % size]) for ranks in pipelines]
+        ends |= _open(pairs, "activations", open_group)
+        ends |= _open([(follower, rank) for rank, follower in pairs], "gradients", open_group)
+    return Links(*(ends.get(name) for name in ("activations_in", "activations_out", "gradients_in", "gradients_out")))
 
 
-def _open(sender: int, receiver: int, what: str, timeout: timedelta | None) -> dict[str, Link]:
-    """Open one channel; return this rank's end of it, by name."""
-    group = dist.new_group([sender, receiver], timeout=timeout)
-    if not isinstance(group, dist.ProcessGroup):
+def _open(pairs: Sequence[tuple[int, int]], what: str, open_group: OpenGroup) -> dict[str, Link]:
+    """Open one channel of each pipeline, from the first rank of a pair to the second; return this rank's end."""
+    group = open_group(pairs, what)
+    if group is None:
         return {}
-    here = {sender: f"{what}_out", receiver: f"{what}_in"}[dist_rank()]
-    peer = receiver if dist_rank() == sender else sender
-    return {here: Link(group, dist.get_group_rank(group, peer))}
+    here = dist_rank()
+    sender, receiver = next(pair for pair in pairs if here in pair)
+    name, peer = (f"{what}_out", receiver) if here == sender else (f"{what}_in", sender)
+    return {name: Link(group, dist.get_group_rank(group, peer))}

@@ -45,6 +45,10 @@ class GradientSink(Protocol):
         """Keep the gradients of units with late ones that arrive inside. A callback adds one of them."""
         ...
 
+    def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add a gradient that did not come from autograd."""
+        ...
+
     def end_micro_batch(self, stage: int, *, late: bool | None = None) -> None:
         """Close one micro-batch of a stage: of all its units, or of those with (without) late gradients."""
         ...
@@ -143,7 +147,7 @@ class Stage:
         for deliver in kept.held:
             deliver()
         for weight, product in kept.late:
-            weight.backward(product())  # type: ignore[no-untyped-call]
+            self._sink.add_gradient(weight, product())
         self._backward_embedding(kept)
         self._sink.end_micro_batch(self.number, late=True)
 
@@ -170,6 +174,8 @@ class Stage:
 
     def _loss_sum(self, kept: InFlight) -> Tensor:
         self._ready("head")
+        if self.decoder.has_table_copy:
+            self._ready("table copy")
         hidden_TD = self.decoder.norm(kept.x_TD, kept.update_TD)
         return self.decoder.cross_entropy(hidden_TD, kept.inputs.targets_T, kept.inputs.weights_T).loss_sum
 

@@ -1,6 +1,7 @@
 """A kubelet without containers for the pods of one namespace.
 
-It binds pods, reports them Running at a loopback address, and ends those that are deleted.
+It binds pods (to the node that they are pinned to), reports them Running at a loopback address, and ends those that
+are deleted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import aiohttp
 
 from e2e.api.api_client import ApiClient, ApiRefused, Object
 from e2e.api.fake_agents import FakeAgents
+from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage
 
@@ -119,7 +121,7 @@ class FakeKubelet:
                 "apiVersion": "v1",
                 "kind": "Binding",
                 "metadata": {"name": name},
-                "target": {"kind": "Node", "name": NODE},
+                "target": {"kind": "Node", "name": pinned_node(pod) or NODE},
             }
             await self.api.ask("POST", f"api/v1/namespaces/{self.namespace}/pods/{name}/binding", binding)
         if pod["metadata"]["labels"].get("stoker.dev/role") == "task":

@@ -101,9 +101,17 @@ class World:
 
     @asynccontextmanager
     async def operator(
-        self, plan: FaultPlan | None = None, *, settings: Settings | None = None, clock: Clock | None = None
+        self,
+        plan: FaultPlan | None = None,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        places_gangs: bool = False,
     ) -> AsyncIterator[Running]:
-        """Start an operator for the test's namespace, behind a proxy of its own."""
+        """Start an operator for the test's namespace, behind a proxy of its own.
+
+        `places_gangs`: it sees all nodes and the pods of all namespaces.
+        """
         clock = clock or SystemClock()
         async with FaultProxy(self.plane.access, plan) as proxy:
             file = write_kubeconfig(self.folder / f"{self.namespace}-{next(self._numbers)}.yaml", proxy.url)
@@ -111,7 +119,12 @@ class World:
             pods = PodHttp(new_private_key(), clock, lambda: str(random.random()))
             cluster = KubeCluster(connection, pods, view=VIEW)
             operator = Operator(
-                cluster, settings or self.settings(), RECONCILERS, clock=clock, namespaces=(self.namespace,)
+                cluster,
+                settings or self.settings(),
+                RECONCILERS,
+                clock=clock,
+                namespaces=(self.namespace,),
+                everything=KubeCluster(connection, pods) if places_gangs else None,
             )
             running = Running(operator, proxy, asyncio.create_task(operator.run()))
             try:

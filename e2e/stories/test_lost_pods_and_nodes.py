@@ -41,7 +41,9 @@ def test_a_killed_pod_and_a_killed_node_cost_steps_since_the_newest_verified_che
     assert second_end["failure"]["node"] == lost, second_end
     assert second_end["failure"]["action"] == "RetryFree"
     assert "NodeLost" in second_end["failure"]["detail"]
-    waiting = story.wait("TrainingJob", "hit", lambda found: "lack" in str(found["status"].get("message")), "waiting")
+    waiting = story.wait(
+        "TrainingJob", "hit", lambda found: "WaitingForGPUs: 1 of 2" in str(found["status"].get("message")), "waiting"
+    )
     assert waiting["status"]["phase"] == "Pending"
     story.cluster.add_node(next(node.spec for node in story.cluster.nodes.values() if node.name == lost))
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.labels import JOB_UID
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.observe import observe
@@ -110,10 +113,18 @@ class SimulatedCluster:
         seen = observe(store, key, 1.0)
         if seen is None:
             return Plan()
+        if self.settings.places_gangs:
+            seen = replace(seen, nodes=self._room(key))
         before = json.dumps(seen.resource, sort_keys=True)
         plan = self.reconcilers[key.kind](seen, self.settings, self.now)
         assert json.dumps(seen.resource, sort_keys=True) == before, "a reconcile must not change what it sees"
         return plan
+
+    def _room(self, key: Key) -> tuple[NodeCapacity, ...]:
+        """What the nodes have left beside the pods of other resources."""
+        uid = self.objects[key]["metadata"]["uid"]
+        others = (pod for pod in self.of_kind("Pod") if pod["metadata"]["labels"].get(JOB_UID) != uid)
+        return remaining(map(empty_node, self.of_kind("Node")), (use for pod in others if (use := pod_use(pod))))
 
     def reconcile(self, key: Key, crash_after: int | None = None) -> Plan:
         """Run one pass. With `crash_after`, the operator dies after that many writes.
@@ -248,7 +259,8 @@ class SimulatedCluster:
         """Run the pod's container."""
         if pod["status"]["phase"] != "Pending":
             return
-        pod["spec"]["nodeName"] = "node-1"
+        assert not pod["spec"].get("schedulingGates"), "a gated pod does not run"
+        pod["spec"]["nodeName"] = pinned_node(pod) or "node-1"
         pod["status"] = {
             "phase": "Running",
             "podIP": "10.0.0.1",

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.checkpoint.reconcile import reconcile_checkpoint
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.names import writer_of
@@ -35,8 +36,9 @@ SAVE_METRICS = {
 class Run:
     """A cluster with one job of two pods, and an environment that behaves."""
 
-    def __init__(self, **spec: Any) -> None:
-        self.cluster = SimulatedCluster({"TrainingJob": reconcile_trainingjob, "Checkpoint": reconcile_checkpoint})
+    def __init__(self, settings: Settings | None = None, **spec: Any) -> None:
+        reconcilers = {"TrainingJob": reconcile_trainingjob, "Checkpoint": reconcile_checkpoint}
+        self.cluster = SimulatedCluster(reconcilers, settings)
         self.cluster.add(
             {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}, "spec": {}}
         )

@@ -34,7 +34,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "auto"}}, ["spec.scheduling.backend auto is not supported yet with workers.replicas 2; allowed: stoker"]),
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "kueue"}}, ["spec.scheduling.backend kueue is not supported yet with workers.replicas 2; allowed: stoker"]),
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "stoker"}}, []),
-    ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90}}, ["spec.scheduling.gangTimeoutSeconds 90 is not supported yet; allowed: 60"]),
+    ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90, "topology": [{"key": "zone"}]}}, []),
     ("Checkpoint", {"verification": "Full"}, []),
     ("Checkpoint", {"verification": "Manifest"}, ["spec.verification Manifest is not supported yet; allowed: Full"]),
     ("TrainingJob", {"runtime": {"kernels": "fused"}}, []),

@@ -33,6 +33,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "optimization.schedule": ["cosine", "linear", "constant"],
         "data.tokenizer.kind": ["auto", "path", "train"],
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
     "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
@@ -50,7 +51,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
-BELOW_UNBUILT = ("scheduling.topology.", "rollout.canary.")
+BELOW_UNBUILT = ("rollout.canary.",)
 """Choices inside of sections that are refused as a whole."""
 
 

@@ -49,6 +49,7 @@ FIXED = {
     "control_public_keys",  # from the key ring
     "control_keys_config_map",
     "network_policies",  # from `OperatorConfig.policies`, with the operator's own namespace
+    "places_gangs",  # from the clusters that the loop is given
     "agent_port",
     "rendezvous_port",
     "engine_port",

@@ -134,8 +134,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "run.elastic": absent(),
         "scheduling.backend": only("auto", "stoker"),
         "scheduling.queueName": absent(),
-        "scheduling.topology": absent(),
-        "scheduling.gangTimeoutSeconds": only(60),
     },
     "Checkpoint": {
         "verification": only("Full"),

@@ -290,10 +290,10 @@ class Logging(Value):
 
 
 class Topology(Value):
-    """Closeness of the pods of an attempt."""
+    """One level of closeness of the pods of an attempt."""
 
     key: ForeignName
-    """Node label whose value the pods share: `nvidia.com/gpu.clique`."""
+    """Node label whose value the pods of one unit share: `nvidia.com/gpu.clique`."""
     mode: Literal["Preferred", "Required"] = "Preferred"
 
 
@@ -303,9 +303,12 @@ class Scheduling(Value):
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
     """`stoker`: Kubernetes places each pod by itself; `auto`: an installed queueing system."""
     queue_name: ForeignName | None = None
-    topology: Topology | None = None
+    topology: Annotated[
+        tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = ()
+    """For the tensor groups, the model replicas with their pipelines, and the whole gang; narrowest first."""
     gang_timeout_seconds: Seconds = 60
-    """Time after which a gang that is not fully scheduled waits anew."""
+    """Time after which a gang that was placed and is not fully scheduled is placed anew."""
 
 
 class Deadlines(Value):

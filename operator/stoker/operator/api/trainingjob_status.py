@@ -97,6 +97,8 @@ class Attempt(Value):
     phase: Annotated[str, Field(max_length=32)] | None = None
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
+    placed_at: Time | None = None
+    """Time at which every pod of the gang got its node."""
     ended_at: Time | None = None
     first_step: Int64 | None = None
     last_step: Int64 | None = None

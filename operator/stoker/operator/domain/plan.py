@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.operator.domain.lost_nodes import Outage
+from stoker.operator.domain.placement.node_capacity import NodeCapacity
 
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON data."""
@@ -66,6 +67,8 @@ class Patch:
 
     ref: Ref
     body: Mapping[str, Any]
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """Of a pod that the patch pins to a node, so that its room counts as taken from now on."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,9 @@ class Observed:
     """The outage that keeps pods of the resource from counting as lost."""
     refusal: str | None = None
     """The cluster's answer when it refused the last pass; None when it accepted that pass."""
+    nodes: tuple[NodeCapacity, ...] | None = None
+    """Nodes and what they have left, without what the resource's own pods take; given while some of those are gated,
+    and None for an installation without a view of nodes."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

@@ -11,12 +11,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
 from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
+PLACEMENT_GATE = f"{PREFIX}/placement"
+"""Holds a pod until the operator has chosen a node for each pod of its gang."""
 MAIN = "main"
 """Name of the container that does the work."""
 GRACE_S = 30.0
@@ -59,6 +62,12 @@ def pod_state(pod: Object) -> PodState:
     if phase == "Running":
         return PodState.RUNNING
     return PodState.GATED if pod["spec"].get("schedulingGates") else PodState.PENDING
+
+
+def is_gated(pod: Object) -> bool:
+    """Whether the pod waits for its place in a gang; other gates are not ours."""
+    gates = pod["spec"].get("schedulingGates") or ()
+    return pod_state(pod) is PodState.GATED and any(gate["name"] == PLACEMENT_GATE for gate in gates)
 
 
 def ended(pod: Object) -> bool:

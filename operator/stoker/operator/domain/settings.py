@@ -70,6 +70,8 @@ class Settings:
     node_outage_share: float = 0.5
     node_outage_nodes: int = 3
     """Silent nodes beyond that share of the nodes with pods, and at least so many, are an outage: none is lost."""
+    places_gangs: bool = False
+    """Whether the operator sees all nodes and pods, so that it can choose the nodes of a gang."""
     network_policies: NetworkPolicies | None = None
     """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True

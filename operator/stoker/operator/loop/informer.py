@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from typing import Protocol
 
 from stoker.operator.cluster.interface import Cluster, ClusterError, Gone, TooManyRequests, WatchEvent
 from stoker.operator.domain.backoff import Jitter, delay_s
 from stoker.operator.domain.clock import Clock
-from stoker.operator.loop.store import Store, key_of, version_of
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.loop.store import key_of, version_of
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +27,20 @@ EVENTS_AT_ONCE = 32
 LONGEST_BACKOFF_S = 30.0
 
 
+class Sink(Protocol):
+    """What an informer writes into: the store, or a projection of one kind."""
+
+    def pruned(self, resource: Object, /) -> Object: ...
+    def put(self, resource: Object) -> bool: ...
+    def remove(self, key: Key, uid: str, version: int, /, *, last: Object | None) -> bool: ...
+    def forget_unlisted(self, kind: str, items: Iterable[Object], version: int, namespace: str | None, /) -> None: ...
+
+
 class Informer:
-    """Keeps one kind of the store equal to the cluster; `synced` is set after the first list."""
+    """Keeps one kind of a sink equal to the cluster; `synced` is set after the first list."""
 
     def __init__(
-        self, cluster: Cluster, kind: str, store: Store, clock: Clock, jitter: Jitter, *, namespace: str | None = None
+        self, cluster: Cluster, kind: str, store: Sink, clock: Clock, jitter: Jitter, *, namespace: str | None = None
     ) -> None:
         self.cluster = cluster
         self.kind = kind

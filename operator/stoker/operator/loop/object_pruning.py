@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.labels import ZONE
+from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
 from stoker.operator.domain.plan import Object
 
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
@@ -59,10 +60,12 @@ def reuse_equal(value: Any, old: Any = None) -> Any:
 
 
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Node, gates, phase, conditions and container states: what a pod waits for and how it ended."""
+    """Node or pin, gates, phase, conditions and container states: what a pod waits for and how it ended."""
     parts: dict[str, Any] = {}
     if "spec" in pod:
         parts["spec"] = _some(pod["spec"], _POD_SPEC)
+        if (node := pinned_node(pod)) is not None:
+            parts["spec"]["affinity"] = affinity_to(node)
     if "status" in pod:
         status = _some(pod["status"], _POD_STATUS)
         if "conditions" in pod["status"]:

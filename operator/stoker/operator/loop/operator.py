@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from stoker.operator.cluster.interface import (
@@ -26,8 +27,11 @@ from stoker.operator.cluster.interface import (
 from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
+from stoker.operator.domain.labels import ROLE, PodRole
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
+from stoker.operator.domain.pods import is_gated, label
 from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
@@ -49,6 +53,9 @@ REST, LONGEST_REST_S = 2.0, 1.0
 A thousand pods that change one after the other then cause a few passes, not a thousand.
 """
 
+ROOM_S = 1.0
+"""Shortest time between two offers of room to gangs that wait for it."""
+
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
@@ -66,8 +73,10 @@ class Operator:
         namespaces: Sequence[str] = (),
         kinds: Sequence[str] = WATCHED,
         metrics: OperatorMetrics | None = None,
+        everything: Cluster | None = None,
     ) -> None:
-        self.settings = settings
+        """`everything`: the cluster with the nodes and pods of all users in view; gangs are placed with it."""
+        self.settings = replace(settings, places_gangs=everything is not None)
         self.metrics = metrics or OperatorMetrics()
         self.reconcilers = reconcilers
         self.clock = clock or SystemClock()
@@ -84,6 +93,13 @@ class Operator:
             for kind in kinds
             for namespace in (namespaces if namespaces and KINDS[kind].namespaced else (None,))
         ]
+        self.capacity = CapacityWatch(self._note_room)
+        self._room_grew = asyncio.Event()
+        self._waiting_for_room: set[Key] = set()
+        if everything is not None:
+            self.informers += [
+                Informer(everything, kind, self.capacity, self.clock, jitter) for kind in ("Node", "Pod")
+            ]
 
     async def run(self) -> None:
         """Work until cancelled. No pass begins before every kind was listed once."""
@@ -96,6 +112,7 @@ class Operator:
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
             tasks.create_task(self._resync())
+            tasks.create_task(self._offer_room())
             tasks.create_task(self.queue.keep_time())
             for _ in range(self.settings.workers):
                 tasks.create_task(self._serve())
@@ -107,6 +124,7 @@ class Operator:
             await self.keys.remove_if_unused(key.namespace)
             return
         plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
+        self.capacity.assume(plan.patch)  # before anything else runs, so that no other pass uses the same room
         await self.executor.execute(seen.resource, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
@@ -119,7 +137,29 @@ class Operator:
 
     def _observe(self, key: Key) -> Observed | None:
         keys = self.settings.control_keys_config_map
-        return observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
+        seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
+        self._waiting_for_room.discard(key)
+        if seen is None or not self.settings.places_gangs or not any(map(is_gated, seen.of_kind("Pod"))):
+            return seen
+        self._waiting_for_room.add(key)
+        own = {pod["metadata"]["uid"] for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER}
+        return replace(seen, nodes=self.capacity.nodes(without=own))
+
+    def _note_room(self) -> None:
+        self._room_grew.set()
+
+    async def _offer_room(self) -> None:
+        """Queue what waits for room when there may be more, the oldest first; not more often than once a second."""
+        while True:
+            await self._room_grew.wait()
+            self._room_grew.clear()
+            for key in sorted(self._waiting_for_room, key=self._age):
+                self.queue.add(key)
+            await self.clock.sleep(ROOM_S)
+
+    def _age(self, key: Key) -> tuple[str, Key]:
+        resource = self.store.get(key)
+        return (str(resource["metadata"].get("creationTimestamp", "")) if resource else "", key)
 
     @property
     def synced(self) -> bool:

@@ -18,6 +18,7 @@ from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pods import PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import (
     attempt_config_name,
@@ -75,10 +76,11 @@ class Resume:
 def shaping_fields(spec: TrainingJobSpec) -> dict[str, Any]:
     """Return the parts of the spec that shape pods and configuration, in wire form with defaults.
 
-    Controls of the run and retention are not among them.
+    Controls of the run, placement and retention are not among them.
     """
     wire = spec.to_wire()
     wire.pop("run", None)
+    wire.pop("scheduling", None)
     wire["checkpoint"] = {
         key: value for key, value in wire["checkpoint"].items() if key not in {"maxToKeep", "deletionPolicy"}
     }
@@ -147,7 +149,13 @@ def attempt_pods(
     """Render the pods of one attempt, by node rank."""
     base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
     nodes: int = (pinned.rendered or {})["config"]["gang"]["nodes"]
-    return tuple(_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(nodes))
+    pods = (_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(nodes))
+    return tuple(map(_gated, pods) if is_placed(job, nodes, settings) else pods)
+
+
+def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
+    """Whether the operator chooses the nodes of the gang; a single pod without wishes is left to the scheduler."""
+    return settings.places_gangs and (nodes > 1 or bool(job.spec.scheduling.topology))
 
 
 def job_labels(job: TrainingJob) -> dict[str, str]:
@@ -175,6 +183,11 @@ def _attempt_pod(
     rendezvous = [{"name": key, "value": value} for key, value in env.items()]
     spec["containers"] = [{**main, "env": [*main["env"], *rendezvous]}, *others]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
+
+
+def _gated(pod: Object) -> Object:
+    gates = [*pod["spec"].get("schedulingGates", ()), {"name": PLACEMENT_GATE}]
+    return {**pod, "spec": {**pod["spec"], "schedulingGates": gates}}
 
 
 def _agent_url(job: TrainingJob, attempt: int, rank: int, base: Mapping[str, Any]) -> str:

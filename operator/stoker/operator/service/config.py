@@ -135,6 +135,9 @@ class WatchConfig(Config):
     """Names of Secrets, to report a missing one. Kubernetes cannot grant the names without the content."""
     nodes: bool = True
     """Nodes, to detect a lost one before the cluster evicts its pods."""
+    pods: bool = True
+    """Requests of all users' pods, to place gangs with the room that nodes have left. It needs `nodes` and no limit to
+    some `namespaces`."""
 
 
 class NetworkPoliciesConfig(Config):

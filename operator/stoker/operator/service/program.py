@@ -104,6 +104,7 @@ class OperatorProgram:
         pods = PodHttp(b"", self.clock, lambda: secrets.token_hex(16), poll_timeout_s=config.poll.timeout_s)
         connection = self._connection(config.api.qps, config.api.burst, self.metrics.requested)
         kube = KubeCluster(connection, pods, view=VIEW, page_size=config.api.page_size)
+        everything = KubeCluster(connection, pods, view=View(), page_size=config.api.page_size)
         cluster = FencedCluster(kube, self.elector.valid)
         try:
             secret = KeySecret(
@@ -115,7 +116,7 @@ class OperatorProgram:
             )
             ring = read_folder(Path(folder)) if folder else await self._first_keys(secret)
             pods.private_key = ring.current
-            self.operator = self._operator(cluster, ring)
+            self.operator = self._operator(cluster, everything, ring)
             self.metrics.lead(True)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.operator.run())
@@ -125,8 +126,9 @@ class OperatorProgram:
             self.operator = None
             await kube.close()
 
-    def _operator(self, cluster: Cluster, ring: KeyRing) -> Operator:
+    def _operator(self, cluster: Cluster, everything: Cluster, ring: KeyRing) -> Operator:
         watch = self.config.watch
+        sees_all = watch.nodes and watch.pods and not self.config.namespaces
         left_out = {name for name, seen in (("Secret", watch.secrets), ("Node", watch.nodes)) if not seen}
         return Operator(
             cluster,
@@ -141,6 +143,7 @@ class OperatorProgram:
             namespaces=self.config.namespaces,
             kinds=[kind for kind in WATCHED if kind not in left_out],
             metrics=self.metrics,
+            everything=everything if sees_all else None,
         )
 
     async def _first_keys(self, secret: KeySecret) -> KeyRing:

@@ -55,6 +55,7 @@ class AttemptChanges(TypedDict, total=False):
     """Fields of an attempt that change during its life."""
 
     phase: str | None
+    placed_at: str | None
     ended_at: str | None
     last_step: int | None
     announced_step: int | None

@@ -1,0 +1,154 @@
+"""The choice of a node for each pod of a gang, or one line that names what is missing.
+
+Each level of the topology keeps a unit of the gang inside one domain: the first a tensor group, the second a model
+replica with its pipeline, the third the whole gang. All pods of a gang are alike, so a domain's room is a number, the
+room of nested domains adds up exactly, and a gang that can be placed is placed.
+
+Among several choices the fewest domains are used, then the fullest: what stays free stays whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.operator.domain.placement.gang import Gang, Level
+from stoker.operator.domain.placement.node_capacity import HOSTNAME, NodeCapacity
+from stoker.operator.domain.placement.unplaceable import Unplaceable, explain
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A node for each pod of a gang."""
+
+    nodes: tuple[str, ...]
+    """By the pod's number."""
+    relaxed: tuple[str, ...] = ()
+    """Keys of preferred levels that some unit could not keep."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of the division of a gang: a unit is `count` units of the next step, inside one domain of `key`."""
+
+    count: int
+    key: str | None = None
+    required: bool = False
+
+
+_Slots = dict[str, int]
+"""Pods that still fit, by node."""
+
+
+def place(
+    gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = (), avoid: Collection[str] = ()
+) -> Placement | Unplaceable:
+    """Choose a node for each pod; all or nothing. Costs O(nodes + pods) per level.
+
+    Args:
+        levels: for the tensor group, the model replica and the gang; narrowest first, fewer leave the rest free.
+        avoid: names of nodes that are not used.
+
+    A preferred level holds for as many units as there is room for inside of its domains.
+    """
+    usable = {node.name: node for node in nodes if node.name not in avoid and node.obstacle(gang) is None}
+    slots = {name: node.slots(gang) for name, node in usable.items()}
+    labels = {name: usable[name].labels for name in usable}
+    steps = _steps(gang, levels)
+    packing = _Packing(labels)
+    if packing.room(slots, steps) < 1:
+        return explain(gang, nodes, levels, avoid, slots)
+    chosen = packing.fill(slots, steps, 1)
+    by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
+    names = tuple(by_pod[pod] for pod in range(gang.size))
+    return Placement(names, tuple(_relaxed(chosen, labels, gang, levels)))
+
+
+def _steps(gang: Gang, levels: Sequence[Level]) -> tuple[_Step, ...]:
+    """The division of the gang, outermost first; the last step is a tensor group that prefers one node."""
+    counts = (1, gang.stages, gang.replicas)
+    steps = [_Step(gang.parts, HOSTNAME)]
+    for index, count in enumerate(counts):
+        level = levels[index] if index < len(levels) else None
+        steps.append(_Step(count, level.key if level else None, level is not None and level.mode == "Required"))
+    return tuple(reversed(steps))
+
+
+class _Packing:
+    """Packs units into domains; holds the labels of the nodes."""
+
+    def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+        self._labels = labels
+
+    def room(self, slots: _Slots, steps: Sequence[_Step]) -> int:
+        """How many units of the first step fit, with every required level kept."""
+        if not steps:
+            return sum(slots.values())
+        step = steps[0]
+        domains = self._domains(slots, step).values() if step.required else (slots,)
+        return sum(self.room(domain, steps[1:]) // step.count for domain in domains)
+
+    def fill(self, slots: _Slots, steps: Sequence[_Step], units: int) -> list[str]:
+        """Return the nodes of the pods of `units` units, in order, and take their slots. There is room for them."""
+        if not steps:
+            return _take(slots, _shares(slots, slots, units))
+        step, inner = steps[0], steps[1:]
+        domains = self._domains(slots, step)
+        rooms = {name: self.room(domain, inner) // step.count for name, domain in domains.items()}
+        sizes = {name: sum(domain.values()) for name, domain in domains.items()}
+        shares = _shares(rooms, sizes, units)
+        chosen: list[str] = []
+        for name, share in shares.items():
+            chosen += self.fill(domains[name], inner, share * step.count)
+            slots.update(domains[name])
+        rest = units - sum(shares.values())
+        return chosen + (self.fill(slots, inner, rest * step.count) if rest else [])
+
+    def _domains(self, slots: _Slots, step: _Step) -> dict[str, _Slots]:
+        """The nodes by their value of the step's label; nodes without it are in no domain."""
+        if step.key is None:
+            return {"": dict(slots)}
+        domains: defaultdict[str, _Slots] = defaultdict(dict)
+        for name, free in slots.items():
+            value = self._labels[name].get(step.key)
+            if value is not None:
+                domains[value][name] = free
+        return dict(domains)
+
+
+def _shares(rooms: Mapping[str, int], sizes: Mapping[str, int], units: int) -> dict[str, int]:
+    """Divide units over domains with room: the smallest one that holds the rest, else the largest next."""
+    open_ = sorted((name for name in rooms if rooms[name]), key=lambda name: (rooms[name], sizes[name], name))
+    ascending = [rooms[name] for name in open_]
+    shares: dict[str, int] = {}
+    while units and open_:
+        index = min(bisect_left(ascending, units), len(open_) - 1)
+        shares[open_[index]] = min(units, ascending[index])
+        units -= ascending.pop(index)
+        open_.pop(index)
+        units = max(0, units)
+    return shares
+
+
+def _take(slots: _Slots, shares: Mapping[str, int]) -> list[str]:
+    chosen: list[str] = []
+    for name, share in shares.items():
+        slots[name] -= share
+        chosen += [name] * share
+    return chosen
+
+
+def _relaxed(
+    chosen: Sequence[str], labels: Mapping[str, Mapping[str, str]], gang: Gang, levels: Sequence[Level]
+) -> list[str]:
+    """Keys of preferred levels with a unit in more than one domain, or outside of every domain."""
+    sizes = (gang.parts, gang.parts * gang.stages, gang.size)
+    relaxed = []
+    for level, size in zip(levels, sizes, strict=False):
+        units = (chosen[start : start + size] for start in range(0, len(chosen), size))
+        domains = (Counter(labels[name].get(level.key) for name in unit) for unit in units)
+        if any(len(found) > 1 or None in found for found in domains):
+            relaxed.append(level.key)
+    return relaxed

@@ -1,0 +1,179 @@
+"""The nodes of a gang: all pods get theirs at once, or the job says what is missing.
+
+Pods are made with a scheduling gate. When `domain/placement` finds a node for each, every pod gets its node as a
+required affinity and loses its gate. A gang that was placed and is not fully scheduled in time (another user's pod took
+the room) gives its room back and is placed anew, as a new attempt that counts against nothing.
+
+Pure. Called by `reconcile` once all pods of the attempt exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from stoker.operator.api.trainingjob_status import Attempt, Failure
+from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.placement.gang import Gang, Level
+from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node, pod_requests, required_terms
+from stoker.operator.domain.placement.place import Placement, place
+from stoker.operator.domain.placement.unplaceable import Unplaceable
+from stoker.operator.domain.plan import Event, Object, Patch, Plan
+from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
+from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
+from stoker.operator.reconcile.trainingjob.follow import follow
+from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
+from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.pod.causes import Action
+
+GANG_TIMEOUT = "GangTimeout"
+"""Cause of an attempt whose pods were placed and not all scheduled."""
+LIMITED = "PlacementLimited"
+"""Condition while pods leave their gate without a choice of nodes, because the operator sees none."""
+
+
+def bind(view: TrainingView) -> JobOutcome | None:
+    """Place the gang while some of its pods are gated; afterwards watch that all of them are scheduled."""
+    attempt = view.attempt
+    if attempt is None or attempt.ended_at is not None or len(view.gang) < gang_size(view):
+        return None
+    if any(map(is_gated, view.gang)):
+        return _open_gates(view, attempt)
+    return _watch_scheduling(view, attempt)
+
+
+def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
+    if view.seen.nodes is None:
+        text = "the operator has no view of nodes: each pod is scheduled by itself"
+        patches = tuple(_opened(pod, None, {}) for pod in view.gang if is_gated(pod))
+        return _placed(view, attempt, patches, Condition(LIMITED, True, "NoNodes", text))
+    gang = gang_of(view)
+    found = place(gang, view.seen.nodes, _levels(view))
+    if isinstance(found, Unplaceable):
+        return _waiting(attempt, found)
+    if _contradicts(view, found):
+        return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
+    chosen = zip(view.gang, found.nodes, strict=True)
+    affinity = _rendered(view)["pod"]["spec"].get("affinity")
+    patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
+    return _placed(view, attempt, patches, *_relaxed(found))
+
+
+def gang_of(view: TrainingView) -> Gang:
+    """The gang of the pinned rendering: its pods' requests and the grid of its ranks."""
+    rendered = _rendered(view)
+    spec, config = rendered["pod"]["spec"], rendered["config"]
+    sizes, ranks = config["parallelism"], config["gang"]["ranks_per_node"]
+    inner = sizes.get("context", 1) * sizes.get("tensor", 1)
+    world = config["gang"]["nodes"] * ranks
+    return Gang.of_ranks(
+        pipeline=sizes.get("pipeline", 1),
+        data=world // (sizes.get("pipeline", 1) * inner),
+        inner=inner,
+        ranks_per_pod=ranks,
+        requests=pod_requests(spec),
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=tuple(spec.get("tolerations") or ()),
+        affinity_terms=required_terms(spec.get("affinity")),
+    )
+
+
+def _rendered(view: TrainingView) -> Mapping[str, Any]:
+    pinned = view.job.status.pinned
+    assert pinned is not None, "an attempt is opened together with its pinned rendering"
+    return pinned.rendered or {}
+
+
+def _levels(view: TrainingView) -> tuple[Level, ...]:
+    return tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
+
+
+def _opened(pod: Object, affinity: Mapping[str, Any] | None, requests: Mapping[str, int]) -> Patch:
+    """Remove our gate, with the affinity to one node if there is a choice. Other gates stay."""
+    gates = [gate for gate in pod["spec"].get("schedulingGates") or () if gate["name"] != PLACEMENT_GATE]
+    spec: dict[str, Any] = {"schedulingGates": gates or None}
+    if affinity is not None:
+        spec["affinity"] = affinity
+    return Patch(ref_of(pod), {"spec": spec}, requests)
+
+
+def _contradicts(view: TrainingView, found: Placement) -> bool:
+    """Whether pods that already have a node would now get another one."""
+    held = (
+        (pod["spec"].get("nodeName") or pinned_node(pod), node)
+        for pod, node in zip(view.gang, found.nodes, strict=True)
+    )
+    return any(own is not None and own != node for own, node in held)
+
+
+def _relaxed(found: Placement) -> Iterator[Condition]:
+    text = f"preferred levels that do not hold for every pod: {', '.join(found.relaxed)}"
+    yield Condition("TopologyRelaxed", True if found.relaxed else None, "Preferred", text)
+
+
+def _placed(view: TrainingView, attempt: Attempt, patches: tuple[Patch, ...], *conditions: Condition) -> JobOutcome:
+    placed = changed_attempt(attempt, phase=attempt.phase or "Pending", placed_at=view.time)
+    return JobOutcome(
+        phase="Pending",
+        health=Health.PROGRESSING,
+        reason="Placed",
+        message=f"{len(view.gang)} pods are placed",
+        conditions=conditions,
+        changes=JobChanges(attempt=placed),
+        plan=Plan(patch=patches, requeue_after_s=float(view.job.spec.scheduling.gang_timeout_seconds)),
+    )
+
+
+def _waiting(attempt: Attempt, found: Unplaceable) -> JobOutcome:
+    return JobOutcome(
+        phase="Pending",
+        health=Health.PROGRESSING,
+        reason=found.reason,
+        message=found.line,
+        changes=JobChanges(attempt=changed_attempt(attempt, phase=attempt.phase or "Pending")),
+    )
+
+
+def _watch_scheduling(view: TrainingView, attempt: Attempt) -> JobOutcome | None:
+    """Give the room back when the time of the gang is over; before that look again at the end of it."""
+    late = [pod for pod in view.gang if pod_state(pod) is PodState.PENDING and not pod["spec"].get("nodeName")]
+    if attempt.placed_at is None or not late or not any(map(pinned_node, late)):
+        return None
+    timeout = timedelta(seconds=view.job.spec.scheduling.gang_timeout_seconds)
+    left_s = (moment(attempt.placed_at) + timeout - view.now).total_seconds()
+    if left_s > 0:
+        return _requeued(follow(view), left_s)
+    reasons = sorted({reason for pod in late if (reason := waiting_reason(pod))})
+    seconds = view.job.spec.scheduling.gang_timeout_seconds
+    return _give_back(view, attempt, f"{_names(late)} not scheduled in {seconds} s: {'; '.join(reasons)}")
+
+
+def _requeued(outcome: JobOutcome, after_s: float) -> JobOutcome:
+    waits = [after_s, *([outcome.plan.requeue_after_s] if outcome.plan.requeue_after_s is not None else [])]
+    return replace(outcome, plan=replace(outcome.plan, requeue_after_s=min(waits)))
+
+
+def _names(pods: Iterable[Object]) -> str:
+    first, *others = [str(pod["metadata"]["name"]) for pod in pods]
+    return f"{first} and {len(others)} more were" if others else f"{first} was"
+
+
+def _give_back(view: TrainingView, attempt: Attempt, detail: str) -> JobOutcome:
+    """End the attempt without counting it: its pods go, and the next one is placed anew."""
+    text = shortened(detail)
+    failure = Failure(cause=GANG_TIMEOUT, detail=text, at=view.time, action=Action.RETRY_FREE.value)
+    over = changed_attempt(attempt, ended_at=view.time, failure=failure, last_step=attempt.first_step)
+    return JobOutcome(
+        phase="Restarting",
+        health=Health.PROGRESSING,
+        reason="Restarting",
+        message=f"{GANG_TIMEOUT}: {text}",
+        changes=JobChanges(attempt=over, last_failure=failure, requests=()),
+        plan=Plan(
+            delete=undeleted(view.live),
+            events=(Event("Warning", GANG_TIMEOUT, f"attempt {attempt.number} ended: {text}; placed anew"),),
+        ),
+    )

@@ -1,0 +1,329 @@
+"""Gates and nodes of a gang: all of its pods get their nodes at once, or the job says what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.domain.placement.node_capacity import (
+    NodeCapacity,
+    affinity_to,
+    empty_node,
+    pinned_node,
+    pod_use,
+    remaining,
+)
+from stoker.operator.domain.plan import Key, Object, Patch, Ref
+from stoker.operator.domain.settings import Settings
+from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.operator.loop.operator import Operator
+from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
+from stoker.operator.render.keys import keys_object
+from testing.operator.fakes import FakePods, embedded, settle
+from testing.operator.simulated_cluster import Crash
+from testing.operator.training_world import JOB, Run
+
+GPU = "nvidia.com/gpu"
+PLACED = Settings(places_gangs=True)
+READY = [{"type": "Ready", "status": "True"}]
+
+
+def raw_node(name: str, gpus: int, **labels: str) -> Object:
+    allocatable = {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "namespace": "", "labels": labels},
+        "spec": {},
+        "status": {"allocatable": allocatable, "conditions": READY},
+    }
+
+
+def world(*nodes: Object, **spec: Any) -> Run:
+    run = Run(
+        PLACED,
+        **{"workers": {"replicas": 2, "gpusPerPod": 4}, "training": {"totalSteps": 100, "globalBatchSize": 8}, **spec},
+    )
+    for node in nodes:
+        run.cluster.add(node)
+    return run
+
+
+def places(run: Run) -> list[str | None]:
+    return [pinned_node(pod) for pod in run.gang]
+
+
+def test_a_gang_gets_all_its_nodes_and_a_second_pass_is_empty() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == ["n0", "n1"]
+    assert not any(pod["spec"].get("schedulingGates") for pod in run.gang)
+    assert run.status["attempt"]["placedAt"]
+    assert run.cluster.plan(JOB).empty
+    run.start()
+    assert [pod["spec"]["nodeName"] for pod in run.gang] == places(run)
+    assert run.status["phase"] == "Running"
+
+
+def test_a_gang_without_room_keeps_every_gate_and_names_what_is_missing() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 2))
+    run.cluster.settle()
+    assert places(run) == [None, None]
+    assert all(pod["spec"]["schedulingGates"] == [{"name": "stoker.dev/placement"}] for pod in run.gang)
+    assert run.status["message"] == "WaitingForGPUs: 1 of 2 pods fit on 2 nodes, nvidia.com/gpu: 6 free, 8 needed"
+    assert run.status["phase"] == "Pending"
+    run.cluster.add(raw_node("n2", 4))
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == ["n0", "n2"]
+    assert run.attempt == 0
+
+
+def test_an_edit_of_the_topology_takes_effect_while_the_gang_waits() -> None:
+    levels = [{"key": "kubernetes.io/hostname"}, {"key": "rack"}, {"key": "zone", "mode": "Required"}]
+    nodes = [raw_node(f"n{index}", 4, rack=f"r{index}", zone=f"z{index}") for index in range(2)]
+    run = world(*nodes, scheduling={"topology": levels})
+    run.cluster.settle()
+    assert run.status["message"] == (
+        "TopologyUnsatisfied: no zone has room for the 2 pods of a gang; the largest, z1, has room for 1"
+    )
+    run.cluster.change_spec(JOB, lambda spec: spec["scheduling"]["topology"][2].update(mode="Preferred"))
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == ["n0", "n1"]
+    conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
+    assert conditions["TopologyRelaxed"] == "preferred levels that do not hold for every pod: zone"
+    assert "EditPending" not in conditions
+
+
+def test_a_gang_that_is_not_scheduled_in_time_is_placed_anew_for_free() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4), scheduling={"gangTimeoutSeconds": 30})
+    run.cluster.settle()
+    run.cluster.run(run.gang[0])
+    assert run.cluster.plan(JOB).requeue_after_s == 30
+    run.cluster.advance(31)
+    run.cluster.settle()
+    name = run.gang[1]["metadata"]["name"]
+    assert run.status["lastFailure"]["cause"] == "GangTimeout"
+    assert run.status["lastFailure"]["detail"].startswith(f"{name} was not scheduled in 30 s")
+    for _ in range(3):
+        run.cluster.collect()
+        run.cluster.settle()
+        run.answer_tasks("list", saves=[])
+    assert run.attempt == 1
+    assert sorted(map(str, places(run))) == ["n0", "n1"]
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+
+
+def test_a_gang_that_was_scheduled_has_no_time_limit() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    run.start()
+    run.cluster.advance(1000)
+    run.cluster.settle()
+    assert run.attempt == 0
+    assert run.status["phase"] == "Running"
+
+
+def test_gated_pods_start_where_the_operator_lost_its_view_of_nodes() -> None:
+    run = world()
+    run.cluster.settle()
+    assert "WaitingForCapacity" in run.status["message"]
+    run.cluster.settings = Settings()
+    run.cluster.settle()
+    assert places(run) == [None, None]
+    assert not any(pod["spec"].get("schedulingGates") for pod in run.gang)
+    assert any(found["type"] == "PlacementLimited" for found in run.status["conditions"])
+
+
+def test_a_single_pod_is_left_to_the_scheduler_unless_it_has_wishes() -> None:
+    plain = world(workers={"replicas": 1, "gpusPerPod": 4})
+    plain.cluster.settle()
+    assert "schedulingGates" not in plain.gang[0]["spec"]
+    wish = world(
+        raw_node("n0", 4),
+        raw_node("n1", 4, rack="r"),
+        workers={"replicas": 1, "gpusPerPod": 4},
+        scheduling={"topology": [{"key": "rack", "mode": "Required"}]},
+    )
+    wish.cluster.settle()
+    assert places(wish) == ["n1"]
+
+
+def test_the_users_affinity_and_gates_are_kept() -> None:
+    term = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
+    node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    template = {"spec": {"affinity": {"nodeAffinity": node_affinity}, "schedulingGates": [{"name": "own"}]}}
+    nodes = [raw_node("n0", 8, pool="b"), raw_node("n1", 8, pool="a")]
+    run = world(*nodes, workers={"replicas": 2, "gpusPerPod": 4, "podTemplate": template})
+    run.cluster.settle()
+    assert places(run) == ["n1", "n1"]
+    for pod in run.gang:
+        assert pod["spec"]["schedulingGates"] == [{"name": "own"}]
+        required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert required["nodeSelectorTerms"][0]["matchExpressions"] == term["matchExpressions"]
+
+
+@pytest.mark.parametrize("writes", range(14))
+def test_an_operator_that_dies_after_any_write_places_the_same_gang(writes: int) -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    left = writes
+    with contextlib.suppress(Crash):
+        for _ in range(10):
+            before = run.cluster.writes
+            run.cluster.reconcile(JOB, crash_after=left)
+            left -= run.cluster.writes - before
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == ["n0", "n1"]
+    assert run.attempt == 0
+
+
+# What the operator keeps of nodes and pods
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Object | None, str]]:
+    """Events of nodes and pods: (name, object or None where it is gone, kind)."""
+    events: list[tuple[str, Object | None, str]] = []
+    for _ in range(draw(st.integers(1, 25))):
+        if draw(st.booleans()):
+            name = draw(st.sampled_from(["n0", "n1"]))
+            node = raw_node(name, draw(st.integers(0, 8))) if draw(st.integers(0, 4)) else None
+            events.append((name, node, "Node"))
+        else:
+            name = draw(st.sampled_from(["p0", "p1", "p2"]))
+            where = draw(st.sampled_from([None, "n0", "n1"]))
+            phase = draw(st.sampled_from(["Pending", "Running", "Succeeded"]))
+            gone = draw(st.integers(0, 4)) == 0
+            events.append((name, None if gone else raw_pod(name, where, phase), "Pod"))
+    return events
+
+
+def raw_pod(name: str, node: str | None, phase: str = "Running", gpus: int = 1) -> Object:
+    spec: dict[str, Any] = {"containers": [{"resources": {"limits": {GPU: str(gpus)}}}]}
+    if node:
+        spec["nodeName"] = node
+    return {"kind": "Pod", "metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+
+
+def stored(resource: Object, version: int) -> Object:
+    metadata = {**resource["metadata"], "uid": f"uid-{resource['metadata']['name']}", "resourceVersion": str(version)}
+    return {**resource, "metadata": metadata}
+
+
+@settings(max_examples=100, deadline=None)
+@given(histories(), st.booleans())
+def test_the_room_equals_a_count_from_scratch(history: list[tuple[str, Object | None, str]], listed: bool) -> None:
+    watch = CapacityWatch(lambda: None)
+    now: dict[tuple[str, str], Object] = {}
+    for version, (name, found, kind) in enumerate(history, 1):
+        if found is None:
+            watch.remove(Key(kind, "", name), f"uid-{name}", version)
+            now.pop((kind, name), None)
+        else:
+            now[kind, name] = found
+            watch.put(watch.pruned(stored(found, version)) if listed else stored(found, version))
+    if listed:
+        for kind in ("Node", "Pod"):
+            items = [watch.pruned(stored(found, 99)) for (of, _), found in now.items() if of == kind]
+            watch.forget_unlisted(kind, items, 99)
+            for item in items:
+                watch.put(item)
+    nodes = [empty_node(found) for (kind, _), found in now.items() if kind == "Node"]
+    uses = [use for (kind, _), found in now.items() if kind == "Pod" and (use := pod_use(found))]
+    assert watch.nodes() == remaining(nodes, uses)
+
+
+def room(watch: CapacityWatch, **given_: Any) -> dict[str, int]:
+    return {node.name: node.free[GPU] for node in watch.nodes(**given_)}
+
+
+def test_a_placement_counts_from_the_moment_it_was_decided_until_its_pod_is_seen_or_gone() -> None:
+    grown: list[int] = []
+    watch = CapacityWatch(lambda: grown.append(1))
+    watch.put(stored(raw_node("n0", 8), 1))
+    body = {"spec": {"affinity": affinity_to("n0")}}
+    watch.assume([Patch(Ref("Pod", "x", "p0", "uid-p0"), body, {GPU: 3})])
+    assert room(watch) == {"n0": 5}
+    assert room(watch, without={"uid-p0"}) == {"n0": 8}
+    watch.put(stored(raw_pod("p0", "n0", gpus=2), 2))
+    assert room(watch) == {"n0": 6}
+    assert len(grown) == 1, "only the node made room"
+    watch.remove(Key("Pod", "x", "p0"), "uid-p0")
+    assert room(watch) == {"n0": 8}
+    assert len(grown) == 2
+
+
+def test_labels_of_features_are_not_kept() -> None:
+    watch = CapacityWatch(lambda: None)
+    labels = {"feature.node.kubernetes.io/cpu": "x", "zone": "z"}
+    watch.put(stored(raw_node("n0", 8, **labels), 1))
+    (node,) = watch.nodes()
+    assert isinstance(node, NodeCapacity)
+    assert node.labels == {"kubernetes.io/hostname": "n0", "zone": "z"}
+
+
+def test_two_jobs_never_get_the_same_room_and_the_second_starts_when_the_first_is_gone(tmp_path: Path) -> None:
+    async def whole() -> None:
+        world_ = embedded(tmp_path, pods=FakePods())
+        given_settings = Settings(workers=4, resync_interval_s=600)
+        operator = Operator(
+            world_.cluster,
+            given_settings,
+            {"TrainingJob": reconcile_trainingjob},
+            clock=world_.clock,
+            jitter=lambda: 0.5,
+            everything=world_.cluster,
+        )
+        assert operator.settings.places_gangs
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        try:
+            world_.objects.create(keys_object("default", operator.settings))
+            world_.objects.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {"name": "claim", "namespace": "default"},
+                    "spec": {},
+                }
+            )
+            node = world_.objects.create(raw_node("n0", 4))
+            world_.objects.update_status(ref(node), raw_node("n0", 4)["status"])
+            jobs = [world_.objects.create(job_body(name)) for name in ("a", "b")]
+            await world_.clock.advance(5)
+            assert sorted(pinned(world_.objects.of_kind("Pod"))) == [("a", "n0"), ("a", "n0")]
+            message = world_.objects.get(Key("TrainingJob", "default", "b"))["status"]["message"]
+            assert message.startswith("WaitingForGPUs: 0 of 2 pods fit on 1 nodes")
+            assert node["kind"] == "Node"
+            world_.objects.delete(ref(jobs[0]))
+            await world_.clock.advance(10)
+            assert ("b", "n0") in pinned(world_.objects.of_kind("Pod"))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await world_.kubelet.stop(0)
+
+    asyncio.run(whole())
+
+
+def ref(found: Object) -> Ref:
+    metadata = found["metadata"]
+    return Ref(found["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+def pinned(pods: list[Object]) -> list[tuple[str, str]]:
+    return [(pod["metadata"]["labels"]["stoker.dev/job"], node) for pod in pods if (node := pinned_node(pod))]
+
+
+def job_body(name: str) -> Object:
+    job = Run(workers={"replicas": 2, "gpusPerPod": 2}, training={"totalSteps": 5, "globalBatchSize": 4}).job
+    return {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": job["spec"],
+    }

@@ -19,6 +19,7 @@ from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.pod.pipeline.actions import ScheduleName, Shape
 from stoker.pod.pipeline.schedules import forward_schedule, make_schedule
 from stoker.pod.pipeline.simulation import simulate
+from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.link import NO_LINKS, Links, open_links
@@ -44,7 +45,7 @@ class PlainSink:
         yield []
 
     def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
-        parameter.backward(gradient)  # type: ignore[no-untyped-call]
+        parameter.backward(gradient)
 
     def end_micro_batch(self, stage: int, *, late: bool | None = None) -> None:
         self.closed.append((stage, late))
@@ -55,10 +56,15 @@ def make_inputs(ops: Ops, count: int = MICRO_BATCHES) -> list[StageInputs]:
     return [stage_inputs(batches.micro_batch(index), ops) for index in range(count)]
 
 
-def stage_inputs(batch: Any, ops: Ops) -> StageInputs:
-    attend = PackedAttend(ops, "sdpa", torch.from_numpy(batch.cu_seqlens), batch.max_seqlen)
-    arrays = (batch.tokens_T, batch.positions_T, batch.targets_T, batch.weights_T)
-    return StageInputs(*map(torch.from_numpy, arrays), attend=attend, rows=len(batch.tokens_T))
+def stage_inputs(batch: MicroBatch, ops: Ops) -> StageInputs:
+    return StageInputs(
+        tokens_T=torch.from_numpy(batch.tokens_T),
+        positions_T=torch.from_numpy(batch.positions_T),
+        targets_T=torch.from_numpy(batch.targets_T),
+        weights_T=torch.from_numpy(batch.weights_T),
+        attend=PackedAttend(ops, "sdpa", torch.from_numpy(batch.cu_seqlens), batch.max_seqlen),
+        rows=len(batch.tokens_T),
+    )
 
 
 def make_stages(shape: Shape, rank: int, model: ModelConfig, *, recompute: bool, split: bool) -> list[Stage]:
@@ -174,7 +180,7 @@ World = dict[tuple[int, bool], Links]
 
 def open_all(rank: int, _size: int) -> tuple[int, World]:
     """Return the links of pipelines of two and of three ranks, in a line and in a ring."""
-    pipelines = {2: [(0, 1)], 3: [(0, 1, 2)]}
+    pipelines: dict[int, list[tuple[int, ...]]] = {2: [(0, 1)], 3: [(0, 1, 2)]}
     groups = AxisGroups(CPU)
     made = {
         (size, is_ring): open_links(ranks, groups.process_group, is_ring=is_ring)

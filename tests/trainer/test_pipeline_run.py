@@ -63,7 +63,7 @@ LAYOUTS = {
     "2 ranks": Layout(2, 2),
     "2 ranks, plain sums, stage 0": Layout(2, 2, changes={**PLAIN, "memory__zero_stage": 0}),
     "2 ranks, gpipe, recompute": Layout(2, 2, "GPipe", changes={"memory__activation_checkpointing": "full"}),
-    "2 ranks, one micro-batch": Layout(2, 2, changes={"training__micro_batch_size": 8}),
+    "2 ranks, one micro-batch": Layout(2, 2, changes={"training__micro_batch_size": 8, "training__sequence_length": 8}),
     "2 ranks, interleaved": Layout(2, 2, "Interleaved", 2),
     "2 ranks, zero-bubble": Layout(2, 2, "ZeroBubble"),
     "2 ranks, zero-bubble, 2 stages, plain sums": Layout(2, 2, "ZeroBubble", 2, changes=PLAIN),
@@ -75,7 +75,7 @@ LAYOUTS = {
     "2 x 2 data, stage 0": Layout(2, 4, changes={"memory__zero_stage": 0}),
     "2 x 2 data, interleaved": Layout(2, 4, "Interleaved", 2, changes={"training__micro_batch_size": 2}),
     "2 x 2 data, zero-bubble, each sent": Layout(
-        2, 4, "ZeroBubble", 2, changes={"training__micro_batch_size": 4, **PLAIN}
+        2, 4, "ZeroBubble", 2, changes={"training__micro_batch_size": 4, "training__sequence_length": 8, **PLAIN}
     ),
 }
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_moves_between_pipelines_and_one_rank(
 ) -> None:
     losses, _, state = reference({})
     found = []
-    for layout in (LAYOUTS["2 x 2 data, interleaved"], LAYOUTS["4 ranks"]):
+    for layout in (LAYOUTS["2 ranks, interleaved"], LAYOUTS["4 ranks"]):
         cause, numbers_, _ = world.call(run_layout, layout, str(tmp_path), True, timeout_s=120.0)[0]
         assert cause == Cause.INTERRUPTED
         found += numbers_

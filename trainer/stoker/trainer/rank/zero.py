@@ -100,8 +100,9 @@ class Zero:
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
             def accumulate(parameter: Tensor) -> None:
-                assert parameter.grad is not None
                 gradient, parameter.grad = parameter.grad, None
+                if gradient is None:
+                    return  # it was put off, and comes through `add_gradient`
                 if self._held is not None and state.bucket.is_late:
                     self._held.append(partial(self._add, state, index, gradient))
                 else:

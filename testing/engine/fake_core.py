@@ -48,6 +48,7 @@ class ByteCodec:
         self.folder = folder
 
     has_chat_template = True
+    template_source: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
@@ -99,8 +100,8 @@ def scored(token: int, count: int) -> TokenLogprobs:
 class FakeCore:
     """A core that outputs the text after `say:` in the prompt, then EOS; choice `c` > 0 has its number before it.
 
-    Words in the prompt: `refuse` (queue_full), `exitN` (the process ends with code N), `fail` (error after 3 tokens),
-    `slow` (one token every 20 ms), `hang`.
+    Words in the prompt: `refuse` (queue_full), `badgrammar` (its grammar is refused), `exitN` (the process ends with
+    code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
     """
 
     def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
@@ -188,6 +189,10 @@ class FakeCore:
             os._exit(int(text.rpartition("exit")[2]))
         if "refuse" in text:
             await self.send(Refused(request.request_id, "queue_full", "4 requests wait already"))
+            return
+        if "badgrammar" in text and request.params.grammar is not None:
+            field = request.params.grammar.field
+            await self.send(Refused(request.request_id, "invalid", f"{field} cannot be used", field))
             return
         self.running.add(request.request_id)
         self.most_running = max(self.most_running, len(self.running))

@@ -36,7 +36,7 @@ def test_help_of_a_verb_has_an_example(words: list[str]) -> None:
     assert "stoker " + words[0] in out
 
 
-INSTEAD = {"plan": "stoker train --render", "bench": "make bench", "submit": "kubectl apply -f FILE"}
+INSTEAD = {"bench": "make bench", "submit": "kubectl apply -f FILE"}
 
 
 @pytest.mark.parametrize("verb", INSTEAD)

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
@@ -172,6 +174,47 @@ def test_what_cannot_be_served_is_refused_with_its_field(start: Callable[..., tu
     assert (refused.request_id, refused.kind, refused.field) == ("long", "too_long", "prompt")
 
 
+class HeldCompiler:
+    """A compiler whose grammars are ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.compiled: dict[str, Future[None]] = {}
+
+    def knows(self, grammar: OutputGrammar) -> bool:
+        return grammar.text in self.compiled and self.compiled[grammar.text].done()
+
+    def submit(self, grammar: OutputGrammar) -> Future[None]:
+        return self.compiled.setdefault(grammar.text, Future())
+
+    def compile(self, grammar: OutputGrammar) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_others_are_answered_while_a_grammar_compiles(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    compiler, engine = HeldCompiler(), make_engine()
+    engine.grammars = compiler  # type: ignore[assignment]
+    front, _ = start(lambda config, progress: (engine, EnginePlan(**{**vars(PLAN), "model_path": str(tmp_path)})))
+    front.phase("Serving")
+    for text in ("good", "bad", "gone"):
+        grammar = OutputGrammar.regex(text, "guided_regex")
+        front.ask(text, (3, 4), SamplingParams(max_tokens=3, ignore_eos=True, grammar=grammar))
+    front.ask("free", (5, 6), SamplingParams(max_tokens=3, ignore_eos=True))
+    assert front.answer("free")[-1].finish_reason == "length"
+    front.say(m.Abort(("gone",)))
+    compiler.compiled["bad"].set_exception(OutputGrammar.regex("bad", "guided_regex").refused("is wrong"))
+    refused = front.hear(m.Refused)
+    assert (refused.request_id, refused.kind, refused.field) == ("bad", "invalid", "guided_regex")
+    compiler.compiled["good"].set_result(None)
+    assert front.answer("good")[-1].finish_reason == "length"
+    assert compiler.compiled["gone"].cancelled()
+    assert all(delta.request_id != "gone" for one in front.heard if isinstance(one, m.Outputs) for delta in one.deltas)
+
+
 def test_noise_on_the_wire_is_ignored(start: Callable[..., tuple[Front, Running]]) -> None:
     front, _ = start()
     front.phase("Serving")
@@ -187,7 +230,7 @@ def test_a_front_of_another_protocol_is_told_so(start: Callable[..., tuple[Front
     front, _ = start()
     front.phase("Serving")
     front.say(m.Hello(protocol=99))
-    assert front.phase("Failed").message == "this core speaks protocol 3, the front 99"
+    assert front.phase("Failed").message == "this core speaks protocol 4, the front 99"
 
 
 def test_abort_and_finish_end_a_request_without_a_word(start: Callable[..., tuple[Front, Running]]) -> None:

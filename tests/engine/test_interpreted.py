@@ -115,15 +115,20 @@ def check_engine(architecture: str) -> None:
     """
     from stoker.engine.core.blocks import BlockManager
     from stoker.engine.core.engine import LLMEngine, ModelLimits
+    from stoker.engine.core.grammars import GrammarCompiler
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import InProcess, OnDevice
+    from stoker.engine.output_grammar import OutputGrammar
     from stoker.model.kernels.ops import Ops
+    from testing.engine.tiny_tokenizer import tokenizer_json
     from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, make_twin, runner_of
     from tests.engine.test_engine import random_prompts, tokens_of
     from tests.engine.test_overlap import PARAMS
 
     twin = make_twin(architecture)
     answers = []
+    grammars = GrammarCompiler(tokenizer_json(), VOCAB, (2,))
+    words = replace(PARAMS[1], grammar=OutputGrammar.regex("[ab]{2}x"), bad_sequences=((3, 4),))
     for kernels in ("reference", "fused"):
         decoder = decoder_of(twin, Ops(kernels))
         blocks = BlockManager(TINY["num_blocks"], TINY["block_size"])
@@ -140,8 +145,9 @@ def check_engine(architecture: str) -> None:
         )
         execute = OnDevice if kernels == "fused" else InProcess
         engine = LLMEngine(execute(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
-        prompts = random_prompts(3, seed=4, shared=True)
-        for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4])):
+        engine.grammars = grammars
+        prompts = random_prompts(4, seed=4, shared=True)
+        for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4], words)):
             engine.add_request(str(index), prompts[index][:17], replace(params, max_tokens=4))
         deltas = []
         with torch.inference_mode():

@@ -14,6 +14,7 @@ import torch
 from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
 from stoker.engine.errors import RequestRefused
 from stoker.engine.llm import LLM, Generated, Prompt
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
 
@@ -110,6 +111,20 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
         assert len(completion.logprobs) == len(completion.tokens) == 4
     with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
         llm.generate(["ab", "cd"], [GREEDY])
+
+
+def test_an_answer_follows_its_grammar(llm: LLM) -> None:
+    params = [
+        SamplingParams(seed=2, max_tokens=40, grammar=OutputGrammar.json_schema({"enum": ["yes", "no"]})),
+        SamplingParams(seed=2, max_tokens=40, grammar=OutputGrammar.regex("[0-9]{2,4}")),
+    ]
+    one, two = (answer.completions[0] for answer in llm.generate(["ab", "cd"], params, progress=False))
+    assert json.loads(one.text) in ("yes", "no")
+    assert two.text.isdecimal()
+    assert 2 <= len(two.text) <= 4
+    with pytest.raises(RequestRefused, match="grammar cannot be used"):
+        llm.generate("ab", SamplingParams(grammar=OutputGrammar.regex("(")), progress=False)
+    assert not llm.engine.has_unfinished
 
 
 def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:

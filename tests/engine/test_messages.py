@@ -52,7 +52,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 3"):
+    with pytest.raises(ProtocolError, match="not a message of protocol 4"):
         m.unpack(frame)
 
 

@@ -66,7 +66,24 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "best_of": 2}, "best_of", "not supported yet: best_of", id="best_of"),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
     pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
-    pytest.param({"prompt": "x", "guided_json": {}}, "guided_json", "not supported yet", id="guided"),
+    pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
+    pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),
+    pytest.param({"prompt": "x", "guided_choice": []}, "guided_choice", "1 to 1024", id="no choice"),
+    pytest.param(
+        {"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]},
+        "guided_choice",
+        "together with guided_regex",
+        id="two grammars",
+    ),
+    pytest.param({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "one of json", id="no grammar"),
+    pytest.param(
+        {"prompt": "x", "structured_outputs": {"regex": "a", "structural_tag": {}}},
+        "structured_outputs.structural_tag",
+        "not supported yet",
+        id="structural tag",
+    ),
+    pytest.param({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least one", id="none allowed"),
+    pytest.param({"prompt": "x", "bad_words": [" "]}, "bad_words", "not blank", id="bad word"),
 ]
 BAD_CHATS = [
     pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),
@@ -89,13 +106,22 @@ BAD_CHATS = [
     pytest.param(
         {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20", id="too many"
     ),
-    pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools", "not supported yet: tools", id="tools"),
-    pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "not supported yet", id="tool_choice"),
+    pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools.0.function", "with a name is needed", id="tools"),
+    pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "only allowed with tools", id="tool_choice"),
     pytest.param(
-        {**CHAT, "response_format": {"type": "json_object"}}, "response_format", "not supported yet", id="json"
+        {
+            **CHAT,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+            "response_format": {"type": "json_object"},
+        },
+        "tool_choice",
+        "together with response_format",
+        id="two formats",
     ),
+    pytest.param({**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "'json_schema'", id="format"),
     pytest.param(
-        {**CHAT, "response_format": {"type": "json_schema"}}, "response_format", "not supported yet", id="schema"
+        {**CHAT, "response_format": {"type": "json_schema"}}, "response_format", "json_schema is needed", id="schema"
     ),
 ]
 

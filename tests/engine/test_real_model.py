@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import transformers
 
 from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
 from stoker.engine.llm import LLM
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
 pytestmark = pytest.mark.real_model
@@ -69,3 +71,18 @@ def test_greedy_answers_equal_transformers(llm: LLM, twin: Any) -> None:
         assert completion.logprobs is not None
         assert [entry.logprob for entry in completion.logprobs] == pytest.approx(truth.tolist(), abs=5e-4)
     assert "Paris" in answers[0].completions[0].text
+
+
+def test_answers_under_a_schema_are_json_that_fits(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colours": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4}},
+        "required": ["colours"],
+        "additionalProperties": False,
+    }
+    prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Name three colours as JSON."}])
+    params = SamplingParams(temperature=0.7, seed=5, n=3, max_tokens=120, grammar=OutputGrammar.json_schema(schema))
+    for completion in llm.generate([prompt], params, progress=False)[0].completions:
+        assert completion.finish_reason == "stop"
+        answer = json.loads(completion.text)
+        assert all(0 <= len(colour) <= 12 for colour in answer["colours"])

@@ -105,6 +105,14 @@ def test_allowed_origins_reach_the_configuration(flags: list[str], origins: tupl
     assert parse(EngineConfig, engine_config(arguments), "x").api.allowed_origins == origins
 
 
+def test_parsers_reach_the_configuration() -> None:
+    flags = ["--tool-call-parser", "mistral", "--reasoning-parser", "think", "model"]
+    api = parse(EngineConfig, engine_config(_parser().parse_args(flags)), "x").api
+    assert (api.tool_call_parser, api.reasoning_parser) == ("mistral", "think")
+    api = parse(EngineConfig, engine_config(_parser().parse_args(["model"])), "x").api
+    assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "none")
+
+
 def test_a_list_of_origins_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("[1]", "[", "[*]"):
         with pytest.raises(SystemExit):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,10 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 import tokenizers
 import torch
@@ -192,6 +194,27 @@ def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(status)
+
+
+def test_structured_answers_follow_their_schema_and_a_bad_schema_is_a_400(served: Served) -> None:
+    class Pet(pydantic.BaseModel):
+        name: Literal["Rex", "Tom"]
+        legs: Literal[2, 4]
+        tags: list[bool] = pydantic.Field(max_length=2)
+
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        question: Any = {"model": "tiny", "messages": [{"role": "user", "content": "pet?"}], "max_tokens": 120}
+        blank = {str(token): -100 for token in range(3, VOCAB) if not served.tokenizer.decode([token]).strip()}
+        parsed = client.chat.completions.parse(**question, response_format=Pet, n=2, seed=3, logit_bias=blank).choices
+        assert [type(choice.message.parsed) for choice in parsed] == [Pet, Pet]
+        streamed = client.chat.completions.create(
+            **question, stream=True, seed=4, extra_body={"structured_outputs": {"regex": "[xy]{3,5}!"}}
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+        assert re.fullmatch("[xy]{3,5}!", text)
+        with pytest.raises(openai.BadRequestError, match="Invalid type: pet") as refused:
+            client.completions.create(model="tiny", prompt="x", extra_body={"guided_json": {"type": "pet"}})
+        assert (refused.value.param, refused.value.code) == ("guided_json", "invalid_value")
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(served: Served) -> None:

@@ -48,7 +48,12 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
-    (engine_settings.EngineApi, EngineApiConfig, {"apiKeySecretRef"}, {"apiKeyFile", "allowedOrigins"}),
+    (
+        engine_settings.EngineApi,
+        EngineApiConfig,
+        {"apiKeySecretRef"},
+        {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
+    ),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,

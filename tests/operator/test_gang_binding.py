@@ -23,8 +23,10 @@ from stoker.operator.domain.plan import Key, Object, Patch, Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.operator import Operator
+from stoker.operator.loop.store import key_of
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.keys import keys_object
+from stoker.pod.causes import Cause
 from testing.operator.fakes import FakePods, embedded, settle
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
@@ -179,6 +181,64 @@ def test_an_operator_that_dies_after_any_write_places_the_same_gang(writes: int)
     run.cluster.settle()
     assert sorted(map(str, places(run))) == ["n0", "n1"]
     assert run.attempt == 0
+
+
+def fail(run: Run, rank: int, cause: Cause = Cause.HANG) -> str:
+    """End the running attempt on the node of one pod, and start the next; return the node."""
+    for pod in run.gang:
+        run.cluster.run(pod)
+    run.train(run.attempt)
+    node = str(run.gang[rank]["spec"]["nodeName"])
+    run.cluster.end(run.gang[rank], cause)
+    number = run.attempt
+    for _ in range(8):
+        run.cluster.settle()
+        run.cluster.collect()
+        run.answer_tasks("list", saves=[])
+        if run.attempt > number:
+            return node
+        run.cluster.advance(20)
+    raise AssertionError(f"no attempt after {number}: {run.status}")
+
+
+def test_a_node_that_two_attempts_failed_on_is_avoided_while_others_have_room() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run.cluster.settle()
+    first = fail(run, 0)
+    assert not run.status.get("avoidedNodes")
+    assert fail(run, places(run).index(first)) == first
+    run.cluster.settle()
+    assert run.status["avoidedNodes"] == [first]
+    conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
+    assert conditions["BlamedNodesUsed"] == f"attempts failed on {first} before, and no other nodes have room"
+    run.cluster.add(raw_node("n2", 4))
+    fail(run, 0, Cause.PEER_LOST)
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == sorted({"n0", "n1", "n2"} - {first})
+    assert "BlamedNodesUsed" not in {found["type"] for found in run.status["conditions"]}
+
+
+def test_a_single_pod_is_placed_when_it_has_a_node_to_avoid() -> None:
+    run = world(
+        raw_node("n0", 4), raw_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4}, run={"backoffLimit": 20}
+    )
+    run.cluster.settle()
+    for _ in range(2):
+        run.cluster.objects[key_of(run.gang[0])]["spec"]["nodeName"] = "n0"
+        for pod in run.gang:
+            pod["status"] = {"phase": "Running"}
+        fail(run, 0)
+    run.cluster.settle()
+    assert (run.status["avoidedNodes"], places(run)) == (["n0"], ["n1"])
+
+
+@pytest.mark.parametrize("cause", [Cause.OUT_OF_MEMORY, Cause.STORAGE_ERROR, Cause.PEER_LOST])
+def test_causes_that_no_node_is_to_blame_for_avoid_none(cause: Cause) -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run.cluster.settle()
+    for _ in range(3):
+        fail(run, 0, cause)
+    assert not run.status.get("avoidedNodes")
 
 
 # What the operator keeps of nodes and pods

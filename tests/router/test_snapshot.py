@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.pod.config_file import ConfigError
-from stoker.router.policy import least_pending, policy_named, round_robin
+from stoker.router.policy import least_pending, policy_named, power_of_two, random_one, round_robin
 from stoker.router.snapshot import parse_snapshot
 
 GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
@@ -66,6 +66,30 @@ def test_least_pending_always_takes_a_least_loaded_backend(loads: list[int], tur
 def test_equally_loaded_backends_are_used_evenly(policy: Any) -> None:
     backends = [Load(name, 0) for name in "abc"]
     assert Counter(policy(backends, turn).name for turn in range(30)) == {"a": 10, "b": 10, "c": 10}
+
+
+@pytest.mark.parametrize("policy", [power_of_two, random_one])
+def test_equally_loaded_backends_are_drawn_about_equally_often(policy: Any) -> None:
+    backends = [Load(name, 1) for name in "abc"]
+    counts = Counter(policy(backends, turn).name for turn in range(3000))
+    assert all(900 < counts[name] < 1100 for name in "abc")
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=9, unique=True), st.integers(0, 10**6))
+def test_power_of_two_never_takes_the_most_loaded_backend(loads: list[int], turn: int) -> None:
+    assert power_of_two([Load(str(i), load) for i, load in enumerate(loads)], turn).pending < max(loads)
+
+
+def test_power_of_two_draws_every_pair() -> None:
+    loads = [Load(name, pending) for pending, name in enumerate("abcd")]
+    chosen = Counter(power_of_two(loads, turn).name for turn in range(6000))
+    expected = {"a": 3000, "b": 2000, "c": 1000}  # each of six pairs equally often, the less loaded of it wins
+    assert chosen.keys() == expected.keys()
+    assert all(abs(chosen[name] - count) < 200 for name, count in expected.items())
+
+
+def test_one_backend_is_always_chosen() -> None:
+    assert power_of_two([Load("a", 9)], 5).name == "a"
 
 
 def test_a_policy_that_is_not_built_is_refused() -> None:

@@ -16,7 +16,7 @@ from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diag
 from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.protocol.channel import EndEvent, PhaseEvent, RetentionEvent, SaveEvent, StepEvent
+from stoker.trainer.protocol.channel import EndEvent, PhaseEvent, PlanEvent, RetentionEvent, SaveEvent, StepEvent
 from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
 from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
 
@@ -304,3 +304,30 @@ def test_a_terminal_gets_one_live_line() -> None:
     console.close(None)
     assert "step 1/3  loss 2.5000" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_the_plan_against_the_first_steps_is_in_the_status_and_in_the_log() -> None:
+    state, screen = state_of(), io.StringIO()
+    assert state.status()["plan"] is None
+    event = PlanEvent(
+        predicted_step_s=1.1,
+        measured_step_s=1.0,
+        step_error=0.1,
+        predicted_bytes=9.0,
+        measured_bytes=None,
+        memory_error=None,
+        line="plan: step 1 s measured",
+    )
+    state.apply(0, event, clock=1, unix=1)
+    assert state.status()["plan"] == {
+        "predicted_step_s": 1.1,
+        "measured_step_s": 1.0,
+        "step_error": 0.1,
+        "predicted_bytes": 9.0,
+        "measured_bytes": None,
+        "memory_error": None,
+    }
+    console = Console(RichConsole(file=screen), every_steps=1)
+    console.show(event)
+    console.close(None)
+    assert screen.getvalue() == "plan: step 1 s measured\n"

@@ -74,6 +74,10 @@ class EngineApiConfig(Config):
     """Processes that serve HTTP and tokenise."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
+    """The form in which the model writes tool calls; `auto` finds it in the chat template."""
+    reasoning_parser: Literal["none", "think"] = "none"
+    """`think`: text between <think> and </think> goes to `reasoning_content`."""
 
 
 class EngineParallelismConfig(Config):

@@ -83,7 +83,7 @@ class LLM:
 
     def close(self) -> None:
         """Release processes and memory. May be called twice."""
-        self.engine.executor.close()
+        self.engine.close()
 
     def generate(
         self,

@@ -30,6 +30,7 @@ from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
@@ -97,7 +98,8 @@ class Engine:
         ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
-        self.front = Front(self.core, self.names, metrics, environment.open_codec)
+        parsers = ParserChoice(config.api.tool_call_parser, config.api.reasoning_parser)
+        self.front = Front(self.core, self.names, metrics, environment.open_codec, parsers=parsers)
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.engine.errors import RequestRefused
+from stoker.engine.output_grammar import OutputGrammar
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_SEQUENCES = 256
+MAX_BAD_TOKENS = 64
+"""Tokens of one bad sequence."""
 SEED_LIMIT = 2**63
 COUNT_LIMIT = 2**31
 """Upper bound of token ids and limits, which tensors hold as int32."""
@@ -28,8 +32,9 @@ MAX_SHOWN = 60
 class SamplingParams:
     """One request's choices. Every wrong value raises `RequestRefused` (kind `invalid`) that names the field.
 
-    Order of work on the raw logits: bad tokens and `min_tokens`, logit bias, repetition, frequency and presence
-    penalties, temperature, min-p, top-k, top-p (over what top-k left). Equal logits at a threshold are all kept.
+    Order of work on the raw logits: grammar, allowed tokens and bad sequences, bad tokens and `min_tokens`, logit bias,
+    repetition, frequency and presence penalties, temperature, min-p, top-k, top-p (over what top-k left). Equal logits
+    at a threshold are all kept.
     """
 
     n: int = 1
@@ -61,6 +66,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     """Tokens that are never chosen."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that never come: after all but its last token, the last one is never chosen."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that may be chosen, beside the end tokens if they are among them; None: all."""
+    grammar: OutputGrammar | None = None
+    """What the whole output must be. An output that `max_tokens` cuts follows it as far as it goes. It ends when the
+    grammar is complete, even before `min_tokens`."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of most probable tokens to report beside the chosen one (0 to 20), from the raw logits."""
@@ -88,7 +100,13 @@ class SamplingParams:
             and not self.logit_bias
             and not self.bad_token_ids
             and not self.penalised
+            and not self.constrained
         )
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the tokens that may be chosen are given as a mask at each step."""
+        return self.grammar is not None or self.allowed_token_ids is not None or bool(self.bad_sequences)
 
     @property
     def penalised(self) -> bool:
@@ -96,10 +114,13 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
-        for name in ("logit_bias", "stop_token_ids", "bad_token_ids"):
-            for token in getattr(self, name):
+        for name in ("logit_bias", "stop_token_ids", "bad_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
                 if not 0 <= token < vocab_size:
                     raise _refused(name, token, f"token ids from 0 to {vocab_size - 1}")
+        for token in (token for sequence in self.bad_sequences for token in sequence):
+            if not 0 <= token < vocab_size:
+                raise _refused("bad_sequences", token, f"token ids from 0 to {vocab_size - 1}")
 
     def with_seed(self, seed: int) -> SamplingParams:
         return replace(self, seed=seed)
@@ -146,6 +167,22 @@ def _check_lists(params: SamplingParams) -> None:
             raise _refused(name, f"{len(tokens)} tokens", f"at most {MAX_LOGIT_BIASES} tokens")
         for token in tokens:
             _integer(name, token, 0, COUNT_LIMIT - 1)
+    _check_constraints(params)
+
+
+def _check_constraints(params: SamplingParams) -> None:
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise _refused("allowed_token_ids", [], "a list of at least one token")
+    for token in params.allowed_token_ids or ():
+        _integer("allowed_token_ids", token, 0, COUNT_LIMIT - 1)
+    if len(params.bad_sequences) > MAX_BAD_SEQUENCES:
+        allowed = f"at most {MAX_BAD_SEQUENCES} sequences"
+        raise _refused("bad_sequences", f"{len(params.bad_sequences)} sequences", allowed)
+    for sequence in params.bad_sequences:
+        if not 0 < len(sequence) <= MAX_BAD_TOKENS:
+            raise _refused("bad_sequences", sequence, f"sequences of 1 to {MAX_BAD_TOKENS} tokens")
+        for token in sequence:
+            _integer("bad_sequences", token, 0, COUNT_LIMIT - 1)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:

@@ -107,7 +107,14 @@ def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
                     "max_requests": arguments.max_requests,
                 }
             ),
-            "api": _given({"api_key_file": arguments.api_key_file, "allowed_origins": arguments.allowed_origins}),
+            "api": _given(
+                {
+                    "api_key_file": arguments.api_key_file,
+                    "allowed_origins": arguments.allowed_origins,
+                    "tool_call_parser": arguments.tool_call_parser,
+                    "reasoning_parser": arguments.reasoning_parser,
+                }
+            ),
             "parallelism": _given({"tensor": arguments.tensor}),
         }
     )
@@ -196,6 +203,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ORIGIN",
         help="origin whose web pages may call the API (CORS), such as https://example.org; * is any; may be repeated, "
         "or be a JSON list as in vLLM: '[\"*\"]' (default: none)",
+    )
+    add(
+        "--tool-call-parser",
+        choices=["auto", "none", "hermes", "llama3_json", "mistral"],
+        help="form in which the model writes tool calls (default: found in its chat template)",
+    )
+    add(
+        "--reasoning-parser",
+        choices=["none", "think"],
+        help="think: text between <think> and </think> goes to reasoning_content (default: none)",
     )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")

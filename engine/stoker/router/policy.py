@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+_MASK = 2**64 - 1
+
 
 class HasPending(Protocol):
     """The part of a backend that policies use."""
@@ -33,13 +35,44 @@ def least_pending(ready: Sequence[B], turn: int) -> B:
     return round_robin([backend for backend in ready if backend.pending == least], turn)
 
 
+def power_of_two(ready: Sequence[B], turn: int) -> B:
+    """Choose the one with fewer pending requests of two drawn by chance.
+
+    Routers that do not see each other's requests do not all choose the same backend then (Mitzenmacher, 2001).
+    """
+    if len(ready) == 1:
+        return ready[0]
+    drawn = _drawn(turn)
+    first = drawn % len(ready)
+    second = (first + 1 + (drawn // len(ready)) % (len(ready) - 1)) % len(ready)
+    return min((ready[first], ready[second]), key=lambda backend: backend.pending)
+
+
+def random_one(ready: Sequence[B], turn: int) -> B:
+    """Choose by chance, whatever is pending."""
+    return ready[_drawn(turn) % len(ready)]
+
+
+def _drawn(turn: int) -> int:
+    """A number of 64 bits that looks random (splitmix64); a policy keeps no state, so it is drawn from the turn."""
+    mixed = (turn * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
 def policy_named(name: str) -> Policy[B]:
     """Return the policy with this name.
 
     Raises:
         ValueError: it is not built.
     """
-    policies: dict[str, Policy[B]] = {"leastPending": least_pending, "roundRobin": round_robin}
+    policies: dict[str, Policy[B]] = {
+        "leastPending": least_pending,
+        "roundRobin": round_robin,
+        "powerOfTwo": power_of_two,
+        "random": random_one,
+    }
     if name not in policies:
         raise ValueError(f"not supported yet: policy {name}")
     return policies[name]

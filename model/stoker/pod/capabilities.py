@@ -111,7 +111,7 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin")}
+_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random")}
 
 
 def _camel(path: str) -> str:

@@ -15,7 +15,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("stoker.cli.programs:chat", "Talk to an OpenAI server."),
     "model": ("stoker.cli.programs:model", "Convert and describe models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
-    "plan": ("stoker.cli.programs:plan", "Memory, time and traffic of a job before it starts (not built yet)."),
+    "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
     "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not built yet)."),
 }

@@ -123,11 +123,6 @@ def _not_built(verb: str, purpose: str, instead: str) -> click.Command:
     return refuse
 
 
-plan = _not_built(
-    "plan",
-    "Show memory, time and traffic of a job before it starts.",
-    "Until then: `stoker train --render -f JOB.yaml` checks a manifest and prints the trainer's configuration.",
-)
 bench = _not_built(
     "bench",
     "Measure throughput and latency.",

@@ -7,11 +7,14 @@ caller.
 from __future__ import annotations
 
 import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
@@ -20,7 +23,10 @@ from stoker.engine.execution.ranks import Ranks
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
 from stoker.engine.sampling import SamplingParams
+from stoker.model.tokenizer_limits import panics_named
 from stoker.model.weights.source import WeightsSource, open_weights
+
+log = logging.getLogger("stoker.engine")
 
 
 def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, EnginePlan]:
@@ -32,7 +38,10 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
     """
     source = open_weights(config.model.path, config.model.digest)
     plan = plan_engine(config, source)
-    executor = make_executor(plan, progress)
+    limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside_weights:
+        reading = beside_weights.submit(grammar_compiler, source, limits)
+        executor = make_executor(plan, progress)
     scheduler = Scheduler(
         BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
         max_batch_tokens=plan.max_batch_tokens,
@@ -40,8 +49,20 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
     )
-    limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
-    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap), plan
+    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap, grammars=reading.result()), plan
+
+
+def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:
+    """The compiler of output grammars; None for a model whose tokenizer it cannot use."""
+    tokenizer = source.tokenizer_files.get("tokenizer.json")
+    if tokenizer is None:
+        return None
+    try:
+        with panics_named():
+            return GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
+    except ValueError as error:
+        log.warning("structured output is not possible with this tokenizer: %s", error)
+        return None
 
 
 def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.request import Sequence
 from stoker.engine.core.scheduler import Schedule
-from stoker.engine.execution.step import Opening, StepInput, TableEntry
+from stoker.engine.execution.step import Opening, SeatMask, StepInput, TableEntry
 
 
 def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
@@ -33,12 +33,20 @@ def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> S
         scored=tuple(scored),
         sample_chunks=tuple(sample_chunks),
         sample_seats=tuple(sample_seats),
+        masks=tuple(_masks(schedule)),
     )
 
 
 def seat_of(sequence: Sequence) -> int:
     assert sequence.seat is not None, "only a running sequence takes part in a step"
     return sequence.seat
+
+
+def _masks(schedule: Schedule) -> Iterator[SeatMask]:
+    """The tokens that each constrained sample may be."""
+    for sequence in (sequence for chunk in schedule.chunks for sequence in chunk.samples):
+        if sequence.constraint is not None:
+            yield SeatMask(seat_of(sequence), sequence.constraint.allowed(sequence.tokens))
 
 
 def _num_scored(sequence: Sequence, start: int, length: int) -> int:

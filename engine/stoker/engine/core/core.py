@@ -23,6 +23,7 @@ import zmq
 from stoker.checkpoint.errors import CheckpointCorrupt
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
+from stoker.engine.core.compiling import CompilingRequests
 from stoker.engine.core.engine import Addressed, LLMEngine
 from stoker.engine.core.messages import (
     PROTOCOL,
@@ -77,6 +78,8 @@ LOADING_CAUSES = (
     CauseRule(OSError, Cause.MODEL_ERROR),
 )
 """Causes of a model that could not be loaded; any other error is Internal."""
+COMPILING_MS = 1
+"""Longest wait for a message while a grammar is being compiled."""
 IDLE_MS = 50
 """Longest wait for a message while nothing runs, and so the interval of checks for loading, drains and a lost
 parent."""
@@ -133,6 +136,7 @@ class Core:
         """Time of the last message by front, the hex of its socket identity."""
         self._drain_until_s: float | None = None
         self._beat_s = self._listened_s = self._audit_due_s = clock()
+        self._compiling = CompilingRequests(clock)
         self._captures = False
         """Graphs are left to capture in idle time."""
         self.pace = StepPace(quiet)
@@ -164,6 +168,7 @@ class Core:
     def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """One turn of the loop: read messages, then load, step or capture, then regular duties."""
         self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
+        self._add_compiled()
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
@@ -179,7 +184,7 @@ class Core:
         loader.shutdown(wait=self.engine is not None, cancel_futures=True)
         if self.engine is not None:
             self._send_deltas(self.engine.end_everything("abort"))
-            self.engine.executor.close()
+            self.engine.close()
 
     def _inform_late_front(self) -> None:
         """Send the cause to a front that connects only after the failure."""
@@ -313,12 +318,14 @@ class Core:
     def _forget(self, front: str) -> None:
         log.warning("front %s is silent: its requests are aborted", front)
         del self._seen_s[front]
+        self._compiling.drop(front)
         for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
             if owner == front:
                 self._send_deltas(self._abort(front, request_id))  # its process may only have been suspended
 
     def _abort(self, front: str, request_id: str) -> list[Addressed]:
         """Abort a request and return its last deltas."""
+        self._compiling.drop(front, request_id)
         return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
 
     # The wire.
@@ -326,7 +333,7 @@ class Core:
     def _listen(self, *, wait: bool) -> None:
         """Handle every waiting message; with `wait`, wait a moment for the first."""
         self._excuse_fronts()
-        if wait and not self._socket.poll(IDLE_MS):
+        if wait and not self._socket.poll(COMPILING_MS if self._compiling else IDLE_MS):
             return
         while self.cause is None:
             try:
@@ -391,6 +398,8 @@ class Core:
                 raise RequestRefused("not_ready", f"the engine is not ready: {self.state.message}")
             if self.state.phase != "Serving":
                 raise RequestRefused("draining", "the engine is draining and takes no new requests")
+            if self._compile_first(self.engine, front, request):
+                return
             self.engine.add_request(
                 request.request_id,
                 request.prompt_tokens,
@@ -401,6 +410,28 @@ class Core:
             )
         except RequestRefused as refused:
             self._refuse(front, request.request_id, refused)
+
+    def _compile_first(self, engine: LLMEngine, front: str, request: AddRequest) -> bool:
+        """Begin to compile the request's grammar in a thread. False: it has none, or it is known.
+
+        Raises:
+            RequestRefused: too many requests wait for their grammars.
+        """
+        grammar, grammars = request.params.grammar, engine.grammars
+        if grammar is None or grammars is None or grammars.knows(grammar):
+            return False
+        if len(self._compiling) >= engine.scheduler.max_queued_requests:
+            raise RequestRefused("queue_full", f"{len(self._compiling)} requests wait for their grammars")
+        self._compiling.add(front, request, grammars.submit(grammar))
+        return True
+
+    def _add_compiled(self) -> None:
+        """Give the engine those requests whose grammars are compiled, refuse those that failed."""
+        for one, refused in self._compiling.ready():
+            if refused is not None:
+                self._refuse(one.front, one.request.request_id, refused)
+            else:
+                self._add(one.front, one.request)
 
     def _drain(self, deadline_s: float) -> None:
         until_s = self.clock() + deadline_s

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
+from stoker.engine.core.grammars import GrammarCompiler, no_compiler
 from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
+from stoker.engine.core.token_constraint import TokenConstraint
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
@@ -54,9 +56,11 @@ class LLMEngine:
         clock: Callable[[], float] = time.monotonic,
         *,
         overlap: bool = False,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars`: compiles structured output; without it such requests are refused."""
         self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
-        self.overlap = overlap
+        self.overlap, self.grammars = overlap, grammars
         self.requests: dict[RequestKey, Request] = {}
         self.num_steps = 0
         self.progressed_s = clock()
@@ -91,20 +95,21 @@ class LLMEngine:
         """
         try:
             max_tokens = self._check((front, request_id), prompt_tokens, params)
+            constraint = self._constraint(params)
         except RequestRefused as refused:
             self.num_refused[refused.kind] += 1
             raise
-        eos = () if params.ignore_eos else self.limits.eos_token_ids
         now_s = self.clock()
         request = Request(
             key=(front, request_id),
             prompt=tuple(prompt_tokens),
             params=params if params.seed is not None else params.with_seed(secrets.randbits(63)),
             max_tokens=max_tokens,
-            stop_tokens=frozenset((*eos, *params.stop_token_ids)),
+            stop_tokens=self._stop_tokens(params),
             arrival=self._arrivals,
             arrival_s=now_s if arrival_s is None else arrival_s,
             priority=priority,
+            constraint=constraint,
         )
         if not self.has_unfinished:
             self.progressed_s = now_s  # before it there was no work
@@ -129,6 +134,12 @@ class LLMEngine:
         return [
             delta for request in list(self.requests.values()) for delta in self._finish_request(request, reason, error)
         ]
+
+    def close(self) -> None:
+        """Release processes, threads and memory. May be called twice."""
+        self.executor.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
     @property
     def has_unfinished(self) -> bool:
@@ -202,6 +213,22 @@ class LLMEngine:
         self.scheduler.check(len(prompt), max_tokens, params.n)
         return max_tokens
 
+    def _stop_tokens(self, params: SamplingParams) -> frozenset[int]:
+        eos = () if params.ignore_eos else self.limits.eos_token_ids
+        return frozenset((*eos, *params.stop_token_ids))
+
+    def _constraint(self, params: SamplingParams) -> TokenConstraint | None:
+        """The constraint of the request's tokens. A grammar that the core has compiled in a thread is found again."""
+        if not params.constrained:
+            return None
+        matcher = None
+        if params.grammar is not None:
+            if self.grammars is None:
+                raise no_compiler(params.grammar)
+            matcher = self.grammars.compile(params.grammar)
+        limits = self.limits
+        return TokenConstraint(params, matcher, limits.vocab_size, self._stop_tokens(params), limits.eos_token_ids)
+
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         longest = self.limits.max_model_len
         if num_prompt >= longest:
@@ -271,8 +298,10 @@ class LLMEngine:
     ) -> None:
         """Append one sampled token to its sequence; it may be the last."""
         if not valid:
+            refused = sequence.constraint.error if sequence.constraint is not None else ""
+            reason_given = refused or "the model's logits are not finite"
             self._finish_sequence(sequence, "error")
-            deltas.append(self._final_delta(sequence, sequence.choice, "error", "the model's logits are not finite"))
+            deltas.append(self._final_delta(sequence, sequence.choice, "error", reason_given))
             return
         first = sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)

@@ -29,9 +29,10 @@ import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -272,7 +273,7 @@ _CLASSES: tuple[type[Any], ...] = (
     Heartbeat,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
-_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams)
+_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams, OutputGrammar)
 _FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {Delta: Delta._fields}
 
 
@@ -333,6 +334,7 @@ def _many(cls: type[Any]) -> Callable[[Any], Any]:
 
 _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     AddRequest: {"params": _one(SamplingParams)},
+    SamplingParams: {"grammar": _one(OutputGrammar)},
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.engine.core.messages import FinishReason, RequestFacts
+from stoker.engine.core.token_constraint import TokenConstraint
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 
@@ -58,6 +59,8 @@ class Request:
     arrival_s: float
     priority: int = 0
     """A lower number is served first."""
+    constraint: TokenConstraint | None = None
+    """The tokens that may be chosen, before the first one; each sequence follows a copy."""
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the prefix cache."""
@@ -99,6 +102,9 @@ class Sequence:
         self.stop_token: int | None = None
         self.error: str | None = None
         self.preemptions = 0
+        self.constraint = request.constraint and request.constraint.copy()
+        self.waits = self.constraint is not None and self.constraint.needs_tokens
+        """Whether its next token can be sampled only when those before are known on the host."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -111,7 +117,9 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens that the next step can compute; 0 while its last token is being sampled."""
+        """Tokens that the next step can compute; 0 while its last token is being sampled, or must be known first."""
+        if self.num_pending and self.waits:
+            return 0
         length = len(self.tokens) + self.num_pending
         return length - self.num_computed if length < self.max_length else 0
 
@@ -135,6 +143,8 @@ class Sequence:
         self.last_token_s = now_s
         if token in self.request.stop_tokens:
             self.stop_token = token
+            return "stop"
+        if self.constraint is not None and self.constraint.accept(token):
             return "stop"
         return "length" if len(self.tokens) >= self.max_length else None
 

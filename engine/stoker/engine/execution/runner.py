@@ -12,7 +12,7 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from stoker.engine.execution.staging import Fetched, Staging
 from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
+from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
@@ -158,7 +159,7 @@ class Runner:
     def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
         """The variant of the shape that gives what the step's samples request."""
         seats, values = rows.sample_seats, self.values
-        if not len(seats) or any(step.scored):
+        if not len(seats) or any(step.scored) or step.masks:
             return size._replace(samples=False)
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
         return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
@@ -202,9 +203,9 @@ class Runner:
     def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
         """Sample and score from the hidden states, which may have padding at their end."""
         scores = self._score(step, rows, hidden_TD)
-        return self._fetch(step, self._sample(rows, hidden_TD), scores)
+        return self._fetch(step, self._sample(rows, hidden_TD, dict(step.masks)), scores)
 
-    def _sample(self, rows: StepRows, hidden_TD: Tensor) -> Sampled | None:
+    def _sample(self, rows: StepRows, hidden_TD: Tensor, masks: Mapping[int, bytes]) -> Sampled | None:
         """Sample next tokens and write them to their seats."""
         seats_B, positions_B = rows.sample_seats, rows.sample_positions
         if not len(seats_B):
@@ -216,24 +217,21 @@ class Runner:
         is_front = np.array_equal(rows.sample_rows, np.arange(len(seats_B)))
         logits_BV = self.model.logits(hidden_TD[: len(seats_B)] if is_front else hidden_TD.index_select(0, rows_B))
         if self.graphs is not None:
-            return self._draw(logits_BV, seats_B, positions_B, seats, positions)
+            return self._draw(logits_BV, Rows(self.values, seats_B, positions_B, self.device, masks), seats, positions)
         sampled = sample(
-            logits_BV, Rows(self.values, seats_B, positions_B, self.device), self.tokens_SL, self.model.ops
+            logits_BV, Rows(self.values, seats_B, positions_B, self.device, masks), self.tokens_SL, self.model.ops
         )
         self.tokens_SL.view(-1).index_copy_(0, targets, sampled.tokens.to(self.tokens_SL.dtype))
         return sampled
 
-    def _draw(
-        self, logits_BV: Tensor, seats: np.ndarray, positions: np.ndarray, seats_B: Tensor, places_B: Tensor
-    ) -> Sampled:
+    def _draw(self, logits_BV: Tensor, rows: Rows, seats_B: Tensor, places_B: Tensor) -> Sampled:
         """Sample with the fused sampler; adjustments and log-probabilities only where a row requests them."""
         assert isinstance(self.seats, DeviceSeatTables)
-        rows = Rows(self.values, seats, positions, self.device)
         logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
-        adjusts = bool((self.values.adjusted_until[seats] > positions).any())
+        adjusts = bool((self.values.adjusted_until[rows.seats] > rows.positions).any())
         sampled = self.model.ops.sample(
-            logits_BV,
-            SampleRows(seats_B, places_B, bool(self.values.filtered[seats].any())),
+            mask_logits(logits_BV, rows.seats, rows.masks),
+            SampleRows(seats_B, places_B, bool(self.values.filtered[rows.seats].any())),
             self.seats.sampling,
             self._adjustments(rows, self.seats) if adjusts else None,
             self.tokens_SL,

@@ -10,7 +10,8 @@ Called by the runner; the state of a seat belongs to `seats`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.execution.step import Opening
+from stoker.engine.execution.token_mask import mask_logits
 from stoker.engine.sampling import SamplingParams
 from stoker.model.kernels.ops import Ops
 
@@ -80,6 +82,7 @@ class SeatValues:
 
 
 _ALWAYS = 2**62
+NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -92,12 +95,15 @@ class Rows:
         seats: Sequence[int] | np.ndarray,
         positions: Sequence[int] | np.ndarray,
         device: torch.device,
+        masks: Mapping[int, bytes] = NO_MASKS,
     ) -> None:
         self.seats = np.asarray(seats, dtype=np.int64)
         self.positions = np.asarray(positions, dtype=np.int64)
         """Position of the new token, which is the number of tokens before it."""
         self.values = values
         self.device = device
+        self.masks = masks
+        """Seat -> bits of the tokens that it may choose."""
         self.plain_greedy = bool(values.plain_greedy[self.seats].all())
         self.numbers = values.numbers[self.seats]
 
@@ -122,7 +128,7 @@ def sample(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor, ops: Ops) -> Sample
     if rows.plain_greedy:
         return _greedy(logits_BV)
     logprobs_of = raw_logprobs(logits_BV, rows, ops)
-    logits_BV = _adjust(logits_BV.float(), rows, tokens_SL)
+    logits_BV = _adjust(mask_logits(logits_BV, rows.seats, rows.masks).float(), rows, tokens_SL)
     chosen = _greedy(logits_BV)
     if rows.any("temperature", 0.0):
         chosen = chosen._replace(tokens=_draw(logits_BV, chosen.tokens, rows))

@@ -39,6 +39,14 @@ class TableEntry(NamedTuple):
     block: int
 
 
+class SeatMask(NamedTuple):
+    """The tokens that a seat may choose in this step."""
+
+    seat: int
+    allowed: bytes
+    """One bit per token of the vocabulary: token t is bit t % 8, from the lowest, of byte t // 8."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """One step. Its parts apply in the order of the fields. Computing the chunks again gives the same result."""
@@ -61,6 +69,8 @@ class StepInput:
     """One per token to sample: the chunk whose last position gives the logits."""
     sample_seats: tuple[int, ...]
     """The seat whose sampling values apply and that receives the token."""
+    masks: tuple[SeatMask, ...] = ()
+    """Of the seats among `sample_seats` that may not choose every token."""
 
     @property
     def num_tokens(self) -> int:

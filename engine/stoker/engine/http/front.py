@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer, EchoedPrompt
 from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.params import GenerationDefaults, chat_params, check_length, completion_params
+from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.openai.protocol import (
     ChatBody,
     ChatMessage,
@@ -31,8 +33,9 @@ from stoker.engine.http.openai.protocol import (
     GenerationBody,
     TokenizeBody,
 )
+from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.text import Detokenizer, TextCodec
-from stoker.engine.sampling import SamplingParams
+from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
 
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
@@ -49,12 +52,14 @@ class Front:
         metrics: FrontMetrics,
         open_codec: Callable[[Path], TextCodec],
         *,
+        parsers: ParserChoice = ParserChoice(),  # noqa: B008 - a frozen value
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.core = core
         self.names = tuple(names)
         self.metrics = metrics
+        self.parsers = parsers
         self.clock = clock
         self.unix_time = unix_time
         self.draining = False
@@ -141,9 +146,11 @@ class Front:
         body.check_supported()
         facts, codec = self._served()
         prompts = await self._in_thread(_encode_all, codec, body)
+        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         jobs = []
         for number, prompt in enumerate(prompts):
-            params = completion_params(body, self._defaults, facts.max_model_len - len(prompt))
+            room = facts.max_model_len - len(prompt)
+            params = completion_params(body, self._defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{request_id}-{number}"
@@ -160,14 +167,25 @@ class Front:
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
-        prompt = await self._in_thread(
-            _encode_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
+        use = body.tool_use
+        text = await self._in_thread(
+            _render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
-        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt))
+        prompt = await self._in_thread(_encode_rendered, codec, text)
+        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
+        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
+        parsers = self.parsers.for_request(
+            use,
+            codec.template_source,
+            has_grammar=params.grammar is not None,
+            reasons_already=text.rstrip().endswith(ReasoningParser.BEGIN),
+        )
+        if parsers.needs_special_tokens:
+            params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
         generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
         envelope = self._envelope("chatcmpl", name, facts)
-        return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body))
+        return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), parsers)
 
     def _check(
         self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
@@ -253,6 +271,16 @@ def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]
     return [tuple(_encode(codec, prompt, special) if isinstance(prompt, str) else prompt) for prompt in body.prompts]
 
 
+def _encode_bad_words(codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each bad word, at the beginning of a text and behind a blank."""
+    words = body.bad_words or ()
+    if len(words) > MAX_BAD_SEQUENCES // 2 or not all(word.strip() for word in words):
+        message = f"bad_words: at most {MAX_BAD_SEQUENCES // 2} words that are not blank are allowed"
+        raise bad_request(message, "bad_words", "invalid_value")
+    spellings = (text for word in words for text in (word.strip(), f" {word.strip()}"))
+    return tuple(dict.fromkeys(tuple(_encode(codec, text, False)) for text in spellings))
+
+
 def _encode_chat(
     codec: TextCodec,
     messages: Sequence[ChatMessage],
@@ -260,7 +288,23 @@ def _encode_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """The prompt's token ids; the template writes the special tokens itself."""
+    """The prompt's token ids."""
+    return _encode_rendered(codec, _render_chat(codec, messages, add_generation_prompt, tools, settings))
+
+
+def _encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
+    """The token ids of a conversation's text, in which the template wrote the special tokens itself."""
+    return tuple(codec.encode(text, add_special_tokens=False))
+
+
+def _render_chat(
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
+) -> str:
+    """The prompt's text."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
     if taken := sorted(OWN_SETTINGS & settings.keys()):
@@ -270,8 +314,7 @@ def _encode_chat(
     prepared = [message.for_template() for message in messages]
     if tools:
         settings = {**settings, "tools": tools}
-    text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
-    return tuple(codec.encode(text, add_special_tokens=False))
+    return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
 
 
 def _echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:

@@ -160,6 +160,10 @@ class TrainingJobStatus(EditableStatus):
     """Highest step of a verified save."""
     lost_steps: Int64 = 0
     """Steps that restarts had to repeat."""
+    avoided_nodes: Annotated[
+        tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
+    """Nodes that attempts failed on twice or more often; gangs are placed without them while others have room."""
     progress: Progress | None = None
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None

@@ -1,4 +1,4 @@
-"""Requests of a spec that this version has not built, as lines for people (table: `stoker.pod.capabilities`).
+"""Requests of a spec that this version has not built (table: `stoker.pod.capabilities`) or that surely cannot run.
 
 Reconcilers set `Stalled` with them; admission accepts such a spec, so that a later operator can run the same manifest.
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.operator.domain.job_plan import too_large
 from stoker.pod.capabilities import refusals
 
 
 def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     """One line `spec.FIELD VALUE is not supported yet; allowed: ...` per field; empty where everything is built.
 
+    A TrainingJob whose node selector names a GPU that cannot hold a rank gets a line with the arithmetic.
+
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
     """
-    return refusals(kind, spec, "spec")
+    refused = refusals(kind, spec, "spec")
+    return refused + too_large(spec) if kind == "TrainingJob" else refused

@@ -154,8 +154,9 @@ def attempt_pods(
 
 
 def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
-    """Whether the operator chooses the nodes of the gang; a single pod without wishes is left to the scheduler."""
-    return settings.places_gangs and (nodes > 1 or bool(job.spec.scheduling.topology))
+    """Whether the operator chooses the nodes of the gang; a single pod is left to the scheduler, unless it has wishes
+    or nodes to avoid."""
+    return settings.places_gangs and (nodes > 1 or bool(job.spec.scheduling.topology) or bool(job.status.avoided_nodes))
 
 
 def job_labels(job: TrainingJob) -> dict[str, str]:

@@ -12,7 +12,15 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.pod.termination_message import TerminationMessage
-from stoker.trainer.protocol.channel import Event, PhaseEvent, RetentionEvent, SaveEvent, StepEvent, ValidationEvent
+from stoker.trainer.protocol.channel import (
+    Event,
+    PhaseEvent,
+    PlanEvent,
+    RetentionEvent,
+    SaveEvent,
+    StepEvent,
+    ValidationEvent,
+)
 
 
 class Console:
@@ -35,6 +43,8 @@ class Console:
                 self._show_phase(event)
             case ValidationEvent():
                 self.line(f"step {event.step}  validation loss {event.loss:.4f}")
+            case PlanEvent():
+                self.line(event.line)
             case SaveEvent():
                 self.line(_save_line(event))
             case RetentionEvent():

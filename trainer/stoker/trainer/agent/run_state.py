@@ -17,6 +17,7 @@ from stoker.trainer.protocol.channel import (
     Event,
     Phase,
     PhaseEvent,
+    PlanEvent,
     RequestEvent,
     RetentionEvent,
     SaveEvent,
@@ -29,6 +30,14 @@ from stoker.trainer.protocol.hang import Heartbeat
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
 _PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
+_PLAN = (
+    "predicted_step_s",
+    "measured_step_s",
+    "step_error",
+    "predicted_bytes",
+    "measured_bytes",
+    "memory_error",
+)
 _SAVE_METRICS = ("tokens", "loss", "learning_rate", "elapsed_s", "bytes", "files", "pieces", "layout")
 EARLY: tuple[Phase, ...] = ("Loading", "FirstStep")
 
@@ -74,6 +83,7 @@ class RunState:
     ranks: dict[int, RankState] = field(init=False)
     last_step: StepEvent | None = None
     last_validation: ValidationEvent | None = None
+    plan: PlanEvent | None = None
     saves: dict[str, SaveEvent] = field(default_factory=dict)
     """The last `MAX_SAVES` saves by folder name, oldest first."""
     requests: dict[str, Request] = field(default_factory=dict)
@@ -105,6 +115,8 @@ class RunState:
                 self._validated[event.step] = event.loss
                 while len(self._validated) > MAX_REQUESTS:
                     self._validated.pop(next(iter(self._validated)))
+            case PlanEvent():
+                self.plan = event
             case SaveEvent():
                 self._add_save(event)
             case RetentionEvent():
@@ -191,6 +203,7 @@ class RunState:
             "message": self.message,
             **self._progress(),
             "progressed_at": self.progressed_at,
+            "plan": {name: getattr(self.plan, name) for name in _PLAN} if self.plan else None,
             "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],

@@ -36,6 +36,7 @@ from stoker.trainer.rank.pipeline.passes import PipelinePasses
 from stoker.trainer.rank.pipeline.slices import Model, slices_of
 from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
+from stoker.trainer.rank.plan_check import PlanWatch, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
@@ -148,6 +149,7 @@ def open_loop(
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
                 log=log,
+                watch=make_plan_watch(config, context, inputs.model),
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
@@ -177,6 +179,11 @@ def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, re
         for parameter in decoder.blocks.parameters():
             set_weight_queue(parameter, queue)
     return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue)
+
+
+def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:
+    plan = plan_run(config, model.config, context.device)
+    return PlanWatch(plan, context.mesh.stage, context.channel, context.device)
 
 
 def make_saver(

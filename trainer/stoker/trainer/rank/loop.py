@@ -20,6 +20,7 @@ from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
+from stoker.trainer.rank.plan_check import PlanWatch
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
@@ -68,6 +69,7 @@ class Loop:
         channel: RankChannel,
         inbox: SignalInbox,
         log: MetricLog,
+        watch: PlanWatch,
         meta: Mapping[str, Any],
         progress: Progress,
         total_steps: int,
@@ -90,6 +92,7 @@ class Loop:
         self._channel = channel
         self._inbox = inbox
         self._log = log
+        self._watch = watch
         self._meta = meta
         self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
@@ -147,6 +150,7 @@ class Loop:
             self._channel.phase("Training")
         if self._mesh.leads:
             self._log.step(event)
+            self._watch.step(step_s)
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
         return StepEvent(

@@ -1,11 +1,11 @@
 """`POST /v1/chat/completions`: the answer's shape, whole and in chunks.
 
-Pure; called by `front`.
+Called by `front`. A choice's text goes through its parser, which takes out reasoning and tool calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.generation import Generation, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs
+from stoker.engine.http.openai.parser_choice import AnswerParsers
+from stoker.engine.http.openai.tool_parser import OutputParser, Part
 from stoker.engine.http.openai.usage import usage
 
 KIND = "chat.completion"
@@ -22,8 +24,24 @@ ROLE = "assistant"
 
 
 @dataclass
+class _Call:
+    id: str
+    name: str
+    arguments: str = ""
+
+    def body(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass
 class _Choice:
-    text: str = ""
+    """One choice so far."""
+
+    parser: OutputParser
+    begun: bool = False
+    content: str = ""
+    reasoning: str = ""
+    calls: list[_Call] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
     tokens: list[int] = field(default_factory=list)
@@ -34,61 +52,107 @@ class ChatAnswer:
     """One conversation, `n` answers to it."""
 
     def __init__(
-        self, envelope: Envelope, generation: Generation, names: TokenNames, usage_chunks: UsageChunks
+        self,
+        envelope: Envelope,
+        generation: Generation,
+        names: TokenNames,
+        usage_chunks: UsageChunks,
+        parsers: AnswerParsers,
     ) -> None:
         self._envelope = envelope
         self._generation = generation
         self._names = names
         self._usage_chunks = usage_chunks
+        self._parsers = parsers
         self._with_logprobs = generation.jobs[0].params.logprobs is not None
+        self._choices = [_Choice(parsers.parser()) for _ in range(generation.jobs[0].params.n)]
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
-        choices = [_Choice() for _ in range(self._generation.jobs[0].params.n)]
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
-                _add(choices[update.choice], update)
-        bodies = [self._message(index, choice) for index, choice in enumerate(choices)]
+                choice = self._choices[update.choice]
+                self._read(choice, update)
+                choice.tokens += update.tokens
+                choice.scores += update.logprobs or ()
+        bodies = [self._message(index, choice) for index, choice in enumerate(self._choices)]
         return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives: a choice begins with its role, and its last chunk has the finish reason."""
-        begun: set[int] = set()
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
-                if update.choice not in begun:
-                    begun.add(update.choice)
+                choice = self._choices[update.choice]
+                if not choice.begun:
+                    choice.begun = True
                     yield self._chunk(update.choice, {"role": ROLE, "content": ""})
-                if update.text or update.finish or (self._with_logprobs and update.tokens):
-                    delta = {"content": update.text} if update.text or not update.finish else {}
-                    yield self._chunk(update.choice, delta, update)
+                for chunk in self._update_chunks(choice, update):
+                    yield chunk
         if self._usage_chunks.last:
             yield self._envelope.wrap(CHUNK_KIND, [], usage=usage(self._generation.usage))
 
-    def _chunk(self, index: int, delta: dict[str, Any], update: Update | None = None) -> dict[str, Any]:
+    def _read(self, choice: _Choice, update: Update) -> list[dict[str, Any]]:
+        """Add an update to its choice; return the deltas of a stream."""
+        parts = choice.parser.add(update.text) if update.text else []
+        if update.finish is not None:
+            parts = [*parts, *choice.parser.finish()]
+            choice.finish = self._parsers.finish(choice.parser, update.finish)
+            choice.stop_reason = update.stop_reason
+        return [self._delta(choice, part) for part in parts]
+
+    def _delta(self, choice: _Choice, part: Part) -> dict[str, Any]:
+        """Add a part to its choice; return the delta of a stream. Only a call's first delta has its id and name."""
+        if part.kind == "content":
+            choice.content += part.text
+            return {"content": part.text}
+        if part.kind == "reasoning":
+            choice.reasoning += part.text
+            return {"reasoning_content": part.text}
+        if part.kind == "call":
+            call = _Call(self._parsers.call_id(), part.text)
+            choice.calls.append(call)
+            return {"tool_calls": [{"index": part.call, **call.body()}]}
+        choice.calls[part.call].arguments += part.text
+        return {"tool_calls": [{"index": part.call, "function": {"arguments": part.text}}]}
+
+    def _update_chunks(self, choice: _Choice, update: Update) -> list[dict[str, Any]]:
+        """The chunks of an update: log-probabilities are in the first one, the finish reason is in the last."""
+        deltas = self._read(choice, update)
+        scored = self._with_logprobs and bool(update.tokens)
+        if not deltas and (update.finish or scored):
+            deltas = [{}] if update.finish else [{"content": ""}]
+        chunks = [self._chunk(update.choice, delta) for delta in deltas]
+        if scored:
+            logprobs = chat_logprobs(self._names, update.tokens, update.logprobs or ())
+            chunks[0]["choices"][0]["logprobs"] = logprobs
+        if update.finish is not None:
+            chunks[-1]["choices"][0] |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason}
+        return chunks
+
+    def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if update is not None:
-            choice["finish_reason"] = update.finish
-            if update.finish is not None:
-                choice["stop_reason"] = update.stop_reason
-            if self._with_logprobs and update.tokens:
-                choice["logprobs"] = chat_logprobs(self._names, update.tokens, update.logprobs or ())
         return self._envelope.wrap(CHUNK_KIND, [choice], **self._usage_chunks.field(self._generation))
 
     def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(self._names, choice.tokens, choice.scores) if self._with_logprobs else None
         return {
             "index": index,
-            "message": {"role": ROLE, "content": choice.text, "refusal": None},
+            "message": {"role": ROLE, "content": _content(choice), "refusal": None, **_more(choice)},
             "logprobs": logprobs,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
 
 
-def _add(choice: _Choice, update: Update) -> None:
-    choice.text += update.text
-    choice.finish = update.finish or choice.finish
-    choice.stop_reason = update.stop_reason if update.stop_reason is not None else choice.stop_reason
-    choice.tokens += update.tokens
-    choice.scores += update.logprobs or ()
+def _content(choice: _Choice) -> str | None:
+    """The text; null for a message that has only calls."""
+    return choice.content if choice.content or not choice.calls else None
+
+
+def _more(choice: _Choice) -> dict[str, Any]:
+    """Parts of a message that most answers do not have."""
+    calls: Sequence[dict[str, Any]] = [call.body() for call in choice.calls]
+    return {
+        **({"reasoning_content": choice.reasoning} if choice.reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }

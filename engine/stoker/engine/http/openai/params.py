@@ -19,6 +19,7 @@ from stoker.engine.sampling import MAX_LOGPROBS, SamplingParams
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 DEFAULTS_FILE = "generation_config.json"
+TokenSequences = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,22 @@ class GenerationDefaults:
         return cls(**values)
 
 
-def completion_params(body: CompletionBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
+def completion_params(
+    body: CompletionBody, defaults: GenerationDefaults, room: int, bad_sequences: TokenSequences = ()
+) -> SamplingParams:
     """Build the parameters of one prompt of `/v1/completions` after which `room` tokens fit."""
     limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
     scores = body.num_logprobs
-    return _params(body, defaults, max(limit, 1), scores, prompt_logprobs=scores if body.echo else None)
+    prompt_scores = scores if body.echo else None
+    return _params(body, defaults, max(limit, 1), scores, prompt_scores, bad_sequences)
 
 
-def chat_params(body: ChatBody, defaults: GenerationDefaults, room: int) -> SamplingParams:
+def chat_params(
+    body: ChatBody, defaults: GenerationDefaults, room: int, bad_sequences: TokenSequences = ()
+) -> SamplingParams:
     """Build the parameters of a chat request; without a limit the answer may fill the context."""
     limit = body.output_limit if body.output_limit is not None else max(room, 1)
-    return _params(body, defaults, limit, body.num_logprobs, prompt_logprobs=None)
+    return _params(body, defaults, limit, body.num_logprobs, None, bad_sequences)
 
 
 def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -82,6 +88,7 @@ def _params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_sequences: TokenSequences,
 ) -> SamplingParams:
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
         raise bad_request(f"logprobs: must be from 0 to {MAX_LOGPROBS}, got {logprobs}", "logprobs", "invalid_value")
@@ -103,6 +110,9 @@ def _params(
             include_stop=body.include_stop_str_in_output,
             stop_token_ids=tuple(body.stop_token_ids or ()),
             bad_token_ids=tuple(body.bad_token_ids or ()),
+            bad_sequences=bad_sequences,
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+            grammar=body.output_grammar,
             ignore_eos=body.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stoker.engine.http.errors import bad_request, not_supported, shown
+from stoker.engine.http.openai.body import Body, Int, Texts, Tokens
+from stoker.engine.http.openai.output_format import FormattedBody
+from stoker.engine.http.openai.tools import ToolUse, calls_for_template, tool_use
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import COUNT_LIMIT
-
-
-def integral(value: object) -> object:
-    """Turn a float without a fraction into an integer, because some clients send `16.0`; pass on anything else."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def prompts_within_limit(prompt: object) -> object:
@@ -36,30 +35,12 @@ def biases_within_limit(biases: object) -> object:
     return biases
 
 
-Int = Annotated[int, BeforeValidator(integral)]
-Token = Annotated[int, Field(ge=0)]
-Tokens = Annotated[list[Token], Field(fail_fast=True)]
-"""Lists end at their first wrong item: pydantic keeps a kilobyte for each error, and a body may have millions."""
-Texts = Annotated[list[str], Field(fail_fast=True)]
 Priority = Annotated[Int, Field(ge=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 10_000
 MAX_BIASES = 10_000
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
 TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-class Body(BaseModel):
-    """Base of all bodies. Unknown keys have no effect. Values must have their field's own type: a text is no number."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
-        return {key: value for key, value in content.items() if value is not None}
 
 
 class StreamOptions(Body):
@@ -69,7 +50,7 @@ class StreamOptions(Body):
     """Every chunk carries the usage so far."""
 
 
-class GenerationBody(Body):
+class GenerationBody(FormattedBody):
     """The fields that both kinds of completion share. None stands for the model's default, listed in `/v1/models`."""
 
     model: str | None = None
@@ -90,21 +71,18 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     stop_token_ids: Tokens | None = None
     bad_token_ids: Tokens | None = None
+    allowed_token_ids: Tokens | None = None
+    """The only tokens of the output."""
+    bad_words: Texts | None = None
+    """Words that never come, with or without a blank before them."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: Priority = 0
     add_special_tokens: bool | None = None
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "structured_outputs": (None,),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
-        "bad_words": (None, []),
-        "allowed_token_ids": (None,),
         "prompt_logprobs": (None,),
         "truncate_prompt_tokens": (None,),
         "logits_processors": (None, []),
@@ -177,7 +155,6 @@ class CompletionBody(GenerationBody):
         **GenerationBody.refused,
         "suffix": (None, ""),
         "prompt_embeds": (None,),
-        "response_format": (None, {"type": "text"}),
     }
 
     @model_validator(mode="after")
@@ -230,7 +207,10 @@ class ChatMessage(Body):
         Raises:
             ApiError: 400, a part is not text.
         """
-        return {**(self.model_extra or {}), "role": self.role, "content": self._content()}
+        more = dict(self.model_extra or {})
+        if more.get("tool_calls"):
+            more["tool_calls"] = calls_for_template(more["tool_calls"])
+        return {**more, "role": self.role, "content": self._content()}
 
     def _content(self) -> str:
         if self.content is None or isinstance(self.content, str):
@@ -256,16 +236,17 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    """Shown to the chat template, and only with `tool_choice: none`: calls of tools are not built."""
+    """Shown to the chat template; the model may call them."""
     tool_choice: str | dict[str, Any] | None = None
+    """none, auto (the default with tools), required, or one function."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call."""
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.refused,
         "functions": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "function_call": (None, "none"),
-        "response_format": (None, {"type": "text"}),
         "modalities": (None, ["text"]),
         "audio": (None,),
         "web_search_options": (None,),
@@ -276,10 +257,23 @@ class ChatBody(GenerationBody):
         "best_of": (None, 1),
     }
 
-    def check_supported(self) -> None:
-        super().check_supported()
-        if self.tools and self.tool_choice != "none":
-            raise not_supported("tools")
+    @property
+    def tool_use(self) -> ToolUse:
+        """The tools and how they may be called.
+
+        Raises:
+            ApiError: 400, names the field.
+        """
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def output_grammar(self) -> OutputGrammar | None:
+        """What the output must be; forced calls are a grammar, too."""
+        chosen, forced = super().output_grammar, self.tool_use.grammar
+        if chosen is not None and forced is not None:
+            message = f"tool_choice: a forced call is not allowed together with {chosen.field.partition('.')[0]}"
+            raise bad_request(message, "tool_choice", "invalid_value")
+        return forced or chosen
 
     @model_validator(mode="after")
     def _alternatives(self) -> ChatBody:

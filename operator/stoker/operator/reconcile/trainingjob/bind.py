@@ -9,7 +9,7 @@ Pure. Called by `reconcile` once all pods of the attempt exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from stoker.operator.domain.plan import Event, Object, Patch, Plan
 from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
+from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -51,7 +52,10 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
         patches = tuple(_opened(pod, None, {}) for pod in view.gang if is_gated(pod))
         return _placed(view, attempt, patches, Condition(LIMITED, True, "NoNodes", text))
     gang = gang_of(view)
-    found = place(gang, view.seen.nodes, _levels(view))
+    avoided = avoided_nodes(view.job.status)
+    found = place(gang, view.seen.nodes, _levels(view), avoided)
+    if isinstance(found, Unplaceable) and avoided:
+        found = place(gang, view.seen.nodes, _levels(view))
     if isinstance(found, Unplaceable):
         return _waiting(attempt, found)
     if _contradicts(view, found):
@@ -59,7 +63,7 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
     patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
-    return _placed(view, attempt, patches, *_relaxed(found))
+    return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided))
 
 
 def gang_of(view: TrainingView) -> Gang:
@@ -112,6 +116,12 @@ def _contradicts(view: TrainingView, found: Placement) -> bool:
 def _relaxed(found: Placement) -> Iterator[Condition]:
     text = f"preferred levels that do not hold for every pod: {', '.join(found.relaxed)}"
     yield Condition("TopologyRelaxed", True if found.relaxed else None, "Preferred", text)
+
+
+def _used_again(found: Placement, avoided: Collection[str]) -> Condition:
+    again = sorted({*found.nodes} & {*avoided})
+    text = f"attempts failed on {', '.join(again)} before, and no other nodes have room"
+    return Condition("BlamedNodesUsed", True if again else None, "NoOtherRoom", text)
 
 
 def _placed(view: TrainingView, attempt: Attempt, patches: tuple[Patch, ...], *conditions: Condition) -> JobOutcome:

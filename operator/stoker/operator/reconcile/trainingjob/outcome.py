@@ -44,6 +44,7 @@ class JobFields(JobChanges, total=False):
     phase: TrainingPhase
     accepted_spec: dict[str, Any] | None
     best_step: int
+    avoided_nodes: tuple[str, ...]
     pods: PodCounts | None
     checkpoints: int
     latest_checkpoint: SavedStep | None

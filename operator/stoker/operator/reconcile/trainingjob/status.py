@@ -16,6 +16,7 @@ from stoker.operator.domain.pods import PodState, is_ready, pod_state
 from stoker.operator.reconcile.intent import changed_fields, edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
+from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
@@ -32,6 +33,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         accepted_spec=_accepted(view),
         pods=_pod_counts(view, attempt, phase),
         pinned=with_pulled_image(view),
+        avoided_nodes=avoided_nodes(status),
     )
     derived |= _progress(view)
     derived |= _checkpoint_fields(view)

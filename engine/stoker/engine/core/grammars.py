@@ -1,0 +1,119 @@
+"""Compilation of output grammars to matchers over the model's tokens, by the library llguidance.
+
+A matcher gives the tokens that may come next as bits, and follows the tokens that were chosen. Compiling releases the
+interpreter's lock and is bounded by the library's own limits. Compiled grammars are kept for the next request.
+
+Owned by the engine. `submit` compiles in threads, so that the core's loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+from stoker.engine.errors import RequestRefused
+from stoker.engine.output_grammar import OutputGrammar
+
+MAX_KEPT = 64
+"""Compiled grammars that are kept; the one that was not used for longest goes first."""
+THREADS = 2
+ASCII = "dws"
+"""Classes of regular expressions that mean ASCII: a digit is 0 to 9, not one of any script."""
+MAX_REASON_CHARACTERS = 400
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Blanks between two parts of a JSON value. Without a limit a weak model may write blanks up to `max_tokens`."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer."""
+
+    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Read the vocabulary: a fraction of a second, in which the interpreter's lock is held.
+
+        Raises:
+            ValueError: the library cannot use this tokenizer.
+        """
+        import llguidance  # takes time to load, and a front does not need it
+
+        self.vocab_size = vocab_size
+        self._library = llguidance
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        eos: list[int] | None = list(eos_token_ids) or None
+        self._tokenizer = llguidance.LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=eos)
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+
+    def knows(self, grammar: OutputGrammar) -> bool:
+        """Whether the grammar is compiled and kept."""
+        return (grammar.kind, grammar.text) in self._kept
+
+    def submit(self, grammar: OutputGrammar) -> Future[Any]:
+        """Compile in a thread."""
+        return self._threads.submit(self.compile, grammar)
+
+    def compile(self, grammar: OutputGrammar) -> Any:
+        """Return a matcher at its start. It is kept: a caller copies it (`deep_copy`) before use.
+
+        Raises:
+            RequestRefused: the grammar is not valid, too large or not supported; names the request's field.
+        """
+        key = (grammar.kind, grammar.text)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        matcher = self._compiled(grammar)
+        with self._lock:
+            self._kept[key] = matcher
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compiled(self, grammar: OutputGrammar) -> Any:
+        matcher = self._library.LLMatcher(self._tokenizer, self._source(grammar), log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first one finds what the grammar cannot do, and is the slowest
+        if matcher.is_error():
+            raise grammar.refused(f"cannot be used: {shortened(matcher.get_error())}")
+        return matcher
+
+    def _source(self, grammar: OutputGrammar) -> str:
+        """The grammar in the library's own form."""
+        matcher = self._library.LLMatcher
+        source: str
+        if grammar.kind == "json_schema":
+            source = matcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": WHITESPACE})
+        elif grammar.kind == "regex":
+            source = matcher.grammar_from_lark(f"start: /{self._library.regex_to_lark(grammar.text, ASCII)}/")
+        elif grammar.kind == "choice":
+            texts = (json.dumps(text) for text in json.loads(grammar.text))
+            source = matcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        else:
+            source = matcher.grammar_from_lark(self._lark(grammar))
+        return source
+
+    def _lark(self, grammar: OutputGrammar) -> str:
+        from llguidance.gbnf_to_lark import any_to_lark  # only for grammars
+
+        try:
+            return str(any_to_lark(grammar.text))
+        except Exception as error:  # the converter has no common class of errors
+            raise grammar.refused(f"cannot be used: {shortened(str(error))}") from error
+
+
+def no_compiler(grammar: OutputGrammar) -> RequestRefused:
+    """Refuse a grammar where the engine has no tokenizer for it."""
+    return grammar.refused("cannot be used: structured output is not possible with this model's tokenizer")
+
+
+def shortened(reason: str) -> str:
+    reason = " ".join(reason.split())
+    return reason if len(reason) <= MAX_REASON_CHARACTERS else reason[: MAX_REASON_CHARACTERS - 3] + "..."

@@ -1,0 +1,116 @@
+"""Activations that a layer keeps for its backward pass, and which of them are computed again.
+
+As the fused kernels keep them: sums before and results after both norms, the projections of q, k and v, their rotated
+copies, attention's result, gate and up, and their product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.pod.plan.job import Job
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One tensor of a layer."""
+
+    name: str
+    bytes_per_token: float
+    """On one rank."""
+    work_per_token: float
+    """Operations that computing it again costs; element-wise ones count by their bytes, see `COPY_WORK`."""
+
+
+COPY_WORK = 100.0
+"""Operations that one byte of an element-wise kernel costs: the ratio of a GPU's peak to its bandwidth, less what
+products miss of it.
+"""
+
+
+def layer_tensors(job: Job) -> list[Kept]:
+    """Return what one layer keeps of one token."""
+    model, layout, size = job.model, job.layout, job.value_bytes
+    stream = model.hidden_size * size / (layout.tensor if layout.sequence_parallel else 1)
+    heads = model.num_heads * model.head_dim * size / layout.tensor
+    kv_heads = model.num_kv_heads * model.head_dim * size / layout.tensor
+    products = 2.0 / layout.tensor
+    found = [
+        Kept("residual sums", 2 * stream, 0.0),
+        Kept("norms", 2 * stream, 4 * stream * COPY_WORK),
+        Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
+        Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
+        Kept(
+            "attention",
+            heads + 4 * model.num_heads / layout.tensor,
+            model.attention_work(job.sequence_length) * products,
+        ),
+    ]
+    return found + (_expert_tensors(job) if model.num_experts else _feed_forward_tensors(job))
+
+
+def _feed_forward_tensors(job: Job) -> list[Kept]:
+    model, tensor = job.model, job.layout.tensor
+    width = model.intermediate_size * job.value_bytes / tensor
+    products = 4.0 * model.hidden_size * model.intermediate_size / tensor
+    return [Kept("gate and up", 2 * width, products), Kept("activated", width, 3 * width * COPY_WORK)]
+
+
+def _expert_tensors(job: Job) -> list[Kept]:
+    """Each token is copied to its experts; with equal loads a rank computes as many copies as it sends."""
+    model, size = job.model, job.value_bytes
+    cut = job.layout.tensor if job.layout.expert < job.layout.tensor else 1
+    copies = model.experts_per_token
+    rows, width = copies * model.hidden_size * size, copies * model.expert_size * size / cut
+    products = 4.0 * copies * model.hidden_size * model.expert_size / cut
+    return [
+        Kept("router", 8.0 * model.num_experts, 2.0 * model.hidden_size * model.num_experts),
+        Kept("dispatched tokens", rows, 2 * rows * COPY_WORK),
+        Kept("gate and up", 2 * width, products),
+        Kept("activated", width, 3 * width * COPY_WORK),
+        Kept("experts' results", rows, products / 2),
+    ]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What a layer keeps and computes again."""
+
+    kept_bytes: float
+    """Per token of one layer."""
+    again: tuple[str, ...]
+    """Names of the tensors that backward computes again."""
+    work: float
+    """Operations of that, per token of one layer."""
+
+
+def choose_kept(job: Job, budget_per_token: float | None) -> Recomputed:
+    """Choose the tensors of a layer that are kept.
+
+    `none` keeps all, `full` only the layer's input. `selective` keeps products and drops what element-wise kernels
+    give; with a budget it drops the tensor with the most bytes per operation first, until the rest fits.
+    """
+    tensors = layer_tensors(job)
+    everything = sum(item.bytes_per_token for item in tensors)
+    if job.layout.recompute == "none":
+        return Recomputed(everything, (), 0.0)
+    inputs = next(item.bytes_per_token for item in tensors if item.name == "residual sums")
+    if job.layout.recompute == "full":
+        work = sum(item.work_per_token for item in tensors)
+        return Recomputed(inputs, tuple(item.name for item in tensors), work)
+    dropped: list[Kept] = []
+    for item in sorted(tensors, key=_cost_per_byte):
+        left = everything - sum(one.bytes_per_token for one in dropped)
+        is_enough = _is_product(item) if budget_per_token is None else left <= budget_per_token
+        if item.work_per_token and not is_enough:
+            dropped.append(item)
+    kept = everything - sum(item.bytes_per_token for item in dropped)
+    return Recomputed(kept, tuple(item.name for item in dropped), sum(item.work_per_token for item in dropped))
+
+
+def _cost_per_byte(item: Kept) -> float:
+    return item.work_per_token / item.bytes_per_token
+
+
+def _is_product(item: Kept) -> bool:
+    return _cost_per_byte(item) > 4 * COPY_WORK

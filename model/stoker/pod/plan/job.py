@@ -1,0 +1,173 @@
+"""What a plan is made from: model, layout, batch and savings of memory of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from stoker.pod.pipeline.actions import ScheduleName
+from stoker.pod.plan.model_size import ModelSize
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["", "host", "nvme"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the rank grid `[pipeline, replicate, shard, context, tensor]`, and how ranks work together."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+    schedule: ScheduleName = "OneFOneB"
+    stages_per_rank: int = 1
+    context_method: str = "AllGather"
+    zero_stage: int = 1
+    recompute: Recompute = "none"
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different sequences."""
+        return self.replicate * self.shard
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks that share the ZeRO state of dense parameters."""
+        return self.shard * self.context
+
+    @property
+    def expert_cut(self) -> int:
+        """Parts that the experts of a layer are cut into."""
+        return max(self.expert, self.tensor)
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that share the ZeRO state of one part of the experts."""
+        return max(1, self.shard * self.context * self.tensor // self.expert_cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job as the arithmetic sees it."""
+
+    model: ModelSize
+    layout: Layout
+    global_batch_size: int
+    micro_batch_size: int
+    sequence_length: int
+    precision: Precision = "bf16"
+    fp8_recipe: str = "Tensorwise"
+    activation_budget_bytes: float | None = None
+    offload: Offload = ""
+    any_data_parallel: bool = False
+    ranks_per_node: int = 8
+    name: str = ""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], model: ModelSize) -> Self:
+        """Read the trainer's configuration (as JSON: snake_case, nested mappings).
+
+        Raises:
+            ValueError: the sizes do not multiply out; the message shows the arithmetic.
+        """
+        parallelism, training = config.get("parallelism") or {}, config["training"]
+        memory, gang = config.get("memory") or {}, config.get("gang") or {}
+        ranks_per_node = gang.get("ranks_per_node", 1)
+        budget = memory.get("activation_budget_gib")
+        job = cls(
+            model=model,
+            layout=_layout(parallelism, memory, gang.get("nodes", 1) * ranks_per_node),
+            global_batch_size=training.get("global_batch_size", 8),
+            micro_batch_size=training.get("micro_batch_size", 1),
+            sequence_length=training.get("sequence_length", 2048),
+            precision=memory.get("precision", "bf16"),
+            fp8_recipe=memory.get("fp8_recipe", "Tensorwise"),
+            activation_budget_bytes=None if budget is None else float(budget) * 2**30,
+            offload="nvme" if memory.get("nvme_offload") else "host" if memory.get("cpu_offload") else "",
+            any_data_parallel=training.get("deterministic") == "AnyDataParallel",
+            ranks_per_node=ranks_per_node,
+            name=(config.get("job") or {}).get("name", ""),
+        )
+        job.check()
+        return job
+
+    def check(self) -> None:
+        """Raise ValueError where batch, layers, heads or sequence do not divide by the layout."""
+        layout, model = self.layout, self.model
+        ranks = layout.data_parallel
+        rows = self.micro_batch_size * ranks
+        if self.global_batch_size % rows:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size "
+                f"{self.micro_batch_size} x data-parallel size {ranks} = {rows}"
+            )
+        problems = [
+            (self.sequence_length % layout.context, "sequence_length", self.sequence_length, "context", layout.context),
+            (model.num_heads % layout.tensor, "num_heads", model.num_heads, "tensor", layout.tensor),
+            (model.num_kv_heads % layout.tensor, "num_kv_heads", model.num_kv_heads, "tensor", layout.tensor),
+            (model.num_experts % layout.expert, "num_experts", model.num_experts, "expert", layout.expert),
+        ]
+        for rest, name, value, axis, size in problems:
+            if rest:
+                raise ValueError(f"{name} {value} is not a multiple of {axis} {size}")
+        if layout.pipeline * layout.stages_per_rank > model.num_layers:
+            raise ValueError(
+                f"num_layers {model.num_layers} are fewer than pipeline {layout.pipeline} x "
+                f"stages_per_rank {layout.stages_per_rank}"
+            )
+        if layout.expert > 1 and not model.num_experts:
+            raise ValueError(f"expert {layout.expert} needs a model with experts")
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one rank in one step."""
+        return self.global_batch_size // self.micro_batch_size // self.layout.data_parallel
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one rank."""
+        return self.micro_batch_size * self.sequence_length // self.layout.context
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step over all ranks."""
+        return self.global_batch_size * self.sequence_length
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a weight or activation in forward and backward."""
+        return 4 if self.precision == "fp32" else 2
+
+    def with_layout(self, layout: Layout) -> Self:
+        return replace(self, layout=layout)
+
+
+def _layout(parallelism: Mapping[str, Any], memory: Mapping[str, Any], world_size: int) -> Layout:
+    sizes = {name: parallelism.get(name, 1) for name in ("pipeline", "replicate", "context", "tensor")}
+    fixed = 1
+    for size in sizes.values():
+        fixed *= size
+    if world_size % fixed:
+        shown = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ValueError(f"parallelism: {shown} = {fixed} does not divide the {world_size} ranks of the gang")
+    return Layout(
+        **sizes,
+        shard=world_size // fixed,
+        expert=parallelism.get("expert", 1),
+        sequence_parallel=parallelism.get("sequence_parallel", False),
+        schedule=parallelism.get("pipeline_schedule", "OneFOneB"),
+        stages_per_rank=parallelism.get("stages_per_rank", 1),
+        context_method=parallelism.get("context_method", "AllGather"),
+        zero_stage=memory.get("zero_stage", 1),
+        recompute=memory.get("activation_checkpointing", "none"),
+    )

@@ -1,0 +1,95 @@
+"""The layouts of a job on a number of GPUs: those that fit, with the same global batch, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from stoker.pod.capabilities import refusals
+from stoker.pod.plan.estimate import Plan, make_plan
+from stoker.pod.plan.gpu import Gpu
+from stoker.pod.plan.job import Job, Layout, Recompute
+
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+def layouts(job: Job, gpus: int, gpu: Gpu, *, built_only: bool = True) -> list[Plan]:
+    """Return a plan for each layout of `gpus` ranks that fits, the fastest first, then the one with less memory.
+
+    Model, global batch, sequence length, micro-batch and precision stay. `built_only`: leave out what
+    `stoker.pod.capabilities` refuses.
+    """
+    plans = [make_plan(candidate, gpu) for candidate in _candidates(job, gpus, gpu, built_only)]
+    return sorted((plan for plan in plans if plan.fits), key=_rank_of)
+
+
+def _rank_of(plan: Plan) -> tuple[float, float, int]:
+    assert plan.time is not None
+    layout = plan.job.layout
+    return plan.time.total, plan.fullest.total, layout.tensor * layout.pipeline * layout.context
+
+
+def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job]:
+    nodes = min(gpu.per_node, gpus)
+    for grid, stage, recompute in product(_grids(job, gpus, nodes), range(4), _RECOMPUTE):
+        layout = replace(grid, zero_stage=stage, recompute=recompute)
+        if layout.pipeline > 1 and stage > 1:
+            continue  # a stage's gradient has all micro-batches before it is reduced
+        if built_only and refusals("trainer", _fields(layout)):
+            continue
+        candidate = replace(job, layout=layout, ranks_per_node=nodes)
+        if _divides(candidate):
+            yield candidate
+
+
+def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:
+    wants = job.layout
+    for tensor, pipeline, context in product(_divisors(gpus), repeat=3):
+        inner = tensor * pipeline * context
+        if gpus % inner or tensor > per_node:
+            continue
+        shard = gpus // inner
+        for expert in _divisors(shard * tensor) if job.model.num_experts else (1,):
+            yield Layout(
+                pipeline=pipeline,
+                shard=shard,
+                context=context,
+                tensor=tensor,
+                expert=expert,
+                sequence_parallel=tensor > 1,
+                schedule=wants.schedule if pipeline > 1 else "OneFOneB",
+                stages_per_rank=wants.stages_per_rank if pipeline > 1 else 1,
+                context_method=wants.context_method,
+            )
+
+
+def _divides(job: Job) -> bool:
+    try:
+        job.check()
+    except ValueError:
+        return False
+    return job.micro_batches >= 1
+
+
+def _divisors(number: int) -> list[int]:
+    return [value for value in range(1, number + 1) if number % value == 0]
+
+
+def _fields(layout: Layout) -> Mapping[str, Any]:
+    """The layout as the trainer's configuration writes it."""
+    return {
+        "parallelism": {
+            "tensor": layout.tensor,
+            "pipeline": layout.pipeline,
+            "pipeline_schedule": layout.schedule,
+            "stages_per_rank": layout.stages_per_rank,
+            "expert": layout.expert,
+            "context": layout.context,
+            "context_method": layout.context_method,
+            "sequence_parallel": layout.sequence_parallel,
+            "replicate": layout.replicate,
+        },
+        "memory": {"zero_stage": layout.zero_stage, "activation_checkpointing": layout.recompute},
+    }

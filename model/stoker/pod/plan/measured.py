@@ -1,0 +1,63 @@
+"""The plan of a run against its first steps: predicted and measured memory and time, and the error of each."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from stoker.pod.plan.estimate import Plan
+
+STEPS = 5
+"""Steps that are compared; the first also compiles kernels, so its time does not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheck:
+    """Predicted and measured; what is not known is None. Errors are (predicted - measured) / measured."""
+
+    predicted_step_s: float | None
+    measured_step_s: float
+    predicted_bytes: float
+    measured_bytes: float | None
+
+    @property
+    def step_error(self) -> float | None:
+        return _error(self.predicted_step_s, self.measured_step_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        return _error(self.predicted_bytes, self.measured_bytes)
+
+    def line(self) -> str:
+        """One line for a log."""
+        step, error = f"plan: step {self.measured_step_s:.3g} s measured", self.step_error
+        if error is not None:
+            step += f", {self.predicted_step_s:.3g} s predicted ({error:+.1%})"
+        if self.measured_bytes is None or self.memory_error is None:
+            return f"{step}; memory {_gib(self.predicted_bytes)} predicted, not measured on this device"
+        memory = f"{_gib(self.measured_bytes)} measured, {_gib(self.predicted_bytes)} predicted"
+        return f"{step}; memory {memory} ({self.memory_error:+.1%})"
+
+
+def check_plan(plan: Plan, stage: int, step_seconds: list[float], peak_bytes: int | None) -> PlanCheck:
+    """Compare a plan with the first steps of a run.
+
+    Args:
+        stage: index of the measured rank on the pipeline axis.
+        step_seconds: of each step from the first on; at least two.
+        peak_bytes: most memory that the device's allocator had given out; None where it does not tell.
+    """
+    return PlanCheck(
+        predicted_step_s=None if plan.time is None else plan.time.total,
+        measured_step_s=statistics.median(step_seconds[1:]),
+        predicted_bytes=plan.memory[stage].total,
+        measured_bytes=peak_bytes,
+    )
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or not measured else (predicted - measured) / measured
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"

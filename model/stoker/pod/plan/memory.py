@@ -1,0 +1,168 @@
+"""Memory of one rank by part: weights, gradients, optimizer state, activations, buffers.
+
+As the trainer allocates it (`trainer/rank/zero`, `gradient_sum`, `gradient_wire`, `communicator`, the model's fused
+kernels), at the fullest moment of a step: the loss of the last stage, or backward of the first layer elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stoker.pod.plan.activations import Recomputed, choose_kept, layer_tensors
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
+
+LOGITS_BYTES = 2200 * 2**20
+"""Largest chunk of logits (`CHUNK_BYTES` of the model's fused cross entropy)."""
+WIRE_BUFFERS = 2
+"""Send buffers of the layers' buckets (`WIRE_DEPTH`)."""
+MOMENTS_BYTES, MASTER_BYTES, SUM_BYTES = 8, 4, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank's device, and of its share of the host."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+    """Send and receive buffers, gathered weights, logits, what backward needs for a moment."""
+    host: float = 0.0
+    """Page-locked memory of the host: the snapshot of a save, and offloaded state."""
+
+    @property
+    def total(self) -> float:
+        """Bytes on the device."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def parts(self) -> dict[str, float]:
+        """The parts on the device, by name; their sum is `total`."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "buffers": self.buffers,
+        }
+
+
+def memory_by_rank(job: Job) -> list[Memory]:
+    """Return the memory of each pipeline rank; the ranks of the other axes are alike."""
+    return [_rank_memory(job, rank) for rank in pipeline_ranks(job)]
+
+
+def fullest(job: Job) -> Memory:
+    """Return the memory of the pipeline rank that needs most."""
+    return max(memory_by_rank(job), key=lambda memory: memory.total)
+
+
+def recomputed(job: Job, rank: PipelineRank) -> Recomputed:
+    """Return what a layer of the rank keeps; the budget is shared by all its live layers."""
+    live = rank.live_stages * rank.largest_stage * job.tokens
+    budget = job.activation_budget_bytes
+    return choose_kept(job, None if budget is None else budget / live)
+
+
+def sends_each(job: Job) -> bool:
+    """Whether each micro-batch's gradient is sent alone; else a rank first adds them up in fp32."""
+    ranks = job.layout.state_shards * job.layout.replicate
+    later = job.layout.zero_stage >= 2 and not job.any_data_parallel and job.layout.pipeline == 1
+    return ranks > 1 and (job.micro_batches == 1 or later)
+
+
+def sharded(job: Job, parameters: Parameters) -> float:
+    """Return the elements of a rank's shard of the ZeRO state."""
+    return parameters.dense / job.layout.state_shards + parameters.experts / job.layout.expert_shards
+
+
+def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
+    parameters = rank_parameters(job, rank)
+    shard, stage = sharded(job, parameters), job.layout.zero_stage
+    held = parameters.total if stage == 0 else shard
+    state = held * (MOMENTS_BYTES + (MASTER_BYTES if job.precision != "fp32" else 0))
+    on_device = 0.0 if job.offload else state
+    snapshot = shard * (MOMENTS_BYTES + MASTER_BYTES)
+    return Memory(
+        weights=job.value_bytes * (shard if stage == 3 else parameters.total),
+        gradients=_gradients(job, parameters, shard),
+        optimizer=on_device,
+        activations=_activations(job, rank),
+        buffers=_buffers(job, rank, parameters),
+        host=snapshot + (state if job.offload == "host" else 0.0),
+    )
+
+
+def _gradients(job: Job, parameters: Parameters, shard: float) -> float:
+    if sends_each(job):
+        return SUM_BYTES * (parameters.total if job.layout.zero_stage == 0 else shard)
+    if job.layout.zero_stage == 3:
+        return SUM_BYTES * shard
+    sums = max(1, math.ceil(math.log2(job.micro_batches))) if job.any_data_parallel and job.micro_batches > 1 else 1
+    return SUM_BYTES * parameters.total * sums
+
+
+def _activations(job: Job, rank: PipelineRank) -> float:
+    kept = recomputed(job, rank).kept_bytes
+    whole = sum(item.bytes_per_token for item in layer_tensors(job))
+    layers = rank.live_stages * rank.largest_stage
+    again = whole - kept if kept < whole else 0.0  # of the one layer that backward computes again
+    last = 2 * job.model.hidden_size * job.value_bytes if rank.is_last else 0.0
+    return job.tokens * (layers * kept + again + last)
+
+
+def _buffers(job: Job, rank: PipelineRank, parameters: Parameters) -> float:
+    moment = max(_logits(job) if rank.is_last else 0.0, _backward(job))
+    return moment + _wires(job, rank, parameters) + _gathered(job, parameters) + _exchanged(job, parameters)
+
+
+def _logits(job: Job) -> float:
+    """Logits of a chunk, and the gradient of the output layer: fp32 while several chunks add to it."""
+    model, tensor, size = job.model, job.layout.tensor, job.value_bytes
+    logits = job.tokens * model.vocab_size / tensor * size
+    table = model.table / tensor
+    return min(logits, LOGITS_BYTES) + table * (size if logits <= LOGITS_BYTES else SUM_BYTES)
+
+
+def _backward(job: Job) -> float:
+    """Gradients of one layer's widest tensors."""
+    model = job.model
+    if model.num_experts:
+        width = 3 * model.experts_per_token * model.expert_size + model.experts_per_token * model.hidden_size
+    else:
+        width = 3 * model.intermediate_size
+    return job.tokens * job.value_bytes * (width / job.layout.tensor + 2 * model.hidden_size)
+
+
+def _wires(job: Job, rank: PipelineRank, parameters: Parameters) -> float:
+    """Gradients on their way: the sender's buffers in the weights' type, and the receiver's."""
+    if job.layout.state_shards * job.layout.replicate == 1:
+        return 0.0
+    if not sends_each(job):
+        return SUM_BYTES * parameters.largest
+    layers = min(WIRE_BUFFERS, rank.layers) * parameters.block
+    return job.value_bytes * (layers + parameters.embedding + parameters.head + parameters.largest)
+
+
+def _gathered(job: Job, parameters: Parameters) -> float:
+    """Weights of stage 3 while they are used, one bucket ahead; copies of the layers' weights in fp8, both ways."""
+    gathered = 2 * job.value_bytes * parameters.largest if job.layout.zero_stage == 3 else 0.0
+    if job.precision != "fp8":
+        return gathered
+    blocks = parameters.total - parameters.embedding - parameters.head
+    return gathered + 2 * (2 * parameters.block if job.layout.zero_stage == 3 else blocks)
+
+
+def _exchanged(job: Job, parameters: Parameters) -> float:
+    """Tensors on their way over the tensor, context, expert and pipeline ranks; a window of offloaded state."""
+    model, layout = job.model, job.layout
+    row = job.tokens * job.value_bytes
+    stream = 2 * row * model.hidden_size if layout.tensor > 1 and layout.sequence_parallel else 0.0
+    keys = 4 * row * model.num_kv_heads * model.head_dim / layout.tensor
+    context = keys * (layout.context if layout.context_method == "AllGather" else 2) if layout.context > 1 else 0.0
+    experts = 2 * row * model.experts_per_token * model.hidden_size if layout.expert > 1 else 0.0
+    pipeline = 4 * row * model.hidden_size if layout.pipeline > 1 else 0.0
+    window = 2 * parameters.block / layout.state_shards * (MOMENTS_BYTES + MASTER_BYTES) if job.offload else 0.0
+    return stream + context + experts + pipeline + window

@@ -1,0 +1,118 @@
+"""Sizes of a decoder: its parameters by part, and the work of one token. T tokens, D hidden, V vocab."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+_QK_NORM = ("qwen3", "qwen3-moe")
+_QKV_BIAS = ("qwen2",)
+_HUGGING_FACE = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "tie_embeddings": "tie_word_embeddings",
+    "num_experts_per_token": "num_experts_per_tok",
+}
+"""Our names, where `config.json` has others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """The dimensions of a decoder that decide memory and time."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tie_embeddings: bool = False
+    attention_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 0
+    """0: a dense feed-forward layer."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Width of one expert."""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the `model` section of the trainer's configuration, or the fields of a `ModelConfig`.
+
+        Raises:
+            ValueError: a dimension is missing.
+        """
+        missing = [name for name in _NEEDED if not fields.get(name)]
+        if missing:
+            raise ValueError(f"model: {', '.join(missing)} is missing")
+        heads, hidden = int(fields["num_heads"]), int(fields["hidden_size"])
+        experts, architecture = int(fields.get("num_experts") or 0), fields.get("architecture")
+        return cls(
+            **{name: int(fields[name]) for name in _NEEDED},
+            num_kv_heads=int(fields.get("num_kv_heads") or heads),
+            head_dim=int(fields.get("head_dim") or hidden // heads),
+            tie_embeddings=bool(fields.get("tie_embeddings")),
+            attention_bias=bool(fields.get("attention_bias")) or architecture in _QKV_BIAS,
+            qk_norm=architecture in _QK_NORM,
+            num_experts=experts,
+            experts_per_token=int(fields.get("num_experts_per_token") or 0) if experts else 0,
+            expert_size=int(fields.get("moe_intermediate_size") or fields["intermediate_size"]) if experts else 0,
+        )
+
+    @classmethod
+    def from_hugging_face(cls, raw: Mapping[str, Any]) -> Self:
+        """Read a `config.json`. Raises ValueError where a dimension is missing."""
+        fields = {ours: raw.get(theirs) for ours, theirs in _HUGGING_FACE.items()}
+        experts = raw.get("num_experts") or raw.get("num_local_experts")
+        architecture = str(raw.get("model_type", "")).replace("_", "-")
+        return cls.from_fields({**raw, **fields, "num_experts": experts, "architecture": architecture})
+
+    @property
+    def table(self) -> int:
+        """Elements of the embedding, and of the output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def attention(self) -> int:
+        """Elements of a layer's q, k, v and o projections."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return self.hidden_size * (2 * heads + 2 * kv_heads)
+
+    @property
+    def small(self) -> int:
+        """Elements of a layer that every tensor-parallel rank holds: norms, biases, the router."""
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.hidden_size
+        return norms + (biases if self.attention_bias else 0) + self.hidden_size * self.num_experts
+
+    @property
+    def feed_forward(self) -> int:
+        """Elements of a layer's dense feed-forward part; 0 with experts."""
+        return 0 if self.num_experts else 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def experts(self) -> int:
+        """Elements of all experts of a layer."""
+        return self.num_experts * 3 * self.hidden_size * self.expert_size
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the whole model, tied ones once."""
+        layer = self.attention + self.small + self.feed_forward + self.experts
+        return self.num_layers * layer + self.table * (1 if self.tie_embeddings else 2) + self.hidden_size
+
+    @property
+    def active_layer(self) -> int:
+        """Elements of a layer that are multiplied for one token."""
+        active = self.experts_per_token * 3 * self.hidden_size * self.expert_size
+        return self.attention + self.feed_forward + active + self.hidden_size * self.num_experts
+
+    def attention_work(self, sequence_length: int) -> float:
+        """Floating-point operations of causal attention for one token of one layer, on average, forward."""
+        return 2.0 * sequence_length * self.num_heads * self.head_dim
+
+
+_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")

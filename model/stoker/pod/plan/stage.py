@@ -1,0 +1,101 @@
+"""The pipeline ranks of a job: the layers and parameters that each one holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.pod.pipeline.actions import Shape
+from stoker.pod.pipeline.formulas import live_activations
+from stoker.pod.pipeline.stage_cut import LayerCosts, cut_layers
+from stoker.pod.plan.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRank:
+    """The share of one pipeline rank."""
+
+    index: int
+    layers: int
+    """Of all its stages."""
+    largest_stage: int
+    """Layers of its largest stage."""
+    is_first: bool
+    """Holds the embedding."""
+    is_last: bool
+    """Holds the final norm and the output layer."""
+    live_stages: int
+    """Most activations of one stage and micro-batch that it holds at once."""
+
+
+def pipeline_shape(job: Job) -> Shape:
+    """The sizes that the schedule depends on."""
+    layout = job.layout
+    return Shape(ranks=layout.pipeline, stages_per_rank=layout.stages_per_rank, micro_batches=job.micro_batches)
+
+
+def layer_costs(job: Job) -> LayerCosts:
+    """Operations per token of each layer and of the head, forward and backward."""
+    model = job.model
+    layer = 3 * (2.0 * model.active_layer + model.attention_work(job.sequence_length))
+    return LayerCosts(layers=(layer,) * model.num_layers, embedding=2.0 * model.hidden_size, head=6.0 * model.table)
+
+
+def pipeline_ranks(job: Job) -> list[PipelineRank]:
+    """Return the share of every pipeline rank; one rank for a job without a pipeline."""
+    p, v = job.layout.pipeline, job.layout.stages_per_rank
+    stages = cut_layers(layer_costs(job), p * v)
+    shape = pipeline_shape(job)
+    ranks = []
+    for index in range(p):
+        held = [len(stages[index + turn * p]) for turn in range(v)]
+        live = live_activations(job.layout.schedule, shape, index) if p > 1 else 1
+        ranks.append(
+            PipelineRank(
+                index=index,
+                layers=sum(held),
+                largest_stage=max(held),
+                is_first=index == 0,
+                is_last=index == p - 1,
+                live_stages=live,
+            )
+        )
+    return ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Elements that one rank multiplies with, before ZeRO cuts them."""
+
+    dense: float
+    experts: float
+    block: float
+    """Of one layer: the bucket that is sent and gathered."""
+    embedding: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+    @property
+    def largest(self) -> float:
+        """The longest bucket."""
+        return max(self.block, self.embedding, self.head)
+
+
+def rank_parameters(job: Job, rank: PipelineRank) -> Parameters:
+    """Return the elements of a pipeline rank's weights, cut by tensor and expert parallelism."""
+    model, tensor = job.model, job.layout.tensor
+    dense_layer = (model.attention + model.feed_forward) / tensor + model.small
+    expert_layer = model.experts / job.layout.expert_cut
+    table = model.table / tensor
+    tied_here = model.tie_embeddings and rank.is_first
+    embedding = table if rank.is_first else 0.0
+    head = (0.0 if tied_here else table) + model.hidden_size if rank.is_last else 0.0
+    return Parameters(
+        dense=rank.layers * dense_layer + embedding + head,
+        experts=rank.layers * expert_layer,
+        block=dense_layer + expert_layer,
+        embedding=embedding,
+        head=head,
+    )

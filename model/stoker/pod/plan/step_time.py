@@ -1,0 +1,106 @@
+"""Time of one step on a named GPU: computation, what communication adds, the pipeline's bubble, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.pod.pipeline.formulas import bubble
+from stoker.pod.pipeline.simulation import Costs
+from stoker.pod.plan.gpu import ATTENTION, COPIES, HIDDEN_COST, PRODUCTS, Gpu
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.memory import recomputed, sharded
+from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, pipeline_shape, rank_parameters
+from stoker.pod.plan.traffic import Flow, flows
+
+OPTIMIZER_BYTES = 30
+"""Read and written for one element: gradient, master, two moments, the rounded weight."""
+PCIE = 50e9
+"""Bytes per second between device and host, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step on the slowest pipeline rank."""
+
+    products: float
+    attention: float
+    elementwise: float
+    recompute: float
+    communication: float
+    """What it adds to the step."""
+    optimizer: float
+    bubble: float
+    """Seconds that ranks of a pipeline wait."""
+    bubble_share: float
+    """Of the passes' time, between 0 and 1."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by part; their sum is `total`."""
+        names = ("products", "attention", "elementwise", "recompute", "communication", "bubble", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+
+def step_time(job: Job, gpu: Gpu) -> StepTime:
+    """Estimate the time of one step."""
+    return max((_rank_time(job, gpu, rank) for rank in pipeline_ranks(job)), key=lambda time: time.total)
+
+
+def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
+    tokens = job.tokens * job.micro_batches
+    peak = gpu.flops[job.precision]
+    layers = rank.layers / job.layout.tensor
+    head = job.model.table / job.layout.tensor if rank.is_last else 0.0
+    slow = gpu.flops["bf16"] if job.precision == "fp8" else peak  # the head, attention and backward of its softmax
+    layer_products = 6.0 * tokens * layers * job.model.active_layer / (peak * PRODUCTS)
+    head_products = 6.0 * tokens * head / (slow * PRODUCTS)
+    attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * ATTENTION)
+    again = tokens * rank.layers * recomputed(job, rank).work / (slow * PRODUCTS)
+    elementwise = tokens * _elementwise_bytes(job, rank) / (gpu.bandwidth * COPIES)
+    passes = layer_products + head_products + attention + again + elementwise
+    exposed = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if not flow.hidden)
+    hidden = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if flow.hidden)
+    share = pipeline_bubble(job)
+    busy = passes + exposed
+    return StepTime(
+        products=layer_products + head_products,
+        attention=attention,
+        elementwise=elementwise,
+        recompute=again,
+        communication=exposed + hidden * HIDDEN_COST + max(0.0, hidden - busy),
+        optimizer=_optimizer(job, gpu, rank),
+        bubble=busy * share / (1 - share),
+        bubble_share=share,
+    )
+
+
+def pipeline_bubble(job: Job) -> float:
+    """Return the share of the passes' time in which the ranks of a pipeline wait."""
+    if job.layout.pipeline == 1:
+        return 0.0
+    forward = 2.0 if job.layout.recompute == "full" else 1.0
+    costs = Costs(forward=1.0, backward_input=forward, backward_weight=1.0)
+    return bubble(job.layout.schedule, pipeline_shape(job), costs)
+
+
+def _elementwise_bytes(job: Job, rank: PipelineRank) -> float:
+    """Bytes that norms, rotation and activation functions read and write for one token, forward and backward."""
+    model, layout = job.model, job.layout
+    width = model.experts_per_token * model.expert_size or model.intermediate_size
+    copies = 1 + model.experts_per_token / 4
+    stream = 24 * model.hidden_size * copies / (layout.tensor if layout.sequence_parallel else 1)
+    return rank.layers * job.value_bytes * (stream + 12 * width / layout.tensor)
+
+
+def _optimizer(job: Job, gpu: Gpu, rank: PipelineRank) -> float:
+    parameters = rank_parameters(job, rank)
+    elements = parameters.total if job.layout.zero_stage == 0 else sharded(job, parameters)
+    update = elements * OPTIMIZER_BYTES / (gpu.bandwidth * COPIES)
+    return max(update, elements * 12 / PCIE) if job.offload else update
+
+
+def _rate(gpu: Gpu, flow: Flow) -> float:
+    return gpu.link if flow.link == "node" else gpu.network

@@ -1,0 +1,151 @@
+"""`stoker plan`: from a manifest to tables, JSON, layouts and an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.plan import plan
+from stoker.operator.domain.job_plan import GPU_PRODUCT, gpu_of_spec, job_of_spec, too_large
+from stoker.operator.domain.unsupported import unsupported
+from stoker.pod.plan.memory import fullest
+from testing.operator.bad_manifests import JOB, changed
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain-64-gpus" / "train.yaml"
+LLAMA_8B = {
+    "architecture": "llama",
+    "vocabSize": 128256,
+    "hiddenSize": 4096,
+    "intermediateSize": 14336,
+    "numLayers": 32,
+    "numHeads": 32,
+    "numKvHeads": 8,
+}
+BIG = {
+    "spec.model": LLAMA_8B,
+    "spec.workers": {"replicas": 1, "gpusPerPod": 4},
+    "spec.training": {"totalSteps": 10, "globalBatchSize": 4, "sequenceLength": 8192},
+}
+
+
+def run(tmp_path: Path, manifest: dict[str, Any], *options: str) -> Result:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    return CliRunner().invoke(plan, ["-f", str(file), *options])
+
+
+def test_the_example_is_planned_by_part_link_and_second() -> None:
+    found = CliRunner().invoke(plan, ["-f", str(EXAMPLE), "--gpu", "H200"])
+    assert found.exit_code == 0, found.output
+    assert "8.03 billion parameters on 64 ranks: pipeline 2 x shard 8 x tensor 4, ZeRO-1" in found.output
+    for part in ("weights", "optimizer", "activations", "tensor parallel", "bubble", "tokens/s per GPU", ": fits"):
+        assert part in found.output
+
+
+def test_json_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
+    found = run(tmp_path, changed(JOB, BIG), "--gpu", "H200", "--json")
+    values = json.loads(found.output)
+    assert found.exit_code == 0
+    assert values["fits"] is True
+    assert values["parameters"] == 8_030_261_248
+    assert values["memory_bytes"]["weights"] == 2 * 8_030_261_248
+    assert values["layout"]["shard"] == 4
+    assert {flow["purpose"] for flow in values["traffic"]} == {"gradients reduced", "weights gathered"}
+    assert values["tokens_per_s_per_gpu"] == pytest.approx(4 * 8192 / 4 / values["step_s"]["total"])
+
+
+def test_a_job_that_does_not_fit_says_so_and_fails(tmp_path: Path) -> None:
+    found = run(tmp_path, changed(JOB, BIG), "--gpu", "H100")
+    assert found.exit_code == FAILED
+    assert "of 79.1 of an H100, with 4 for libraries: does not fit" in found.output
+
+
+def test_without_a_gpu_there_is_memory_and_no_time(tmp_path: Path) -> None:
+    found = run(tmp_path, JOB)
+    assert found.exit_code == 0
+    assert "time: give --gpu NAME" in found.output
+    assert json.loads(run(tmp_path, JOB, "--json").output)["step_s"] is None
+
+
+def test_the_node_selector_names_the_gpu(tmp_path: Path) -> None:
+    manifest = changed(JOB, {**BIG, "spec.workers.nodeSelector": {GPU_PRODUCT: "NVIDIA-H200"}})
+    assert "step on an H200" in run(tmp_path, manifest).output
+
+
+def test_layouts_are_listed_best_first(tmp_path: Path) -> None:
+    found = run(tmp_path, changed(JOB, BIG), "--gpu", "H200", "--gpus", "4")
+    assert found.exit_code == 0
+    times = [float(line.split()[0].replace(",", "")) for line in found.output.splitlines()]
+    assert len(times) > 1
+    assert times == sorted(times)
+    values = json.loads(run(tmp_path, changed(JOB, BIG), "--gpu", "H200", "--gpus", "4", "--json").output)
+    assert len(values) == len(times)
+    none = run(tmp_path, changed(JOB, {**BIG, "spec.training.globalBatchSize": 8}), "--gpu", "H100", "--gpus", "1")
+    assert (none.exit_code, none.output) == (FAILED, "no layout of 1 ranks fits an H100 with global batch 8\n")
+
+
+def test_the_sizes_behind_model_from_are_read(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = {key: value for key, value in JOB["spec"].items() if key != "model"}
+    manifest = {**JOB, "spec": {**spec, "modelFrom": {"huggingFace": {"path": "/nowhere/else"}}}}
+    found = run(tmp_path, manifest, "--json", "--model", str(tmp_path))
+    assert json.loads(found.output)["parameters"] == json.loads(run(tmp_path, JOB, "--json").output)["parameters"]
+    missing = run(tmp_path, manifest)
+    assert missing.exit_code == WRONG_INPUT
+    assert "give --model FOLDER with its config.json" in missing.output
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
+    ({}, ("--gpu", "V100"), "gpu 'V100' is unknown; allowed: A100, H100, H200, B200"),
+    ({}, ("--gpus", "4"), "--gpus 4 needs --gpu NAME"),
+    ({"spec.training.globalBatchSize": 7}, (), "globalBatchSize 7 is not a multiple"),
+    ({"kind": "ConfigMap"}, (), "exactly one TrainingJob is needed, found 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "options", "message"), REFUSED)
+def test_wrong_input_is_named(tmp_path: Path, changes: dict[str, Any], options: tuple[str, ...], message: str) -> None:
+    found = run(tmp_path, changed(JOB, changes), *options)
+    assert found.exit_code == WRONG_INPUT
+    assert message in found.output
+
+
+def test_a_job_that_its_named_gpu_surely_cannot_hold_is_refused_with_the_arithmetic() -> None:
+    h100 = {GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3"}
+    spec = changed(JOB, {**BIG, "spec.training.globalBatchSize": 16, "spec.workers.nodeSelector": h100})["spec"]
+    (line,) = unsupported("TrainingJob", spec)
+    assert line.startswith(f"spec.workers.nodeSelector {GPU_PRODUCT} NVIDIA-H100-80GB-HBM3: a rank needs about ")
+    assert "an H100 has 79.1 GiB; `stoker plan` lists layouts that fit" in line
+    smaller = {**spec, "memory": {"zeroStage": 2, "activationCheckpointing": "full"}}
+    assert fullest(job_of_spec(smaller)).total < 79.1 * 2**30
+    assert unsupported("TrainingJob", smaller) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec.workers.nodeSelector": {"node.example.com/pool": "h200"}},
+        {"spec.workers.nodeSelector": {GPU_PRODUCT: "Tesla-T4"}},
+        {"spec.workers.nodeSelector": {}},
+    ],
+)
+def test_nothing_is_refused_where_the_memory_is_not_known(changes: dict[str, Any]) -> None:
+    spec = changed(JOB, {**BIG, "spec.training.globalBatchSize": 64, **changes})["spec"]
+    assert gpu_of_spec(spec) is None
+    assert too_large(spec) == []
+
+
+def test_names_of_the_wire_become_those_of_programs() -> None:
+    memory = {"activationCheckpointing": "selective", "activationBudgetGiB": "1.5", "zeroStage": 3}
+    parallelism = {"sequenceParallel": True, "tensor": 2, "contextMethod": "Ring"}
+    found = job_of_spec(changed(JOB, {"spec.memory": memory, "spec.parallelism": parallelism})["spec"])
+    assert found.activation_budget_bytes == 1.5 * 2**30
+    assert (found.layout.zero_stage, found.layout.sequence_parallel, found.layout.context_method) == (3, True, "Ring")

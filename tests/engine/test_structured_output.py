@@ -1,0 +1,284 @@
+"""Structured output: every answer of a random model follows its grammar, however the engine computes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.grammars import GrammarCompiler
+from stoker.engine.core.token_constraint import packed
+from stoker.engine.errors import RequestRefused
+from stoker.engine.execution.token_mask import mask_logits
+from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
+from stoker.engine.sampling import SamplingParams
+from stoker.model.tokenizer import Tokenizer
+from testing.engine.tiny_tokenizer import EOS, VOCABULARY, tokenizer_json
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PROMPT = list(range(40, 60))
+Run = dict[tuple[str, int], tuple[list[int], str]]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer_json(), VOCABULARY, (EOS,))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer({"tokenizer.json": tokenizer_json()})
+
+
+@pytest.fixture
+def make(make_engine: Callable[..., LLMEngine], grammars: GrammarCompiler) -> Callable[..., LLMEngine]:
+    def made(**options: Any) -> LLMEngine:
+        engine = make_engine(**options)
+        engine.grammars = grammars
+        return engine
+
+    return made
+
+
+def params(grammar: OutputGrammar | None, seed: int = 1, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 100, "temperature": 1.5, "seed": seed, "grammar": grammar, **more})
+
+
+def finish(engine: LLMEngine, requests: dict[str, SamplingParams], prompt: list[int] = PROMPT) -> Run:
+    """Run all requests to their end: (request, choice) -> tokens and finish reason."""
+    for name, one in requests.items():
+        engine.add_request(name, prompt, one)
+    answers: Run = {}
+    while engine.has_unfinished:
+        for _, delta in engine.step():
+            tokens, reason = answers.get((delta.request_id, delta.choice), ([], ""))
+            answers[delta.request_id, delta.choice] = [*tokens, *delta.tokens], delta.finish_reason or reason
+            assert delta.error is None, delta.error
+    assert not engine.audit().faults
+    return answers
+
+
+def follows(text: str, schema: Any) -> bool:
+    jsonschema.validate(json.loads(text), schema)
+    return True
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "integer", "minimum": -5, "maximum": 900},
+            {"type": "string", "maxLength": 4},
+            {"type": "string", "pattern": "^[a-c]{1,3}$"},
+            {"enum": ["x", 3, None, "Ünï"]},
+            {"const": {"fixed": [1]}},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda item, most: {"type": "array", "items": item, "maxItems": most}, inner, st.integers(0, 3)),
+        st.builds(lambda items: {"anyOf": items}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(
+            lambda items: {
+                "type": "object", "properties": items, "required": list(items), "additionalProperties": False,
+            },
+            st.dictionaries(st.sampled_from(["name", "age", "k", 'q"'])  , inner, min_size=1, max_size=3),
+        ),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schemas=st.lists(SCHEMAS, min_size=3, max_size=5), seed=st.integers(0, 2**31), overlap=st.booleans())
+def test_every_answer_is_valid_under_its_schema_or_was_cut_by_its_length(
+    make: Callable[..., LLMEngine], tokenizer: Tokenizer, schemas: list[Any], seed: int, overlap: bool
+) -> None:
+    engine = make(overlap=overlap)
+    asked = {f"r{n}": params(OutputGrammar.json_schema(schema), seed + n) for n, schema in enumerate(schemas)}
+    for (name, _), (tokens, reason) in finish(engine, asked).items():
+        assert reason in ("stop", "length")
+        if reason == "stop":
+            assert follows(tokenizer.decode(tokens, skip_special_tokens=False), schemas[int(name[1:])])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        pytest.param(OutputGrammar.regex(r"\d{3}-[a-c]+x"), r"[0-9]{3}-[a-c]+x", id="regex"),
+        pytest.param(OutputGrammar.choice(["yes", "no", 'may"be']), 'yes|no|may"be', id="choice"),
+        pytest.param(OutputGrammar.grammar('start: "(" start ")" | "a"'), r"\(*a\)*", id="Lark"),
+        pytest.param(OutputGrammar.grammar('root ::= "[" item "]"\nitem ::= "a" | "b" item'), r"\[b*a\]", id="GBNF"),
+    ],
+)
+def test_each_kind_of_grammar_is_followed(
+    make: Callable[..., LLMEngine], tokenizer: Tokenizer, grammar: OutputGrammar, pattern: str
+) -> None:
+    asked = {f"r{seed}": params(grammar, seed) for seed in range(6)} | {"greedy": params(grammar, temperature=0.0)}
+    answers = finish(make(), asked)
+    ended = [tokenizer.decode(tokens) for tokens, reason in answers.values() if reason == "stop"]
+    assert ended
+    assert all(re.fullmatch(pattern, text) for text in ended), ended
+
+
+def crowd() -> dict[str, SamplingParams]:
+    """Constrained and free requests with everything that touches sampling."""
+    person = OutputGrammar.json_schema(PERSON)
+    return {
+        "plain": params(person, 3),
+        "greedy": params(person, 4, temperature=0.0),
+        "three": params(person, 5, n=3, logprobs=2),
+        "filtered": params(person, 6, top_p=0.7, top_k=20, frequency_penalty=0.4),
+        "long": params(OutputGrammar.regex("[ab]*"), 7, min_tokens=9, max_tokens=30),
+        "words": params(None, 8, bad_sequences=((70, 71), (72,)), max_tokens=20),
+        "listed": params(None, 9, allowed_token_ids=(50, 51, 52), max_tokens=20),
+        "free": params(None, 10, max_tokens=40),
+        "free greedy": params(None, 11, temperature=0.0, max_tokens=40),
+    }
+
+
+def test_answers_are_the_same_with_overlap_chunks_preemption_and_a_cached_prefix(
+    make: Callable[..., LLMEngine],
+) -> None:
+    expected = finish(make(), crowd())
+    tight = make(num_blocks=45, seats=8)
+    assert finish(make(overlap=True), crowd()) == expected
+    assert finish(make(chunk=3, budget=12, seats=12), crowd()) == expected
+    assert finish(tight, crowd()) == expected
+    assert tight.stats().preemptions > 0
+    again = make(overlap=True)
+    assert finish(again, crowd()) == finish(again, crowd()) == expected
+    assert again.stats().prefix_hits > 0
+
+
+def test_a_mask_binds_its_own_row_alone() -> None:
+    logits = torch.randn(4, VOCABULARY)
+    bits = {2: packed([5, 300], VOCABULARY).tobytes(), 7: packed(range(VOCABULARY), VOCABULARY).tobytes()}
+    masked = mask_logits(logits, np.array([2, 3, 7, 9]), bits)
+    assert masked[0].isfinite().nonzero().flatten().tolist() == [5, 300]
+    assert torch.equal(masked[1:], logits[1:])
+
+
+def test_raw_logprobs_are_those_before_the_mask(make: Callable[..., LLMEngine]) -> None:
+    engine = make()
+    engine.add_request("r", PROMPT, params(OutputGrammar.choice(["yes"]), logprobs=3))
+    scores = [score for _, delta in engine.step() for score in delta.logprobs or ()]
+    assert scores[0].logprob <= scores[0].top[-1][1] or scores[0].logprob in [value for _, value in scores[0].top]
+    assert scores[0].logprob < -0.5  # one of 320 tokens of a random model, although it was the only one allowed
+
+
+def test_bad_words_and_allowed_tokens_bind(make: Callable[..., LLMEngine]) -> None:
+    engine = make(overlap=True)
+    free = finish(engine, {"r": params(None, 8, max_tokens=30, ignore_eos=True)})["r", 0][0]
+    pair = (free[3], free[4])
+    wary = params(None, 8, max_tokens=30, ignore_eos=True, bad_sequences=(pair,))
+    words = finish(engine, {"r": wary})["r", 0][0]
+    assert words[:4] == free[:4]
+    assert pair not in pairwise(words)
+    listed = finish(engine, {"r": params(None, 8, max_tokens=30, allowed_token_ids=(9, 99))})["r", 0]
+    assert set(listed[0]) == {9, 99}
+    assert listed[1] == "length"
+
+
+def test_ignore_eos_goes_on_while_the_grammar_can(make: Callable[..., LLMEngine]) -> None:
+    grammar = OutputGrammar.regex("[ab]{2,12}")
+    tokens, reason = finish(make(), {"r": params(grammar, ignore_eos=True)})["r", 0]
+    assert (len(tokens), reason) == (12, "stop")
+
+
+def test_what_leaves_no_token_fails_alone_with_the_reason(make: Callable[..., LLMEngine]) -> None:
+    engine = make()
+    engine.add_request("none", PROMPT, params(OutputGrammar.choice(["yes"]), allowed_token_ids=(9,)))
+    engine.add_request("free", PROMPT, params(None, max_tokens=5))
+    ends: dict[str, tuple[str, str | None]] = {}
+    while engine.has_unfinished:
+        ends |= {d.request_id: (d.finish_reason, d.error) for _, d in engine.step() if d.finish_reason}
+    assert ends["free"][0] == "length"
+    assert ends["none"][0] == "error"
+    assert "no token is left" in str(ends["none"][1])
+
+
+BAD = {
+    "unknown type": (lambda: OutputGrammar.json_schema({"type": "person"}), "Invalid type"),
+    "not supported": (lambda: OutputGrammar.json_schema({"not": {}}), "Unimplemented keys"),
+    "never true": (lambda: OutputGrammar.json_schema({"enum": []}), "Unsatisfiable"),
+    "address of another host": (lambda: OutputGrammar.json_schema({"$ref": "http://h/x"}), "retriev"),
+    "regex": (lambda: OutputGrammar.regex("(a"), "unclosed group"),
+    "look-around": (lambda: OutputGrammar.regex("a(?=b)"), "look-around"),
+    "grammar": (lambda: OutputGrammar.grammar("start: missing"), "missing"),
+    "no rule": (lambda: OutputGrammar.grammar("::= ::="), "cannot be used"),
+    "no choice": (lambda: OutputGrammar.choice([]), "1 to 1024"),
+    "empty": (lambda: OutputGrammar.regex(" "), "empty"),
+    "no JSON": (lambda: OutputGrammar.json_schema("{"), "must be JSON"),
+    "no schema": (lambda: OutputGrammar.json_schema("3"), "JSON schema"),
+    "too large": (lambda: OutputGrammar.regex("a" * (MAX_GRAMMAR_CHARACTERS + 1)), "at most"),
+    "too deep": (lambda: OutputGrammar.json_schema(nested(70)), "at most 64"),
+}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(("make_grammar", "reason"), BAD.values(), ids=BAD)
+def test_a_grammar_that_cannot_be_used_is_refused_with_its_reason(
+    grammars: GrammarCompiler, make_grammar: Callable[[], OutputGrammar], reason: str
+) -> None:
+    with pytest.raises(RequestRefused, match=re.escape(reason)) as refused:
+        grammars.compile(make_grammar())
+    assert (refused.value.kind, refused.value.field) == ("invalid", "grammar")
+
+
+def test_an_engine_without_a_tokenizer_refuses_grammars(make_engine: Callable[..., LLMEngine]) -> None:
+    engine = make_engine()
+    with pytest.raises(RequestRefused, match="structured output"):
+        engine.add_request("r", PROMPT, params(OutputGrammar.json_object()))
+    assert not engine.requests
+
+
+def test_compiled_grammars_are_kept_and_not_changed_by_their_requests(
+    make: Callable[..., LLMEngine], grammars: GrammarCompiler
+) -> None:
+    grammar = OutputGrammar.choice(["yes", "no"])
+    first = finish(make(), {"r": params(grammar, 5)})
+    assert grammars.knows(grammar)
+    kept = grammars.compile(grammar)
+    assert finish(make(), {"r": params(grammar, 5)}) == first
+    assert grammars.compile(grammar) is kept
+    assert not kept.is_stopped()
+
+
+def test_compiling_leaves_other_threads_running(grammars: GrammarCompiler) -> None:
+    """A large schema compiles in a thread of the compiler; this thread goes on meanwhile."""
+    schema = {"anyOf": [{"type": "object", "properties": {f"k{i}": PERSON}} for i in range(150)]}
+    turns = 0
+    compiled = grammars.submit(OutputGrammar.json_schema(schema))
+    waiting = threading.Event()
+    while not compiled.done():
+        waiting.wait(0.0005)
+        turns += 1
+    assert compiled.exception() is None
+    assert turns > 3

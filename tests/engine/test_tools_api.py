@@ -1,0 +1,227 @@
+"""Tools and reasoning on the wire: calls in answers and streams, forced calls, calls in the history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from stoker.engine.core.messages import CoreState
+from stoker.engine.http.openai.parser_choice import ParserChoice
+from testing.engine.fake_core import FACTS, ByteCodec
+from testing.engine.serving import Serving, run, serving, until
+
+CHAT = "/v1/chat/completions"
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+CLOCK = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+
+
+class HermesCodec(ByteCodec):
+    template_source = "<tool_call>"
+
+
+class MistralCodec(ByteCodec):
+    template_source = "[TOOL_CALLS]"
+
+
+class ThinkingCodec(ByteCodec):
+    def render_chat(self, messages: Any, **settings: Any) -> str:
+        return super().render_chat(messages, **settings) + "<think>\n"
+
+
+@asynccontextmanager
+async def roomy(tmp_path: Path, codec: Any) -> AsyncIterator[Serving]:
+    """A server whose model takes long answers."""
+    async with serving(tmp_path, codec) as s:
+        await s.core.set_state(CoreState("Serving", "", replace(FACTS, max_model_len=2000)))
+        await until(lambda: s.front.facts is not None and s.front.facts.max_model_len == 2000)
+        yield s
+
+
+def say(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"say:{text}"}]
+
+
+async def message(s: Serving, text: str, **more: Any) -> tuple[dict[str, Any], str]:
+    answer = await s.post(CHAT, messages=say(text), tools=[WEATHER, TIME], **more)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    return choice["message"], choice["finish_reason"]
+
+
+def calls(message: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+
+
+def test_calls_are_found_in_a_whole_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, HermesCodec) as s:
+            one, finish = await message(s, f"Let me look.\n{CALL}{CLOCK}")
+            assert finish == "tool_calls"
+            assert (one["content"], calls(one)) == (
+                "Let me look.", [("weather", '{"city": "Paris"}'), ("time", "{}")],
+            )  # fmt: skip
+            ids = [call["id"] for call in one["tool_calls"]]
+            assert len(set(ids)) == 2
+            assert all(one.startswith("call_") for one in ids)
+            alone, _ = await message(s, CALL, parallel_tool_calls=False)
+            assert alone["content"] is None
+            assert len(alone["tool_calls"]) == 1
+            plain, finish = await message(s, "Hi there.")
+            assert (plain, finish) == ({"role": "assistant", "content": "Hi there.", "refusal": None}, "stop")
+            shown, finish = await message(s, CALL, tool_choice="none")
+            assert (shown["content"], finish) == (CALL, "stop")
+            cut, finish = await message(s, CALL, max_tokens=50)
+            assert (calls(cut), finish) == ([("weather", '{"city')], "length")
+
+    run(scenario)
+
+
+def test_a_stream_has_the_id_and_name_of_a_call_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, HermesCodec) as s:
+            events = await s.stream(CHAT, messages=say(f"Hm. {CALL}{CLOCK}"), tools=[WEATHER, TIME])
+            choices = [event["choices"][0] for event in events[:-1]]
+            assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+            assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Hm."
+            deltas = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+            begins = [delta for delta in deltas if "id" in delta]
+            assert [(one["index"], one["type"], one["function"]) for one in begins] == [
+                (0, "function", {"name": "weather", "arguments": ""}),
+                (1, "function", {"name": "time", "arguments": ""}),
+            ]
+            assert all(set(one) == {"index", "function"} for one in deltas if one not in begins)
+            first = [one["function"]["arguments"] for one in deltas if one["index"] == 0]
+            assert "".join(first) == '{"city": "Paris"}'
+            assert len(first) > 4  # as they arrive
+            finishes = [choice["finish_reason"] for choice in choices]
+            assert finishes == [None] * (len(finishes) - 1) + ["tool_calls"]
+
+    run(scenario)
+
+
+def test_the_official_client_reads_streamed_calls(tmp_path: Path) -> None:
+    def ask(url: str) -> tuple[str | None, Any]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+            tools: Any = [WEATHER, TIME]
+            messages: Any = say(CALL)
+            with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
+                choice = stream.get_final_completion().choices[0]
+            assert choice.message.tool_calls is not None
+            return choice.finish_reason, choice.message.tool_calls[0].function
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, HermesCodec) as s:
+            finish, function = await asyncio.to_thread(partial(ask, s.url))
+            assert (finish, function.name, function.arguments) == ("tool_calls", "weather", '{"city": "Paris"}')
+
+    run(scenario)
+
+
+def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, ByteCodec) as s:
+            listed = '[{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "time", "parameters": {}}]'
+            required, finish = await message(s, listed, tool_choice="required")
+            assert (calls(required), finish) == ([("weather", '{"city": "Rome"}'), ("time", "{}")], "tool_calls")
+            assert required["content"] is None
+            grammar = s.core.requests[-1].params.grammar
+            assert grammar is not None
+            assert (grammar.kind, grammar.field) == ("json_schema", "tools")
+            assert json.loads(grammar.text)["minItems"] == 1
+            choice = {"type": "function", "function": {"name": "weather"}}
+            named, finish = await message(s, '{"city": "Oslo"}', tool_choice=choice)
+            assert (calls(named), finish) == ([("weather", '{"city": "Oslo"}')], "stop")  # as OpenAI's
+            grammar = s.core.requests[-1].params.grammar
+            assert grammar is not None
+            assert json.loads(grammar.text) == WEATHER["function"]["parameters"]  # type: ignore[index]
+
+    run(scenario)
+
+
+def test_a_model_whose_form_of_calls_is_not_known_refuses_auto_unless_the_engine_names_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, ByteCodec) as s:
+            refused = await s.post(CHAT, messages=say("x"), tools=[WEATHER])
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"], error["code"]) == (400, "tools", "tool_parser_unknown")
+            assert "--tool-call-parser" in error["message"]
+            s.front.parsers = ParserChoice(tool_calls="hermes")
+            assert (await message(s, CALL))[1] == "tool_calls"
+
+    run(scenario)
+
+
+def test_mistrals_markers_stay_in_the_text_and_its_ids_are_short(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, MistralCodec) as s:
+            one, _ = await message(s, '[TOOL_CALLS][{"name": "time", "arguments": {}}]')
+            assert calls(one) == [("time", "{}")]
+            assert len(one["tool_calls"][0]["id"]) == 9
+            assert s.core.requests[-1].params.skip_special_tokens is False
+
+    run(scenario)
+
+
+def test_calls_in_the_history_reach_the_template_with_arguments_as_objects(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Recording(HermesCodec):
+        def render_chat(self, messages: Any, **settings: Any) -> str:
+            seen.extend(messages)
+            return super().render_chat(messages, **settings)
+
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "say:warm"},
+    ]  # fmt: skip
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, Recording) as s:
+            answer = await s.post(CHAT, messages=history, tools=[WEATHER])
+            assert answer.json()["choices"][0]["message"]["content"] == "warm"
+            assert seen[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Paris"}}
+            assert (seen[1]["content"], seen[2]["tool_call_id"]) == ("", "call_1")
+            for arguments in ("{", "3"):
+                history[1]["tool_calls"][0]["function"]["arguments"] = arguments
+                refused = await s.post(CHAT, messages=history)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.tool_calls")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("codec", "text"), [(ByteCodec, "<think>so</think>\nyes"), (ThinkingCodec, "so</think>yes")])
+def test_reasoning_has_a_field_of_its_own(tmp_path: Path, codec: Any, text: str) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, codec) as s:
+            body = {"messages": say(text), "max_tokens": 60}
+            s.front.parsers = ParserChoice(reasoning="think")
+            if codec is ThinkingCodec:  # the fake core repeats the whole prompt
+                body["messages"] = say("x")
+                answer = (await s.post(CHAT, **body)).json()["choices"][0]["message"]
+                assert (answer["content"], answer["reasoning_content"]) == ("", "x<assistant><think>\n")
+                return
+            answer = (await s.post(CHAT, **body)).json()["choices"][0]["message"]
+            assert (answer["content"], answer["reasoning_content"]) == ("yes", "so")
+            deltas = [event["choices"][0]["delta"] for event in (await s.stream(CHAT, **body))[:-1]]
+            assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
+            assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+            s.front.parsers = ParserChoice()
+            assert (await s.post(CHAT, **body)).json()["choices"][0]["message"]["content"] == text
+
+    run(scenario)

@@ -1,0 +1,378 @@
+"""The arithmetic of a job: against hand-computed values, against measured runs, and against its own rules."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.model.config import ModelConfig
+from stoker.pod.pipeline.formulas import bubble
+from stoker.pod.pipeline.simulation import Costs
+from stoker.pod.plan import memory as plan_memory
+from stoker.pod.plan.activations import choose_kept, layer_tensors
+from stoker.pod.plan.estimate import make_plan
+from stoker.pod.plan.gpu import GIB, GPUS, RESERVE_BYTES, gpu_named, known_gpu
+from stoker.pod.plan.job import Job, Layout
+from stoker.pod.plan.layouts import layouts
+from stoker.pod.plan.measured import check_plan
+from stoker.pod.plan.memory import fullest, memory_by_rank
+from stoker.pod.plan.model_size import ModelSize
+from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
+from stoker.pod.plan.traffic import flows
+
+LLAMA_8B = ModelSize(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+)
+LLAMA_1B = ModelSize(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    tie_embeddings=True,
+)
+MOE = ModelSize(
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    qk_norm=True,
+    num_experts=8,
+    experts_per_token=2,
+    expert_size=32,
+)
+TINY = ModelSize(
+    vocab_size=100, hidden_size=8, intermediate_size=16, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=2
+)
+
+
+def job(model: ModelSize = LLAMA_8B, batch: int = 4, micro: int = 1, length: int = 8192, **changes: Any) -> Job:
+    names = {field.name for field in fields(Layout)}
+    layout = Layout(**{name: value for name, value in changes.items() if name in names})
+    rest = {name: value for name, value in changes.items() if name not in names}
+    return Job(
+        model=model, layout=layout, global_batch_size=batch, micro_batch_size=micro, sequence_length=length, **rest
+    )
+
+
+# bench/README.md: peak of torch's allocator in the first run of a process, tokens/s/GPU on four (one) H200s
+MEASURED = {
+    "T1": (job(shard=4), 88.4, 10_847),
+    "T2 with ZeRO-2": (job(batch=16, shard=4, zero_stage=2), 92.6, 11_168),
+    "T4 on one GPU": (job(LLAMA_1B, 8, 8, 2048), 45.7, 71_234),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_memory_and_speed_are_within_a_tenth_of_what_was_measured(name: str) -> None:
+    found, gib, speed = MEASURED[name]
+    plan = make_plan(found, GPUS["H200"])
+    assert plan.fullest.total / GIB == pytest.approx(gib, rel=0.1)
+    assert plan.tokens_per_s_per_gpu == pytest.approx(speed, rel=0.1)
+    assert plan.fits
+
+
+def test_recompute_costs_what_was_measured() -> None:
+    plan = make_plan(job(shard=4, recompute="full"), GPUS["H200"])
+    assert plan.tokens_per_s_per_gpu == pytest.approx(8_348, rel=0.1)
+
+
+def test_the_sizes_of_a_model_are_those_of_its_configuration() -> None:
+    found: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 12,
+        "intermediate_size": 20,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 6,
+    }
+    for extra in ({"architecture": "llama"}, {"architecture": "qwen3", "tie_embeddings": True}):
+        config = ModelConfig(**found, **extra)
+        assert ModelSize.from_fields({**found, **extra}).parameters == config.num_parameters
+        assert ModelSize.from_hugging_face(config.to_hugging_face()).parameters == config.num_parameters
+    assert LLAMA_8B.parameters == 8_030_261_248
+    with pytest.raises(ValueError, match="hidden_size, num_layers is missing"):
+        ModelSize.from_fields({"vocab_size": 1, "intermediate_size": 1, "num_heads": 1})
+
+
+def test_experts_are_counted_once_and_active_ones_by_token() -> None:
+    layer = 64 * (2 * 64 + 2 * 32) + (2 * 64 + 2 * 8) + 64 * 8 + 8 * 3 * 64 * 32
+    assert MOE.parameters == 4 * layer + 2 * 64_000 + 64
+    assert MOE.active_layer == 64 * 192 + 2 * 3 * 64 * 32 + 64 * 8
+
+
+# A layer of TINY has 8 * (2*8 + 2*4) + 16 + 3*8*16 = 592 elements, the model 4 * 592 + 2 * 800 + 8 = 3,976.
+STATES = [
+    # layout, precision, micro-batches: weights, gradients, optimizer in bytes per element of the model
+    ({"shard": 1, "zero_stage": 0}, "bf16", 1, (2, 4, 12)),
+    ({"shard": 4, "zero_stage": 0}, "bf16", 1, (2, 4, 12)),
+    ({"shard": 4, "zero_stage": 1}, "bf16", 1, (2, 1, 3)),
+    ({"shard": 4, "zero_stage": 1}, "bf16", 2, (2, 4, 3)),
+    ({"shard": 4, "zero_stage": 2}, "bf16", 2, (2, 1, 3)),
+    ({"shard": 4, "zero_stage": 3}, "bf16", 2, (0.5, 1, 3)),
+    ({"shard": 2, "context": 2, "zero_stage": 3}, "bf16", 2, (0.5, 1, 3)),
+    ({"shard": 4, "zero_stage": 1}, "fp32", 1, (4, 1, 2)),
+    ({"shard": 4, "replicate": 2, "zero_stage": 1}, "bf16", 1, (2, 1, 3)),
+]
+
+
+@pytest.mark.parametrize(("layout", "precision", "micro_batches", "expected"), STATES)
+def test_the_state_of_every_zero_stage(
+    layout: dict[str, Any], precision: Any, micro_batches: int, expected: tuple[float, float, float]
+) -> None:
+    ranks = layout.get("shard", 1) * layout.get("replicate", 1)
+    found = fullest(job(TINY, ranks * micro_batches, 1, 16, precision=precision, **layout))
+    per_element = tuple(count / 3976 for count in (found.weights, found.gradients, found.optimizer))
+    assert per_element == pytest.approx(expected)
+
+
+def test_offloaded_state_is_on_the_host() -> None:
+    kept, moved = (fullest(job(shard=4, offload=place)) for place in ("", "host"))
+    assert moved.optimizer == 0
+    assert moved.host - kept.host == kept.optimizer
+
+
+def test_tensor_parallel_ranks_share_matrices_and_not_norms() -> None:
+    rank = pipeline_ranks(job(TINY, 4, 1, 16, tensor=2))[0]
+    parameters = rank_parameters(job(TINY, 4, 1, 16, tensor=2), rank)
+    assert parameters.block == (192 + 384) / 2 + 16
+    assert parameters.total == 4 * parameters.block + 2 * 400 + 8
+
+
+def test_activations_of_a_layer_by_hand() -> None:
+    """Of one token in bf16: residual sums and norms 4 x 8, q k v 16, rotated 12, attention 8, ffn 3 x 16 elements, and
+    the 4 fp32 numbers of attention's softmax.
+    """
+    kept = sum(item.bytes_per_token for item in layer_tensors(job(TINY, 1, 1, 16)))
+    assert kept == 2 * (4 * 8 + 16 + 12 + 8 + 3 * 16) + 16
+    split = {item.name: item.bytes_per_token for item in layer_tensors(job(TINY, 1, 1, 16, tensor=2))}
+    assert split["gate and up"] == 2 * 16
+    assert split["norms"] == 2 * 16
+    shared = job(TINY, 1, 1, 16, tensor=2, sequence_parallel=True)
+    assert {item.name: item.bytes_per_token for item in layer_tensors(shared)}["norms"] == 16
+
+
+def test_full_recompute_keeps_the_inputs_and_one_layer() -> None:
+    none, full = (fullest(job(TINY, 1, 1, 16, recompute=mode)) for mode in ("none", "full"))
+    layer = sum(item.bytes_per_token for item in layer_tensors(job(TINY, 1, 1, 16)))
+    assert none.activations == 16 * (4 * layer + 32)
+    assert full.activations == 16 * (4 * 32 + (layer - 32) + 32)
+
+
+def test_selective_drops_what_kernels_of_elements_give() -> None:
+    chosen = choose_kept(job(recompute="selective"), None)
+    assert set(chosen.again) == {"norms", "rotated q and k", "activated"}
+
+
+def test_a_budget_is_kept_and_costs_least_work_first() -> None:
+    everything = choose_kept(job(), None).kept_bytes
+    work = []
+    for part in (1.0, 0.9, 0.6, 0.3):
+        chosen = choose_kept(job(recompute="selective"), part * everything)
+        assert chosen.kept_bytes <= part * everything
+        work.append(chosen.work)
+    assert work == sorted(work)
+    assert work[0] == 0
+    whole = job(shard=4, recompute="selective", activation_budget_bytes=20 * GIB)
+    kept = choose_kept(whole, 20 * GIB / (32 * 8192)).kept_bytes * 32 * 8192
+    assert kept <= 20 * GIB
+
+
+def test_a_pipeline_keeps_the_activations_of_its_schedule() -> None:
+    one = sum(item.bytes_per_token for item in layer_tensors(job(TINY, 8, 1, 16))) * 16
+    for name, stages, live in (("OneFOneB", 1, 4), ("GPipe", 1, 8), ("Interleaved", 2, 11), ("ZeroBubble", 1, 4)):
+        model = replace(TINY, num_layers=8)
+        found = job(model, 8, 1, 16, pipeline=4, schedule=name, stages_per_rank=stages)
+        assert pipeline_ranks(found)[0].live_stages == live
+        layers = 8 // (4 * stages)
+        assert memory_by_rank(found)[0].activations == pytest.approx(live * layers * one)
+
+
+def test_the_bubble_is_that_of_the_schedule() -> None:
+    found = job(batch=16, pipeline=4)
+    time = make_plan(found, GPUS["H200"]).time
+    assert time is not None
+    assert time.bubble_share == pytest.approx(3 / 19)
+    zero = job(batch=16, pipeline=4, schedule="ZeroBubble")
+    assert make_plan(zero, GPUS["H200"]).to_json()["bubble"] == bubble("ZeroBubble", pipeline_shape(zero), Costs())
+
+
+def test_traffic_by_hand() -> None:
+    weights = 2 * LLAMA_8B.parameters * 3 / 4
+    assert {flow.purpose: flow.bytes for flow in flows(job(shard=4))} == {
+        "gradients reduced": weights,
+        "weights gathered": weights,
+    }
+    stage3 = {flow.purpose: flow.bytes for flow in flows(job(batch=8, shard=4, zero_stage=3))}
+    assert stage3 == {"gradients reduced": 2 * weights, "weights gathered": 4 * weights}
+    tensor = {flow.purpose: flow for flow in flows(job(batch=1, tensor=4, sequence_parallel=True))}
+    assert tensor["tensor parallel"].bytes == 8 * 32 * 8192 * 4096 * 2 * 3 / 4
+    pipeline = {flow.purpose: flow for flow in flows(job(batch=16, pipeline=4))}
+    assert pipeline["pipeline"].bytes == 2 * 16 * 8192 * 4096 * 2
+    ring = {flow.purpose: flow for flow in flows(job(batch=1, context=4, context_method="Ring"))}
+    assert ring["context parallel"].bytes == 3 * 32 * 2048 * 2 * 1024 * 2 * 3
+    experts = {flow.purpose: flow for flow in flows(job(MOE, 4, 1, 16, shard=4, expert=4))}
+    assert experts["experts"].bytes == 4 * 4 * 16 * 2 * 64 * 2 * 3 / 4
+
+
+def test_a_group_that_reaches_over_nodes_uses_the_network() -> None:
+    found = {flow.purpose: flow.link for flow in flows(job(batch=8, shard=8, tensor=4, ranks_per_node=8))}
+    assert found == {"gradients reduced": "network", "weights gathered": "network", "tensor parallel": "node"}
+
+
+LAYOUTS = st.builds(
+    Layout,
+    shard=st.sampled_from([1, 2, 4]),
+    replicate=st.sampled_from([1, 2]),
+    context=st.sampled_from([1, 2]),
+    tensor=st.sampled_from([1, 2, 4]),
+    expert=st.sampled_from([1, 2]),
+    sequence_parallel=st.booleans(),
+    zero_stage=st.integers(0, 3),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)
+MODELS = st.sampled_from([MOE, LLAMA_1B])
+
+
+def planned(model: ModelSize, layout: Layout, micro_batches: int) -> Job:
+    layout = replace(layout, expert=layout.expert if model.num_experts else 1)
+    return Job(
+        model=model,
+        layout=layout,
+        global_batch_size=micro_batches * layout.data_parallel,
+        micro_batch_size=1,
+        sequence_length=256,
+    )
+
+
+@given(MODELS, LAYOUTS, st.sampled_from([1, 2, 4]))
+def test_parts_add_to_the_whole(model: ModelSize, layout: Layout, micro_batches: int) -> None:
+    plan = make_plan(planned(model, layout, micro_batches), GPUS["H100"])
+    found = plan.to_json()
+    memory = found["memory_bytes"]
+    names = ("weights", "gradients", "optimizer", "activations", "buffers")
+    assert memory["total"] == pytest.approx(sum(memory[name] for name in names))
+    assert all(memory[name] >= 0 for name in names)
+    assert found["step_s"]["total"] == pytest.approx(sum(plan.time.parts().values()) if plan.time else 0)
+    assert plan.fits == (memory["total"] + RESERVE_BYTES <= GPUS["H100"].memory_bytes)
+
+
+@given(MODELS, LAYOUTS, st.sampled_from([1, 2, 4]), st.sampled_from(["shard", "context", "tensor"]))
+def test_more_shards_never_need_more_state(model: ModelSize, layout: Layout, micro_batches: int, axis: str) -> None:
+    if axis == "tensor" and layout.tensor == 4:
+        return
+    fewer = fullest(planned(model, layout, micro_batches))
+    more = fullest(planned(model, replace(layout, **{axis: 2 * getattr(layout, axis)}), micro_batches))
+    for name in ("weights", "gradients", "optimizer", "activations"):
+        assert getattr(more, name) <= getattr(fewer, name) * (1 + 1e-12), name
+
+
+@given(MODELS, LAYOUTS, st.sampled_from([1, 2, 4]))
+def test_a_higher_stage_never_needs_more_state(model: ModelSize, layout: Layout, micro_batches: int) -> None:
+    found = [fullest(planned(model, replace(layout, zero_stage=stage), micro_batches)) for stage in range(4)]
+    states = [memory.weights + memory.gradients + memory.optimizer for memory in found]
+    assert states == sorted(states, reverse=True)
+
+
+def test_the_sizes_of_buffers_are_those_of_the_programs() -> None:
+    fused = pytest.importorskip("stoker.model.kernels.fused.cross_entropy", exc_type=ImportError)
+    zero = pytest.importorskip("stoker.trainer.rank.zero")
+    assert plan_memory.LOGITS_BYTES == fused.CHUNK_BYTES
+    assert plan_memory.WIRE_BUFFERS == zero.WIRE_DEPTH
+
+
+BAD = [
+    ({"shard": 3}, "global_batch_size 4 is not a multiple of micro_batch_size 1 x data-parallel size 3 = 3"),
+    ({"context": 3}, "sequence_length 8192 is not a multiple of context 3"),
+    ({"tensor": 3}, "num_heads 32 is not a multiple of tensor 3"),
+    ({"tensor": 16}, "num_kv_heads 8 is not a multiple of tensor 16"),
+    ({"pipeline": 33}, "num_layers 32 are fewer than pipeline 33 x stages_per_rank 1"),
+    ({"expert": 2, "shard": 2}, "expert 2 needs a model with experts"),
+]
+
+
+@pytest.mark.parametrize(("layout", "message"), BAD)
+def test_what_does_not_divide_is_named(layout: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        job(**layout).check()
+
+
+def test_a_configuration_is_read_as_the_trainer_reads_it() -> None:
+    config = {
+        "job": {"name": "base"},
+        "gang": {"nodes": 2, "ranks_per_node": 8},
+        "parallelism": {"tensor": 2, "pipeline": 2, "replicate": 2, "pipeline_schedule": "GPipe"},
+        "training": {"global_batch_size": 8, "sequence_length": 64, "deterministic": "AnyDataParallel"},
+        "memory": {
+            "zero_stage": 0,
+            "activation_checkpointing": "selective",
+            "activation_budget_gib": 1.5,
+            "cpu_offload": True,
+        },
+    }
+    found = Job.from_config(config, LLAMA_8B)
+    assert found.layout == Layout(
+        tensor=2, pipeline=2, replicate=2, shard=2, schedule="GPipe", zero_stage=0, recompute="selective"
+    )
+    assert (found.name, found.ranks_per_node, found.micro_batches) == ("base", 8, 2)
+    assert found.activation_budget_bytes == 1.5 * GIB
+    assert (found.offload, found.any_data_parallel) == ("host", True)
+    with pytest.raises(ValueError, match="pipeline 1 x replicate 1 x context 1 x tensor 3 = 3 does not divide the 4"):
+        Job.from_config({**config, "gang": {"nodes": 4}, "parallelism": {"tensor": 3}}, LLAMA_8B)
+
+
+def test_layouts_fit_keep_the_batch_and_come_fastest_first() -> None:
+    found = layouts(job(batch=64, shard=4), 8, GPUS["H200"], built_only=False)
+    assert found
+    assert all(plan.fits and plan.job.global_batch_size == 64 for plan in found)
+    assert all(plan.job.layout.world_size == 8 for plan in found)
+    times = [plan.time.total for plan in found if plan.time]
+    assert times == sorted(times)
+    assert {plan.job.layout.zero_stage for plan in found} >= {1, 2, 3}
+    assert len({plan.job.layout for plan in found}) == len(found)
+
+
+def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
+    plans = layouts(job(LLAMA_1B, 8, 1, 2048), 4, GPUS["H100"])
+    assert plans
+    assert all(plan.job.layout.recompute in ("none", "full") for plan in plans)
+    small = replace(GPUS["H100"], memory_bytes=8 * GIB)
+    assert layouts(job(batch=8), 1, small, built_only=False) == []
+
+
+def test_gpus_are_known_by_name_and_by_product() -> None:
+    assert gpu_named("h200") is GPUS["H200"]
+    assert known_gpu("NVIDIA-H100-80GB-HBM3") is GPUS["H100"]
+    assert known_gpu("NVIDIA A100-SXM4-80GB") is GPUS["A100"]
+    assert known_gpu("") is None
+    with pytest.raises(ValueError, match="gpu 'V100' is unknown; allowed: A100, H100, H200, B200"):
+        gpu_named("V100")
+
+
+def test_a_plan_is_checked_against_the_first_steps() -> None:
+    plan = make_plan(job(shard=4), GPUS["H200"])
+    assert plan.time is not None
+    seconds = [20.0, *[plan.time.total * 1.25] * 4]
+    found = check_plan(plan, 0, seconds, int(plan.fullest.total / 0.9))
+    assert found.step_error == pytest.approx(-0.2)
+    assert found.memory_error == pytest.approx(-0.1)
+    assert "predicted (-20.0%)" in found.line()
+    unknown = check_plan(make_plan(job(shard=4), None), 0, seconds, None)
+    assert (unknown.step_error, unknown.memory_error) == (None, None)
+    assert "not measured on this device" in unknown.line()

@@ -1,0 +1,61 @@
+"""The plan of a run against its first steps, on the leading rank.
+
+Fed by the loop with the time of each step; it sends one event when it has seen enough, and is then idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from stoker.model.config import ModelConfig
+from stoker.pod.plan.estimate import Plan, make_plan
+from stoker.pod.plan.gpu import known_gpu
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.measured import STEPS, check_plan
+from stoker.pod.plan.model_size import ModelSize
+from stoker.trainer.protocol.channel import PlanEvent, RankChannel
+from stoker.trainer.protocol.config import TrainerConfig
+
+
+class PlanWatch:
+    """Collects the times of the first steps and compares them, and the device's memory, with the plan."""
+
+    def __init__(self, plan: Plan, stage: int, channel: RankChannel, device: torch.device) -> None:
+        """`stage`: this rank's index on the pipeline axis."""
+        self._plan, self._stage = plan, stage
+        self._channel, self._device = channel, device
+        self._seconds: list[float] = []
+
+    def step(self, step_s: float) -> None:
+        """Note one step; the last one that counts sends the event."""
+        if len(self._seconds) == STEPS:
+            return
+        self._seconds.append(step_s)
+        if len(self._seconds) == STEPS:
+            self._channel.send(self._event())
+
+    def _event(self) -> PlanEvent:
+        found = check_plan(self._plan, self._stage, self._seconds, peak_bytes(self._device))
+        return PlanEvent(
+            predicted_step_s=found.predicted_step_s,
+            measured_step_s=found.measured_step_s,
+            step_error=found.step_error,
+            predicted_bytes=found.predicted_bytes,
+            measured_bytes=found.measured_bytes,
+            memory_error=found.memory_error,
+            line=found.line(),
+        )
+
+
+def plan_run(config: TrainerConfig, model: ModelConfig, device: torch.device) -> Plan:
+    """Make the plan of a run for the GPU that it has; without a known GPU it has no time."""
+    job = Job.from_config(config.model_dump(), ModelSize.from_fields(asdict(model)))
+    gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return make_plan(job, gpu)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the most memory that torch has given out on the device; None where it does not count."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

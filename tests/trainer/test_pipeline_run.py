@@ -51,6 +51,7 @@ class Layout:
     @property
     def fields(self) -> dict[str, Any]:
         return {
+            "gang__ranks_per_node": self.ranks,
             "parallelism__pipeline": self.pipeline,
             "parallelism__pipeline_schedule": self.schedule,
             "parallelism__stages_per_rank": self.stages,

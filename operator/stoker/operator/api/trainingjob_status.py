@@ -143,6 +143,25 @@ class Resumption(Value):
     """Saves found corrupt: never tried again."""
 
 
+class Goodput(Value):
+    """Where the run's time went, in seconds up to `since`; since then it is in `state`. They add up to its age."""
+
+    since: Time
+    state: Annotated[str, Field(max_length=16)] | None = None
+    """Absent after the end."""
+    productive: Int64 = 0
+    checkpointing: Int64 = 0
+    starting: Int64 = 0
+    restarting: Int64 = 0
+    queued: Int64 = 0
+    suspended: Int64 = 0
+    lost: Int64 = 0
+    """Training that restarts had to repeat."""
+    attempt: Int32 = 0
+    attempt_productive: Int64 = 0
+    """Productive seconds of that attempt."""
+
+
 class TrainingJobStatus(EditableStatus):
     phase: TrainingPhase = "Pending"
     started_at: Time | None = None
@@ -160,6 +179,7 @@ class TrainingJobStatus(EditableStatus):
     """Highest step of a verified save."""
     lost_steps: Int64 = 0
     """Steps that restarts had to repeat."""
+    goodput: Goodput | None = None
     avoided_nodes: Annotated[
         tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()

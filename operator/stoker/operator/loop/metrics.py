@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from stoker.operator.domain.plan import Key
 from stoker.operator.loop.node_watch import NodeCounts
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -70,13 +71,16 @@ class OperatorState:
         objects: Mapping[str, int],
         silence_s: Mapping[str, float],
         nodes: NodeCounts,
+        jobs: Mapping[Key, Mapping[str, int]] | None = None,
     ) -> None:
+        """`jobs`: seconds of each TrainingJob by the state of its goodput ledger."""
         self.queue = queue
         self.delayed = delayed
         self.polls = polls
         self.objects = objects
         self.silence_s = silence_s
         self.nodes = nodes
+        self.jobs = jobs or {}
 
 
 class _AtWork(Collector):
@@ -111,6 +115,16 @@ class _AtWork(Collector):
         for kind, seconds in sorted(now.silence_s.items()):
             silence.add_metric([kind], seconds)
         yield silence
+        yield _job_seconds(now.jobs)
 
     def describe(self) -> list[Metric]:
         return []
+
+
+def _job_seconds(jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
+    text = "Seconds of a TrainingJob by what they were spent on; they add up to its age"
+    found = GaugeMetricFamily("stoker_operator_trainingjob_seconds", text, labels=["namespace", "name", "state"])
+    for key, seconds in sorted(jobs.items()):
+        for state, value in seconds.items():
+            found.add_metric([key.namespace, key.name, state], value)
+    return found

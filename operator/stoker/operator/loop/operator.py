@@ -27,6 +27,7 @@ from stoker.operator.cluster.interface import (
 from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
+from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.labels import ROLE, PodRole
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.pods import is_gated, label
@@ -186,7 +187,13 @@ class Operator:
             objects=self.store.counts(),
             silence_s=silence,
             nodes=self.nodes.counts,
+            jobs=self._job_seconds(),
         )
+
+    def _job_seconds(self) -> dict[Key, dict[str, int]]:
+        now = self.clock.now()
+        ledgers = {key_of(job): (job.get("status") or {}).get("goodput") for job in self.store.of_kind("TrainingJob")}
+        return {key: totals(read_ledger(found), now) for key, found in ledgers.items() if found}
 
     async def _serve(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.trainingjob_status import (
     Attempt,
     Failure,
+    Goodput,
     PendingRequest,
     Pinned,
     Progress,
@@ -45,6 +46,7 @@ class JobFields(JobChanges, total=False):
     accepted_spec: dict[str, Any] | None
     best_step: int
     avoided_nodes: tuple[str, ...]
+    goodput: Goodput | None
     pods: PodCounts | None
     checkpoints: int
     latest_checkpoint: SavedStep | None

@@ -17,6 +17,7 @@ from stoker.operator.reconcile.intent import changed_fields, edit_conditions, ed
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
+from stoker.operator.reconcile.trainingjob.ledger import goodput
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
@@ -34,6 +35,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         pods=_pod_counts(view, attempt, phase),
         pinned=with_pulled_image(view),
         avoided_nodes=avoided_nodes(status),
+        goodput=goodput(view, phase, attempt),
     )
     derived |= _progress(view)
     derived |= _checkpoint_fields(view)

@@ -25,6 +25,7 @@ from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
 from stoker.trainer.rank.pipeline.slices import Model, empty_model
 from stoker.trainer.rank.resume import choose_resume
@@ -189,7 +190,11 @@ class DecoderStore:
 
 
 def train(
-    config: TrainerConfig, context: RankContext, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
+    config: TrainerConfig,
+    context: RankContext,
+    model: ModelConfig = TINY,
+    batches: SyntheticBatches | None = None,
+    loss_scale: LossScale | None = None,
 ) -> Cause:
     """Start or resume a run and run its loop; the events are in `context.channel`."""
     held, start = empty_slices(config, context, model)
@@ -204,5 +209,5 @@ def train(
         fingerprint="synthetic",
         initial_weights=start,
     )
-    with open_loop(config, root, context, inputs, resume) as loop:
+    with open_loop(config, root, context, inputs, resume, loss_scale) as loop:
         return loop.train()

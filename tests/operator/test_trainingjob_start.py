@@ -63,10 +63,10 @@ def test_a_missing_claim_is_named_and_nothing_runs() -> None:
 
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
-    run = Run(memory={"zeroStage": 3})
+    run = Run(memory={"cpuOffload": True})
     run.cluster.settle()
     assert "not supported yet" in run.status["message"]
-    assert "memory.zeroStage" in run.status["message"]
+    assert "memory.cpuOffload" in run.status["message"]
     assert run.cluster.pods("trainer") == []
 
 

@@ -186,7 +186,8 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, out, lse_TN = ctx.saved_tensors
+        # detach: a product of three dims chooses its kernel by `requires_grad`, which hooks on saved tensors change
+        q, k, v, out, lse_TN = (saved.detach() for saved in ctx.saved_tensors)
         (grad_q, grad_k, grad_v), group = (
             (torch.empty_like(x, dtype=torch.float32) for x in (q, k, v)),
             q.shape[1] // k.shape[1],

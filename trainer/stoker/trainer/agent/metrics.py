@@ -24,6 +24,8 @@ STEP_GAUGES = (
     ("stoker_trainer_tokens_per_second", "tokens_per_s", "Tokens per second over all ranks."),
     ("stoker_trainer_step_seconds", "step_s", "Duration of the last step."),
     ("stoker_trainer_eta_seconds", "eta_s", "Expected time to the last step."),
+    ("stoker_trainer_skipped_steps", "skipped_steps", "Steps so far whose update was not applied."),
+    ("stoker_trainer_loss_scale", "loss_scale", "Factor of the loss in the next step, with fp16."),
 )
 
 
@@ -40,7 +42,8 @@ class _RunMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         if self.state.last_step is not None:
             for name, attribute, text in STEP_GAUGES:
-                yield GaugeMetricFamily(name, text, value=float(getattr(self.state.last_step, attribute)))
+                if (value := getattr(self.state.last_step, attribute)) is not None:
+                    yield GaugeMetricFamily(name, text, value=float(value))
         if self.state.last_validation is not None:
             yield GaugeMetricFamily(
                 "stoker_trainer_validation_loss", "Last validation loss.", value=self.state.last_validation.loss

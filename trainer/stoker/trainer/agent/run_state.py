@@ -29,7 +29,10 @@ from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
-_PROGRESS = ("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s")
+_PROGRESS = (
+    *("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s"),
+    *("skipped_steps", "loss_scale"),
+)
 _PLAN = (
     "predicted_step_s",
     "measured_step_s",

@@ -70,10 +70,15 @@ class StepEvent:
     tokens: int
     loss: float
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
+    """None in a step whose fp16 gradient was too large to be represented."""
     tokens_per_s: float
     step_s: float
     eta_s: float
+    skipped_steps: int = 0
+    """Steps so far whose update was not applied."""
+    loss_scale: float | None = None
+    """With fp16: the factor of the loss in the next step."""
     at: float = field(default_factory=time.time)
 
 

@@ -18,19 +18,23 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import resolve_kernels
+from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
+from stoker.model.parameter import Part
 from stoker.pod.pipeline.actions import ScheduleName
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
-from stoker.trainer.rank.bucket import Bucket, Reduction, make_buckets
+from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
+from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.passes import PipelinePasses
 from stoker.trainer.rank.pipeline.slices import Model, slices_of
@@ -43,6 +47,7 @@ from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.snapshot import all_state_tensors, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
+from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 
@@ -73,15 +78,17 @@ def make_zero(
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
+    parts = list(model.named_parts())
+    decays = decay_by_name(parts, config.optimization.no_decay, whole_names(model))
     buckets = [
         bucket
         for stage, decoder in slices_of(model).items()
-        for bucket in stage_buckets(stage, decoder, mesh, device, splits=splits)
+        for bucket in stage_buckets(stage, decoder, mesh, device, decays, splits=splits)
     ]
     zero = Zero(
         buckets,
         mesh,
-        Adam(config.optimization, model.ops),
+        make_optimizer(config, model.ops, parts, mesh),
         GradientNorm(model.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
@@ -93,7 +100,9 @@ def make_zero(
     return zero
 
 
-def stage_buckets(stage: int, decoder: Decoder, mesh: Mesh, device: torch.device, *, splits: bool) -> Iterator[Bucket]:
+def stage_buckets(
+    stage: int, decoder: Decoder, mesh: Mesh, device: torch.device, decays: Decays, *, splits: bool
+) -> Iterator[Bucket]:
     """Yield the buckets of one pipeline stage. Its units are `embedding`, `blocks.5` (by layer), `head`, `table copy`.
 
     The copy of a tied table has a bucket of its own, laid out like that of the original.
@@ -105,10 +114,29 @@ def stage_buckets(stage: int, decoder: Decoder, mesh: Mesh, device: torch.device
         units["head"] = nn.ModuleList([head] if table is None or decoder.has_table_copy else [head, table])
     if decoder.has_table_copy and table is not None:
         units["table copy"] = table
-    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, reductions(decoder, mesh)):
+    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays):
         bucket.stage = stage
+        if bucket.unit == EVERY_UNIT and mesh.dims.pipeline > 1:
+            bucket.name += f" of stage {stage}"
         bucket.is_late = splits and bucket.unit not in ("head", "table copy")
         yield bucket
+
+
+def whole_names(model: Model) -> list[str]:
+    """The names of all tensors of the model, wherever they are."""
+    return [part.hf_name for part in whole_of(model).named_parts()]
+
+
+def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
+    if config.optimization.optimizer != "lamb":
+        return Adam(config.optimization, ops)
+    return Lamb(
+        config.optimization,
+        ops,
+        lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=config.memory.zero_stage == 0),
+        by_line=config.training.deterministic == "AnyDataParallel",
+        sizes=tensor_sizes(parts),
+    )
 
 
 def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
@@ -120,9 +148,16 @@ def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
 
 @contextmanager
 def open_loop(
-    config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
+    config: TrainerConfig,
+    root: CheckpointRoot,
+    context: RankContext,
+    inputs: RunInputs,
+    resume: ResumePoint | None,
+    loss_scale: LossScale | None = None,
 ) -> Iterator[Loop]:
     """A loop that continues from `resume` or starts anew. At the end it waits for saves in flight and closes the log.
+
+    `loss_scale`: where an fp16 run starts, if not at the usual scale.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -132,8 +167,9 @@ def open_loop(
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = list(inputs.model.named_parts())
+    loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors)
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context) as log:
         try:
@@ -153,6 +189,7 @@ def open_loop(
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
+                loss_scale=loss_scale,
             )
         finally:
             saver.wait()
@@ -164,7 +201,7 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
     if isinstance(model, Decoder):
-        return ForwardPass(model, attention, context.device, zero.ready, recompute=recompute)
+        return ForwardPass(model, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
@@ -217,6 +254,7 @@ def _resume(
     inputs: RunInputs,
     zero: Zero,
     tensors: Sequence[TensorInfo],
+    loss_scale: LossScale | None,
 ) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
@@ -227,7 +265,10 @@ def _resume(
         )
     inputs.batches.check(meta["cursor"])
     load_state(zero, list(inputs.model.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
-    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
+    if loss_scale is not None:
+        loss_scale.restore(meta.get("loss_scale"))
+    skipped = int(meta.get("skipped_steps", 0))
+    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]), skipped)
 
 
 def _loading(context: RankContext) -> Any:

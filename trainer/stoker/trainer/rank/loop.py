@@ -6,6 +6,7 @@ Owns the progress of the run and the order of work in a step; `train_step`, the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReaso
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 from stoker.trainer.rank.plan_check import PlanWatch
@@ -50,6 +52,8 @@ class Progress:
     """Loss of the last step."""
     elapsed_s: float = 0.0
     """Time in steps over all attempts."""
+    skipped_steps: int = 0
+    """Finished steps whose update was not applied."""
 
 
 class Loop:
@@ -73,6 +77,7 @@ class Loop:
         meta: Mapping[str, Any],
         progress: Progress,
         total_steps: int,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """`parts`: the tensors of which this rank has a box; `tensors`: the state of the whole model.
 
@@ -94,7 +99,7 @@ class Loop:
         self._log = log
         self._watch = watch
         self._meta = meta
-        self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping)
+        self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping, loss_scale)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
         self._clock = StepClock(self._tokens_per_step)
 
@@ -128,6 +133,7 @@ class Loop:
             self._batches.target_tokens(done),
             rate,
             self._signals,
+            num_skipped=self.progress.skipped_steps,
         )
         self._report(result, rate, self._clock.stop())
         return result
@@ -143,6 +149,7 @@ class Loop:
             self.progress.tokens + self._tokens_per_step,
             result.loss,
             self.progress.elapsed_s + step_s,
+            self.progress.skipped_steps + result.skipped,
         )
         event = self._event(result, rate, step_s)
         self._channel.send(event)
@@ -159,10 +166,12 @@ class Loop:
             tokens=self.progress.tokens,
             loss=result.loss,
             learning_rate=rate,
-            grad_norm=result.grad_norm,
+            grad_norm=result.grad_norm if math.isfinite(result.grad_norm) else None,
             tokens_per_s=self._clock.tokens_per_s,
             step_s=step_s,
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
+            skipped_steps=self.progress.skipped_steps,
+            loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
         )
 
     def _validate_if_due(self) -> None:
@@ -203,12 +212,15 @@ class Loop:
     def _save_meta(self) -> dict[str, Any]:
         """Facts about this moment of the run, for the manifest."""
         progress, optimization = self.progress, self._config.optimization
+        scale = self._train_step.loss_scale
         return {
             "step": progress.step,
             "tokens": progress.tokens,
             "loss": progress.loss,
             "learning_rate": learning_rate(optimization, progress.step, self.total_steps),
             "elapsed_s": progress.elapsed_s,
+            "skipped_steps": progress.skipped_steps,
+            "loss_scale": None if scale is None else scale.state(),
             "schedule": {
                 "kind": optimization.schedule,
                 "warmup_steps": optimization.warmup_steps,

@@ -49,9 +49,14 @@ class PipelinePasses:
         self._attention: AttentionName = attention
         self._device = device
 
-    def train(self, batches: Iterable[MicroBatch], zero: Zero) -> list[Tensor]:  # noqa: ARG002  the stages hold it
+    def train(
+        self,
+        batches: Iterable[MicroBatch],
+        zero: Zero,  # noqa: ARG002  the stages hold it
+        factor: float = 1.0,
+    ) -> list[Tensor]:
         """See `Passes`."""
-        inputs = [self._inputs(batch) for batch in batches]
+        inputs = [self._inputs(batch, factor) for batch in batches]
         found = self._executor.train(rank_order(self._name, self._shape(len(inputs)), self._stage), inputs)
         none = torch.zeros((), dtype=torch.float32, device=self._device)
         return [found.get(index, none) for index in range(len(inputs))]
@@ -70,7 +75,7 @@ class PipelinePasses:
         dims = self._dims
         return Shape(ranks=dims.pipeline, stages_per_rank=dims.stages_per_rank, micro_batches=micro_batches)
 
-    def _inputs(self, batch: MicroBatch) -> StageInputs:
+    def _inputs(self, batch: MicroBatch, factor: float = 1.0) -> StageInputs:
         # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
         # device.
         attend = PackedAttend(
@@ -80,7 +85,7 @@ class PipelinePasses:
             tokens_T=upload(batch.tokens_T, self._device),
             positions_T=upload(batch.positions_T, self._device),
             targets_T=upload(batch.targets_T, self._device),
-            weights_T=torch.as_tensor(batch.weights_T),
+            weights_T=torch.as_tensor(batch.weights_T) * factor,
             attend=attend,
             rows=len(batch.tokens_T),
         )

@@ -144,10 +144,11 @@ class Stage:
     def backward_weight(self, micro_batch: int) -> None:
         """Run the products that `backward_input` has put off."""
         kept = self._in_flight.pop(micro_batch)
-        for deliver in kept.held:
-            deliver()
-        for weight, product in kept.late:
-            self._sink.add_gradient(weight, product())
+        with torch.no_grad():
+            for deliver in kept.held:
+                deliver()
+            for weight, product in kept.late:
+                self._sink.add_gradient(weight, product())
         self._backward_embedding(kept)
         self._sink.end_micro_batch(self.number, late=True)
 

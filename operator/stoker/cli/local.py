@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
+from stoker.cli.local_gateway import gateway
 from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
 from stoker.operator.cluster.kinds import Kind, find_kind
 from stoker.operator.cluster.local.folders import StateFolders, default_state_folder
@@ -52,6 +53,9 @@ def local() -> None:
 
     The embedded cluster runs the same operator; each pod is a group of local processes.
     """
+
+
+local.add_command(gateway)
 
 
 @local.command(

@@ -98,6 +98,12 @@ ZERO_FITS_PIPELINE = rule(
     " allowed are 0 and 1",
     field=".memory.zeroStage",
 )
+NO_EXPERTS_IN_PIPELINE = rule(
+    "self.parallelism.pipeline == 1 || !has(self.model) || !has(self.model.numExperts)",
+    "a model with experts is not supported yet with a pipeline",
+    shown="pipeline {self.parallelism.pipeline} is not supported yet for a model with experts: allowed is 1",
+    field=".parallelism.pipeline",
+)
 EXPERTS_FIT = first_of(
     (
         "e == 1 || !has(self.model) || has(self.model.numExperts)",
@@ -139,6 +145,7 @@ SPEC_RULES = (
     HEADS_FIT,
     LAYERS_FIT,
     ZERO_FITS_PIPELINE,
+    NO_EXPERTS_IN_PIPELINE,
     EXPERTS_FIT,
     WARMUP_FITS,
     ELASTIC_FITS,

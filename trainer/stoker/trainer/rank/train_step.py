@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
+from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
@@ -27,6 +28,7 @@ from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
 from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
 from stoker.trainer.rank.zero import Zero
 
@@ -43,12 +45,20 @@ class StepResult:
     """The update was not applied."""
     signals: StepSignals
     """The decision of all ranks for the end of this step."""
+    router: RouterReport | None = None
+    """Only of a model with experts."""
 
 
 class Passes(Protocol):
     """Forward and backward passes of a rank's micro-batches: one after the other, or through a pipeline."""
 
-    def train(self, batches: Iterable[MicroBatch], zero: Zero, factor: float = 1.0) -> list[Tensor]:
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the routers that this rank computes."""
+        ...
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
         """Run forward and backward of each micro-batch of a step, for the loss times `factor`.
 
         Return their loss sums times `factor`, fp32 scalars; on ranks that compute no loss they are 0.
@@ -86,40 +96,49 @@ class ForwardPass:
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
-    def train(self, batches: Iterable[MicroBatch], zero: Zero, factor: float = 1.0) -> list[Tensor]:
+    def new_meter(self) -> RouterMeter:
         """See `Passes`."""
-        return [self._backward(batch, zero, factor) for batch in batches]
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
+        """See `Passes`."""
+        return [self._backward(batch, zero, router, factor) for batch in batches]
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
         """See `Passes`."""
         with torch.no_grad():
             return [float(self.loss_sum(batch)) for batch in batches]
 
-    def _backward(self, batch: MicroBatch, zero: Zero, factor: float) -> Tensor:
-        loss_sum = self.loss_sum(batch, factor)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+    def _backward(self, batch: MicroBatch, zero: Zero, router: RouterMeter, factor: float) -> Tensor:
+        aux = router.new_aux()
+        loss_sum = self.loss_sum(batch, factor, aux)
+        router_loss = router.add(aux, float(batch.weights_T.sum()))
+        total = loss_sum if router_loss is None else loss_sum + factor * router_loss
+        total.backward()  # type: ignore[no-untyped-call]
         zero.end_micro_batch()
         return loss_sum.detach()
 
-    def loss_sum(self, batch: MicroBatch, factor: float = 1.0) -> Tensor:
+    def loss_sum(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target), times `factor`; fp32 scalar.
 
-        The factor multiplies the weights, because the loss makes its first gradients in the forward pass.
+        The factor multiplies the weights, because the loss makes its first gradients in the forward pass. Losses of
+        routers leave through `aux`, without the factor.
         """
         # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
         # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
         with saved_tensors(self._keepers):
-            hidden_TD = self._hidden(
-                upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend
-            )
+            tokens_T, positions_T = upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device)
+            hidden_TD = self._hidden(tokens_T, positions_T, attend, aux)
             if self._gathered is not None and self._decoder.config.tie_embeddings:
                 self._gathered.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
-    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
         for index in range(len(self._decoder.blocks)):
@@ -127,12 +146,12 @@ class ForwardPass:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
                     self._block,
-                    *(index, x_TD, update_TD, positions_T, attend),
+                    *(index, x_TD, update_TD, positions_T, attend, aux),
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend)
+                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend, aux)
             self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
         hidden_TD = self._decoder.norm(x_TD, update_TD)
@@ -140,10 +159,16 @@ class ForwardPass:
         return hidden_TD
 
     def _block(
-        self, index: int, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor, attend: Attend
+        self,
+        index: int,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        positions_T: Tensor,
+        attend: Attend,
+        aux: Aux | None,
     ) -> tuple[Tensor, Tensor]:
         self._ready(f"blocks.{index}")  # also when backward computes it again
-        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend)
+        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend, aux)
         return out
 
     def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
@@ -165,6 +190,7 @@ class TrainStep:
         self._zero = zero
         self._clipping = clipping
         self.loss_scale = loss_scale
+        self._router = passes.new_meter()
 
     def __call__(
         self,
@@ -192,36 +218,41 @@ class TrainStep:
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor(target_tokens)
         divisor = factor * target_tokens
         self._zero.begin_step(num_batches)
-        sums = self._passes.train(batches, self._zero, factor)
+        sums = self._passes.train(batches, self._zero, self._router, factor)
         assert len(sums) == num_batches
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / divisor
+        routed = width + self._router.width
+        loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / divisor
+        router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
-        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step - num_skipped, learning_rate, scale.float())
-        return self._result(step, answer.read(), width)
+        return self._result(step, answer.read(), width, target_tokens)
 
-    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+    def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()
         overflow = self.loss_scale is not None and self.loss_scale.overflows(math.isfinite(norm))
         if not (math.isfinite(loss) and (math.isfinite(norm) or overflow)):
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, overflow, StepSignals.merge(answer[2:].view(-1, width).tolist()))
+        routed = 2 + self._router.width
+        router, signals = answer[2:routed], answer[routed:]
+        merged = StepSignals.merge(signals.view(-1, width).tolist())
+        return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
-        """Gather signals and losses of all ranks in one small exchange.
+        """Gather signals, routers' numbers and losses of all ranks in one small exchange.
 
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, self._router.take(), sums.double()]))
 
 
 def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:

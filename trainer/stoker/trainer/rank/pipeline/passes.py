@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.attend import PackedAttend
+from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 from stoker.pod.capabilities import AttentionName
 from stoker.pod.pipeline.actions import Action, ScheduleName, Shape
@@ -21,6 +22,7 @@ from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import upload
 from stoker.trainer.rank.pipeline.executor import Executor
 from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.router_meter import RouterMeter
 from stoker.trainer.rank.zero import Zero
 
 MAX_EVALUATED = 64
@@ -36,6 +38,7 @@ class PipelinePasses:
         dims: ParallelDims,
         stage: int,
         executor: Executor,
+        config: ModelConfig,
         ops: Ops,
         attention: AttentionName,
         device: torch.device,
@@ -45,14 +48,20 @@ class PipelinePasses:
         self._dims = dims
         self._stage = stage
         self._executor = executor
+        self._config = config
         self._ops = ops
         self._attention: AttentionName = attention
         self._device = device
+
+    def new_meter(self) -> RouterMeter:
+        """See `Passes`."""
+        return RouterMeter(self._config, range(0), self._device)
 
     def train(
         self,
         batches: Iterable[MicroBatch],
         zero: Zero,  # noqa: ARG002  the stages hold it
+        router: RouterMeter,  # noqa: ARG002  a model with experts is refused
         factor: float = 1.0,
     ) -> list[Tensor]:
         """See `Passes`."""

@@ -67,7 +67,7 @@ def empty_model(
         group: the tensor-parallel ranks.
 
     Raises:
-        ConfigError: the model has fewer layers than the pipeline has stages.
+        ConfigError: the model has fewer layers than the pipeline has stages, or it has experts.
     """
 
     def decoder(layers: range | None) -> Decoder:
@@ -75,6 +75,11 @@ def empty_model(
 
     if dims.pipeline == 1:
         return decoder(None)
+    if config.num_experts:
+        raise ConfigError(
+            f"parallelism.pipeline {dims.pipeline} is not supported yet for a model with experts "
+            f"(num_experts {config.num_experts}): its routers' losses do not pass the stages; allowed: 1"
+        )
     layers = stage_layers(config, dims.pipeline * dims.stages_per_rank, sequence_length)
     return Slices({number: decoder(layers[number]) for number in range(stage, len(layers), dims.pipeline)})
 

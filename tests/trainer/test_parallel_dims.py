@@ -79,7 +79,14 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory__zero_stage": 2}, "memory.zero_stage 2 does not go with parallelism.pipeline 2.*allowed.*: 0, 1"),
+        (
+            {"memory__zero_stage": 2},
+            "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
+        ),
+        (
+            {"model": {"num_experts": 8}},
+            "model.num_experts 8 is not supported yet with parallelism.pipeline 2; leave it out",
+        ),
         (
             {"parallelism__stages_per_rank": 2},
             "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",

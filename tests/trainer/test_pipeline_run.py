@@ -148,7 +148,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, A
     found: dict[str, Reference] = {}
 
     def of(changes: dict[str, Any]) -> Reference:
-        kept = {key: value for key, value in changes.items() if not key.startswith(("parallelism", "memory"))}
+        kept = {key: value for key, value in changes.items() if not key.startswith(("gang", "parallelism", "memory"))}
         if str(kept) not in found:
             folder = tmp_path_factory.mktemp("alone")
             _, losses, validation = run(alone(), str(folder), **kept)

@@ -91,19 +91,6 @@ LAYERS_FIT = rule(
     " x stagesPerRank {self.parallelism.stagesPerRank}",
     field=".model.numLayers",
 )
-ZERO_FITS_PIPELINE = rule(
-    "self.parallelism.pipeline == 1 || self.memory.zeroStage <= 1",
-    "zeroStage is at most 1 with a pipeline",
-    shown="zeroStage {self.memory.zeroStage} does not go with pipeline {self.parallelism.pipeline}:"
-    " allowed are 0 and 1",
-    field=".memory.zeroStage",
-)
-NO_EXPERTS_IN_PIPELINE = rule(
-    "self.parallelism.pipeline == 1 || !has(self.model) || !has(self.model.numExperts)",
-    "a model with experts is not supported yet with a pipeline",
-    shown="pipeline {self.parallelism.pipeline} is not supported yet for a model with experts: allowed is 1",
-    field=".parallelism.pipeline",
-)
 EXPERTS_FIT = first_of(
     (
         "e == 1 || !has(self.model) || has(self.model.numExperts)",
@@ -144,8 +131,6 @@ SPEC_RULES = (
     LENGTH_FITS,
     HEADS_FIT,
     LAYERS_FIT,
-    ZERO_FITS_PIPELINE,
-    NO_EXPERTS_IN_PIPELINE,
     EXPERTS_FIT,
     WARMUP_FITS,
     ELASTIC_FITS,

@@ -217,7 +217,7 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
 
 
 def _pipeline_problems(config: TrainerConfig) -> list[str]:
-    parallelism, zero_stage = config.parallelism, config.memory.zero_stage
+    parallelism = config.parallelism
     try:
         check_schedule(parallelism.pipeline_schedule, parallelism.stages_per_rank)
     except ValueError as error:
@@ -227,9 +227,4 @@ def _pipeline_problems(config: TrainerConfig) -> list[str]:
         return ["parallelism.stages_per_rank above 1 needs parallelism.pipeline above 1"] if several else []
     if parallelism.pipeline_schedule == "Interleaved" and parallelism.stages_per_rank == 1:
         return ["parallelism.pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1"]
-    if zero_stage > 1:
-        return [
-            f"memory.zero_stage {zero_stage} does not go with parallelism.pipeline {parallelism.pipeline}: a stage's "
-            "gradients or weights would travel once for each micro-batch; allowed with a pipeline: 0, 1"
-        ]
     return []

@@ -176,7 +176,7 @@ def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
     mesh, ops = context.mesh, make_ops(config, context.device)[0]
-    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length)
+    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length, mesh.tensor)
     return held, InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
 
 

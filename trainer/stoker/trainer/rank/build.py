@@ -207,7 +207,11 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
     executor = Executor(stages, mesh.links, wire, zero.check_complete)
-    return PipelinePasses(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device)
+    cuts_tokens = config.parallelism.sequence_parallel
+    return PipelinePasses(
+        *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),
+        cuts_tokens=cuts_tokens,
+    )
 
 
 def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, recompute: bool) -> Stage:

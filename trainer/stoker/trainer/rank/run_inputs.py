@@ -68,7 +68,7 @@ def collect_run_inputs(
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
     report("BuildingModel")
-    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length)
+    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length, mesh.tensor)
     return RunInputs(
         model=held,
         batches=loader,

@@ -42,8 +42,11 @@ class PipelinePasses:
         ops: Ops,
         attention: AttentionName,
         device: torch.device,
+        *,
+        cuts_tokens: bool = False,
     ) -> None:
-        """`stage`: this rank's index on the pipeline axis."""
+        """`stage`: this rank's index on the pipeline axis. `cuts_tokens`: hidden states are cut over `tensor`."""
+        self._token_ranks = dims.tensor if cuts_tokens else 1
         self._name: ScheduleName = name
         self._dims = dims
         self._stage = stage
@@ -96,7 +99,7 @@ class PipelinePasses:
             targets_T=upload(batch.targets_T, self._device),
             weights_T=torch.as_tensor(batch.weights_T) * factor,
             attend=attend,
-            rows=len(batch.tokens_T),
+            rows=len(batch.tokens_T) // self._token_ranks,
         )
 
 

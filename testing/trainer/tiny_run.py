@@ -18,7 +18,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.channel import Event, RankChannel
+from stoker.trainer.protocol.channel import Event, RankChannel, SourceProgress
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, open_loop
@@ -73,6 +73,10 @@ class SyntheticBatches:
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         return (self.micro_batch(1_000_000 + index) for index in range(dp_rank, 4, dp_size))
+
+    def progress(self, step: int) -> list[SourceProgress]:
+        samples = step * self.training.global_batch_size
+        return [SourceProgress(name="synthetic", samples=samples, sequences=1000)]
 
     def cursor(self, step: int) -> dict[str, Any]:
         return {"step": step, "fingerprint": "synthetic"}

@@ -27,7 +27,6 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("TrainingJob", {"checkpoint": {"storage": {"s3": {"bucket": "b"}}}}, ["spec.checkpoint.storage.s3 is not supported yet; use checkpoint.storage.claimName"]),
     ("TrainingJob", {"run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}}}, ["spec.run.elastic is not supported yet; leave it out"]),
-    ("TrainingJob", {"logging": {"wandb": {"project": "p"}}}, ["spec.logging.wandb is not supported yet; use logging.jsonl or /metrics"]),
     ("TrainingJob", {"scheduling": {"backend": "kueue"}}, ["spec.scheduling.backend kueue is not supported yet; allowed: auto, stoker"]),
     ("TrainingJob", {"scheduling": {"backend": "auto", "gangTimeoutSeconds": 60}}, []),
     ("TrainingJob", {"workers": {"replicas": 1}, "scheduling": {"backend": "auto"}}, []),

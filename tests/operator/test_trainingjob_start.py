@@ -44,6 +44,13 @@ def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
     assert run.cluster.plan(JOB).empty
 
 
+def test_progress_by_data_source_is_in_the_status() -> None:
+    run = Run()
+    run.start()
+    run.train(6)
+    assert run.status["progress"]["sources"] == [{"name": "web", "samples": 48, "epochs": "1.5"}]
+
+
 def test_the_configuration_of_a_new_attempt_names_what_to_resume() -> None:
     run = Run()
     run.start()

@@ -64,7 +64,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
             "selective",
             "memory.activation_checkpointing selective is not supported yet",
         ),
-        ("logging__tensorboard", "runs", "logging.tensorboard runs is not supported yet"),
         (
             "training__global_batch_size",
             6,

@@ -95,15 +95,8 @@ _TRAINER: Mapping[str, Row] = {
     "memory.activation_budget_gib": absent(),
     "memory.cpu_offload": only(False),
     "memory.nvme_offload": absent(),
-    "data.sources[].url": absent(instead="data.sources[].path"),
-    "data.sources[].format": only("auto", "text", "jsonl"),
-    "data.validation.source.url": absent(instead="data.validation.source.path"),
-    "data.validation.source.format": only("auto", "text", "jsonl"),
     "guards.checksum_every_steps": absent(),
     "guards.loss_spike": only("Off"),
-    "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
-    "logging.wandb": absent(instead="logging.jsonl or /metrics"),
-    "logging.mlflow": absent(instead="logging.jsonl or /metrics"),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,

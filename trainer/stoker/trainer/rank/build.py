@@ -30,6 +30,7 @@ from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.plan_check import PlanWatch, plan_run
@@ -131,7 +132,7 @@ def open_loop(
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
     progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
     saver = make_saver(config, root, context, inputs, resume)
-    with open_log(config, context) as log:
+    with open_log(config, context, progress.step) as log:
         try:
             yield Loop(
                 config,
@@ -186,9 +187,11 @@ def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbo
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
-def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """The metrics log; only the rank that leads writes it."""
-    return MetricLog(config.logging.jsonl if context.mesh.leads else None, config.logging.every_steps)
+def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLog:
+    """The metrics log; only the rank that leads writes it. `done`: steps of earlier attempts."""
+    if not context.mesh.leads:
+        return MetricLog(None, config.logging.every_steps)
+    return MetricLog(config.logging.jsonl, config.logging.every_steps, open_targets(config, done))
 
 
 def _resume(

@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReason, StepEvent, ValidationEvent
+from stoker.trainer.protocol.channel import (
+    RankChannel,
+    RequestEvent,
+    SaveReason,
+    SourceProgress,
+    SourcesEvent,
+    StepEvent,
+    ValidationEvent,
+)
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
@@ -37,6 +45,7 @@ class Batches(Protocol):
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
+    def progress(self, step: int) -> list[SourceProgress]: ...
     def cursor(self, step: int) -> dict[str, Any]: ...
     def check(self, cursor: Mapping[str, Any]) -> None: ...
 
@@ -159,6 +168,8 @@ class Loop:
         if self._mesh.leads:
             self._log.step(event)
             self._watch.step(step_s)
+            sources = self._batches.progress(self.progress.step)
+            self._channel.send(SourcesEvent(sources=[asdict(source) for source in sources]))
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
         return StepEvent(

@@ -56,7 +56,7 @@ class OutputItem:
 
     def add(self, text: str) -> Event:
         self.text += text
-        more = {"logprobs": []} if self.kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if self.kind == "message" else {}
         return {"type": f"response.{DELTAS[self.kind]}.delta", **self._place(), "delta": text, **more}
 
     def end(self, status: str) -> Iterator[Event]:
@@ -64,7 +64,7 @@ class OutputItem:
         if self.kind == "function_call":
             yield {"type": done, **self._place(), "name": self.name, "arguments": self.text}
         else:
-            more = {"logprobs": []} if self.kind == "message" else {}
+            more: dict[str, Any] = {"logprobs": []} if self.kind == "message" else {}
             yield {"type": done, **self._place(), "text": self.text, **more}
             yield {"type": "response.content_part.done", **self._place(), "part": self.part()}
         yield {"type": "response.output_item.done", "output_index": self.index, "item": self.body(status)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "bench", "submit"]
+VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench", "submit"]
 
 
 def stoker(*words: str, code: int = 0) -> str:

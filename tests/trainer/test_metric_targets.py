@@ -124,7 +124,7 @@ class FakeWandb(types.ModuleType):
         self.calls.append(("init", fields))
         return self
 
-    def Settings(self, **fields: Any) -> dict[str, Any]:  # noqa: N802  their name
+    def Settings(self, **fields: Any) -> dict[str, Any]:
         return fields
 
     def log(self, numbers: dict[str, float], step: int) -> None:
@@ -164,7 +164,7 @@ class FakeMlflow(types.ModuleType):
         self.runs: dict[str, SimpleNamespace] = {}
         self.fails = False
 
-    def MlflowClient(self, tracking_uri: str) -> FakeMlflow:  # noqa: N802  their name
+    def MlflowClient(self, tracking_uri: str) -> FakeMlflow:
         self.uri = tracking_uri
         return self
 

@@ -1,6 +1,6 @@
 """One decoder block: attention and the feed-forward part around a residual stream.
 
-T tokens, D hidden, N heads, K kv heads, H head_dim, F ffn.
+T tokens, D hidden, N heads, K kv heads, H head_dim.
 
 Owns the parameters of its layer; made by `decoder`. Independent of caches and of the rest of the model.
 """
@@ -16,6 +16,8 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import Attend, LayerAttention
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
+from stoker.model.experts import Experts
+from stoker.model.feed_forward import DenseFeedForward
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, copy_to_group, shard_size
 from stoker.model.parameter import Part, Section
@@ -38,7 +40,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.ops, self.layer, self.rope, self.group = ops, layer, rope, group
-        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
+        self.head_dim, self.norm_eps, self.window = config.head_dim, config.norm_eps, config.window(layer)
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         self.num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
         name, heads, kv_heads = (
@@ -46,7 +48,7 @@ class Block(nn.Module):
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
         )
-        hidden, ffn, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        hidden = config.hidden_size
 
         def norm(suffix: str, size: int) -> Norm:
             return Norm(f"{name}.{suffix}", size, config.norm_eps, ops, dtype=dtype, device=device)
@@ -68,14 +70,15 @@ class Block(nn.Module):
 
         self.attention_norm = norm("input_layernorm", hidden)
         self.qkv_proj = column(
-            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}, bias
+            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads},
+            config.qkv_bias,
         )
         self.q_norm = norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None
         self.k_norm = norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None
-        self.o_proj = row("self_attn.o_proj", heads, bias)
+        self.o_proj = row("self_attn.o_proj", heads, config.attention_bias)
         self.mlp_norm = norm("post_attention_layernorm", hidden)
-        self.gate_up_proj = column({"mlp.gate_proj": ffn, "mlp.up_proj": ffn}, False)
-        self.down_proj = row("mlp.down_proj", ffn, False)
+        feed_forward = Experts if config.has_experts(layer) else DenseFeedForward
+        self.feed_forward = feed_forward(config, layer, ops, dtype=dtype, device=device, group=group)
 
     @property
     def attention(self) -> LayerAttention:
@@ -91,7 +94,7 @@ class Block(nn.Module):
             self.head_dim**-0.5,
             self.norm_eps,
             self.rope,
-            None,
+            self.window,
             q_norm,
             k_norm,
         )
@@ -102,16 +105,18 @@ class Block(nn.Module):
         update_TD: Tensor | None,
         positions_T: Tensor,
         attend: Attend,
-        aux: Aux | None = None,  # noqa: ARG002  router losses will leave through aux
+        aux: Aux | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds
         them; the first block has no update.
+
+        Losses of a router leave through `aux`.
         """
         qkv_TE, x_TD = self.qkv_proj.of_norm(self.attention_norm, x_TD, update_TD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
         attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
-        activated_TF, x_TD = self.gate_up_proj.swiglu_of_norm(self.mlp_norm, x_TD, attended_TD)
-        return x_TD, self.down_proj(activated_TF)
+        update_TD, x_TD = self.feed_forward(self.mlp_norm, x_TD, attended_TD, aux)
+        return x_TD, update_TD
 
     def split_heads(self, qkv_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of one product: q_TNH, k_TKH, v_TKH."""
@@ -122,5 +127,5 @@ class Block(nn.Module):
 
     def parts(self, prefix: str) -> Iterator[Part]:
         for name, module in self.named_children():
-            if isinstance(module, Norm | ColumnParallelLinear | RowParallelLinear):
+            if isinstance(module, Norm | ColumnParallelLinear | RowParallelLinear | DenseFeedForward | Experts):
                 yield from module.parts(f"{prefix}.{name}")

@@ -78,7 +78,6 @@ _PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
 _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
-    "model.architecture": only("llama", "qwen3"),
     "parallelism.tensor": only(1),
     "parallelism.pipeline": only(1),
     "parallelism.pipeline_schedule": only("OneFOneB"),
@@ -124,7 +123,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "runtime.kernels": _TRAINER["kernels"],
         "runtime.attention": _TRAINER["attention"],
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
-        "model.slidingWindow": absent(),
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
         "run.elastic": absent(),

@@ -313,6 +313,8 @@ def _model_section(spec: TrainingJobSpec) -> dict[str, Any]:
         "rope_theta",
         "norm_eps",
         "initializer_range",
+        "router_aux_loss_coef",
+        "router_z_loss_coef",
     ):  # decimal strings in the resource, floats for the model
         section[name] = float(section[name])
     if scaling := section.get("rope_scaling"):

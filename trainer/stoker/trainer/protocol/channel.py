@@ -80,6 +80,13 @@ class StepEvent:
     """Steps so far whose update was not applied."""
     loss_scale: float | None = None
     """With fp16: the factor of the loss in the next step."""
+    router_balance_loss: float | None = None
+    """Only of a model with experts, like the fields that follow; not part of `loss`."""
+    router_z_loss: float | None = None
+    expert_imbalance: float | None = None
+    """Rows of the fullest expert over those of the mean expert, in the layer where that is most."""
+    expert_tokens: tuple[int, ...] | None = None
+    """Rows of each expert in this step, summed over layers."""
     at: float = field(default_factory=time.time)
 
 

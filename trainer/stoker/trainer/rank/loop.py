@@ -31,6 +31,7 @@ from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 from stoker.trainer.rank.plan_check import PlanWatch
+from stoker.trainer.rank.router_meter import RouterReport
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
@@ -183,6 +184,7 @@ class Loop:
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
             skipped_steps=self.progress.skipped_steps,
             loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
+            **router_fields(result.router),
         )
 
     def _validate_if_due(self) -> None:
@@ -249,6 +251,18 @@ class Loop:
             self._channel.send(RequestEvent(id=request, state="Failed", detail="the run ended before the next save"))
         if problem is not None:
             raise problem
+
+
+def router_fields(report: RouterReport | None) -> dict[str, Any]:
+    """Return the fields of a step event about experts; none for a model without them."""
+    if report is None:
+        return {}
+    return {
+        "router_balance_loss": report.balance_loss,
+        "router_z_loss": report.z_loss,
+        "expert_imbalance": report.imbalance,
+        "expert_tokens": report.expert_tokens,
+    }
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:

@@ -93,7 +93,8 @@ class MetricLog:
 
     def _write(self, kind: str, event: StepEvent | ValidationEvent) -> None:
         if self._stream is not None:
-            line = json.dumps({"kind": kind, **asdict(event)}) + "\n"
+            given = {name: value for name, value in asdict(event).items() if value is not None}
+            line = json.dumps({"kind": kind, **given}) + "\n"
             with path_in_errors(Path(str(self._stream.name))):
                 append_line(self._stream, line.encode())
 

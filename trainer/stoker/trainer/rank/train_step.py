@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
+from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
@@ -26,6 +27,7 @@ from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
 from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
 from stoker.trainer.rank.zero import Zero
 
@@ -42,6 +44,8 @@ class StepResult:
     """The update was not applied."""
     signals: StepSignals
     """The decision of all ranks for the end of this step."""
+    router: RouterReport | None = None
+    """Only of a model with experts."""
 
 
 class ForwardPass:
@@ -70,25 +74,29 @@ class ForwardPass:
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
-    def loss_sum(self, batch: MicroBatch, factor: float = 1.0) -> Tensor:
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the model's routers."""
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def loss_sum(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target), times `factor`; fp32 scalar.
 
-        The factor multiplies the weights, because the loss makes its first gradients in the forward pass.
+        The factor multiplies the weights, because the loss makes its first gradients in the forward pass. Losses of
+        routers leave through `aux`, without the factor.
         """
         # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
         # device.
         cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
         with saved_tensors(self._keepers):
-            hidden_TD = self._hidden(
-                upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend
-            )
+            tokens_T, positions_T = upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device)
+            hidden_TD = self._hidden(tokens_T, positions_T, attend, aux)
             if self._gathered is not None and self._decoder.config.tie_embeddings:
                 self._gathered.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
-    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
         for index in range(len(self._decoder.blocks)):
@@ -96,12 +104,12 @@ class ForwardPass:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
                     self._block,
-                    *(index, x_TD, update_TD, positions_T, attend),
+                    *(index, x_TD, update_TD, positions_T, attend, aux),
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend)
+                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend, aux)
             self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
         hidden_TD = self._decoder.norm(x_TD, update_TD)
@@ -109,10 +117,16 @@ class ForwardPass:
         return hidden_TD
 
     def _block(
-        self, index: int, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor, attend: Attend
+        self,
+        index: int,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        positions_T: Tensor,
+        attend: Attend,
+        aux: Aux | None,
     ) -> tuple[Tensor, Tensor]:
         self._ready(f"blocks.{index}")  # also when backward computes it again
-        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend)
+        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend, aux)
         return out
 
     def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
@@ -134,6 +148,7 @@ class TrainStep:
         self._zero = zero
         self._clipping = clipping
         self.loss_scale = loss_scale
+        self._router = forward.new_meter()
 
     def __call__(
         self,
@@ -166,37 +181,45 @@ class TrainStep:
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / divisor
+        routed = width + self._router.width
+        loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / divisor
+        router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
-        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step - num_skipped, learning_rate, scale.float())
-        return self._result(step, answer.read(), width)
+        return self._result(step, answer.read(), width, target_tokens)
 
-    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+    def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()
         overflow = self.loss_scale is not None and self.loss_scale.overflows(math.isfinite(norm))
         if not (math.isfinite(loss) and (math.isfinite(norm) or overflow)):
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, overflow, StepSignals.merge(answer[2:].view(-1, width).tolist()))
+        routed = 2 + self._router.width
+        router, signals = answer[2:routed], answer[routed:]
+        merged = StepSignals.merge(signals.view(-1, width).tolist())
+        return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
 
     def _backward(self, batch: MicroBatch, factor: float) -> Tensor:
-        loss_sum = self._forward.loss_sum(batch, factor)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        aux = self._router.new_aux()
+        loss_sum = self._forward.loss_sum(batch, factor, aux)
+        router_loss = self._router.add(aux, float(batch.weights_T.sum()))
+        total = loss_sum if router_loss is None else loss_sum + factor * router_loss
+        total.backward()  # type: ignore[no-untyped-call]
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
-        """Gather signals and losses of all ranks in one small exchange.
+        """Gather signals, routers' numbers and losses of all ranks in one small exchange.
 
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, self._router.take(), sums.double()]))
 
 
 def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:

@@ -92,7 +92,7 @@ BAD = [
     ("text\n", "log.jsonl:1: not a JSON line"),
     ("[1]\n", "log.jsonl:1: an object is needed, got list"),
     (line(1, 2) + '{"kind": "step", "step": "x"}\n', "log.jsonl:2: step must be a whole number, got 'x'"),
-    ('{"kind": "step", "step": 1, "loss": null}\n', "log.jsonl:1: loss must be a number, got None"),
+    ('{"kind": "step", "step": 1, "loss": "x"}\n', "log.jsonl:1: loss must be a number, got 'x'"),
 ]
 
 
@@ -113,5 +113,7 @@ def test_a_missing_file_and_a_missing_package_are_named(tmp_path: Path, monkeypa
 
 
 def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    (loss, *_) = read_curves(log(tmp_path, line(1, 4), line(2, float("nan")), line(3, 3)))
-    assert loss.steps == (1, 3)
+    scaled = line(4, 2).replace('"grad_norm": 2.0', '"grad_norm": null')
+    loss, _, norm = read_curves(log(tmp_path, line(1, 4), line(2, float("nan")), line(3, 3), scaled))
+    assert loss.steps == (1, 3, 4)
+    assert norm.steps == (1, 2, 3)

@@ -24,7 +24,7 @@ def drawn(curve: Curve, width: int, height: int) -> str:
         for dot_x, dot_y in _line(x, y, next_x, next_y):
             cells[dot_y // 4][dot_x // 2] |= DOTS[dot_y % 4][dot_x % 2]
     high, low = max(curve.values), min(curve.values)
-    labels = [f"{high:.4g}", *[""] * (rows - 2), f"{low:.4g}"]
+    labels = [f"{high:.3g}", *[""] * (rows - 2), f"{low:.3g}"]
     body = [f"{label:>{LABEL}} {_row(cells_of_row)}" for label, cells_of_row in zip(labels, cells, strict=True)]
     last = f"last {curve.values[-1]:.4g}"
     first_step, last_step = str(curve.steps[0]), str(curve.steps[-1])

@@ -21,6 +21,9 @@ CURVES = (
 """(kind of line, field, title), in the order in which they are drawn."""
 
 
+ABSENT = object()
+
+
 @dataclass(frozen=True)
 class Curve:
     """One series, in the order of its steps."""
@@ -42,7 +45,8 @@ def read_curves(file: Path) -> list[Curve]:
         for kind, field, title in CURVES:
             if line.get("kind") == kind:
                 step = _step(line, where)
-                found[title][step] = _number(line, field, where)
+                if line.get(field, ABSENT) is not None:  # a step with fp16 may have no norm
+                    found[title][step] = _number(line, field, where)
     curves = [Curve(title, *_sorted(points)) for title, points in found.items() if points]
     if not curves:
         raise ValueError(

@@ -27,6 +27,7 @@ from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
+from stoker.trainer.rank.pipeline.slices import Model, empty_model
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
@@ -170,6 +171,15 @@ def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfi
     return decoder, InitialWeights(decoder, DecoderStore(whole), lambda _done, _total: None)
 
 
+def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig) -> tuple[Model, InitialWeights]:
+    """Return the part of a model that a rank holds, and its initialiser: the same numbers in every layout."""
+    whole = Decoder(model, Ops())
+    whole.init_weights(config.training.seed)
+    mesh, ops = context.mesh, make_ops(config, context.device)[0]
+    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length, mesh.tensor)
+    return held, InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
+
+
 class DecoderStore:
     """A decoder's weights as a store."""
 
@@ -191,14 +201,14 @@ def train(
     loss_scale: LossScale | None = None,
 ) -> Cause:
     """Start or resume a run and run its loop; the events are in `context.channel`."""
-    decoder, start = empty_decoder(config, context.device, model)
+    held, start = empty_slices(config, context, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
     resume = choose_resume(config, root, context.save_group, lambda message: context.channel.phase("Loading", message))
     assert config.training.total_steps is not None
     inputs = RunInputs(
-        decoder=decoder,
+        model=held,
         batches=batches or SyntheticBatches(config),
-        files=travelling_files(decoder, config.memory.precision, {}),
+        files=travelling_files(held, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",
         initial_weights=start,

@@ -51,7 +51,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
     ("change", "value", "message"),
     [
         ("parallelism__tensor", 2, "parallelism.tensor 2 is not supported yet"),
-        ("parallelism__pipeline", 2, "parallelism.pipeline 2 is not supported yet"),
         ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("parallelism__expert", 2, "parallelism.expert 2 is not supported yet"),
         ("parallelism__replicate", 2, "parallelism.replicate 2 is not supported yet"),
@@ -69,6 +68,47 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_supported(config(**{change: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"memory__zero_stage": 2},
+            "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
+        ),
+        (
+            {"model": {"num_experts": 8}},
+            "model.num_experts 8 is not supported yet with parallelism.pipeline 2; leave it out",
+        ),
+        (
+            {"parallelism__stages_per_rank": 2},
+            "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
+        ),
+        (
+            {"parallelism__pipeline_schedule": "Interleaved"},
+            "pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1",
+        ),
+        (
+            {
+                "parallelism__pipeline": 1,
+                "parallelism__pipeline_schedule": "ZeroBubble",
+                "parallelism__stages_per_rank": 2,
+            },
+            "stages_per_rank above 1 needs parallelism.pipeline above 1",
+        ),
+    ],
+)
+def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_supported(config(**{"parallelism__pipeline": 2, **changes}))
+
+
+def test_a_pipeline_with_several_stages_per_rank_is_taken() -> None:
+    dims = check_supported(
+        config(parallelism__pipeline=2, parallelism__pipeline_schedule="Interleaved", parallelism__stages_per_rank=3)
+    )
+    assert (dims.pipeline, dims.stages_per_rank, dims.data_parallel) == (2, 3, 2)
 
 
 def test_any_data_parallel_needs_a_power_of_two() -> None:
@@ -143,3 +183,9 @@ def test_an_expert_group_that_does_not_fit_is_refused_with_the_arithmetic() -> N
 def test_each_rank_gets_an_equal_share_of_the_micro_batches() -> None:
     fields = config(training__global_batch_size=24, training__micro_batch_size=2)
     assert check_supported(fields).micro_batches_per_rank(fields.training) == 3
+
+
+def test_selective_checkpointing_is_refused_in_a_pipeline() -> None:
+    asked = config(parallelism__pipeline=2, memory__activation_checkpointing="selective")
+    with pytest.raises(ConfigError, match=r"selective is not supported yet with parallelism.pipeline 2; allowed: none"):
+        check_supported(asked)

@@ -113,7 +113,7 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     with process_group(config, info, device, listener), hold_root(config, info, root):
         context = make_rank_context(dims, device, channel, collective_timeout(config))
         resume = choose_resume(config, root, context.save_group, report)
-        inputs = collect_run_inputs(config, device, resume is not None, report)
+        inputs = collect_run_inputs(config, context.mesh, device, resume is not None, report)
         check_agreement(inputs, context.save_group)
         with open_loop(config, root, context, inputs, resume) as loop:
             yield loop

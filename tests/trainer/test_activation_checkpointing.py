@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.trainer.rank.build import make_forward, make_zero
+from stoker.trainer.rank.build import make_passes, make_zero
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
@@ -32,7 +32,8 @@ def gradients(mode: str, batch: MicroBatch | None = None, **changes: Any) -> tup
     context = alone()
     decoder, start = empty_decoder(config, context.device, WIDE)
     zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
-    forward = make_forward(config, context, decoder, zero)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
     found: dict[str, Tensor] = {}
     for name, parameter in decoder.named_parameters():
         parameter.register_hook(lambda grad, name=name: found.__setitem__(name, grad.clone()))
@@ -87,7 +88,8 @@ def test_nothing_of_the_last_backward_is_held() -> None:
     context = alone()
     decoder, start = empty_decoder(config, context.device, TINY)
     zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
-    forward = make_forward(config, context, decoder, zero)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
     batches = SyntheticBatches(config)
     with LiveBytes() as live:
         left = []
@@ -110,7 +112,8 @@ def test_evaluation_keeps_nothing() -> None:
     context = alone()
     decoder, start = empty_decoder(config, context.device, TINY)
     zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
-    forward = make_forward(config, context, decoder, zero)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
     with torch.no_grad():
         loss = forward.loss_sum(SyntheticBatches(config).micro_batch(0))
     assert loss.isfinite()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.bucket import Bucket
-from stoker.trainer.rank.build import RankContext, make_forward, make_zero
+from stoker.trainer.rank.build import RankContext, make_passes, make_zero
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.gathered_weights import BUFFERS, GatheredWeights, ShardedBucket
 from stoker.trainer.rank.ordered_sum import sum_in_order
@@ -51,7 +51,7 @@ def measure(held: RankContext, stage: int) -> Measured:
         decoder, start = empty_decoder(config, held.device, DEEP)
         zero = make_zero(config, decoder, held.mesh, held.device, start.fill)
         del start
-        step = TrainStep(make_forward(config, held, decoder, zero), zero, 1.0)
+        step = TrainStep(make_passes(config, held, decoder, zero), zero, 1.0)
         batches = SyntheticBatches(config)
         found = []
         for number in range(STEPS):

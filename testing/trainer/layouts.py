@@ -96,6 +96,7 @@ class Layout:
         names = ("pipeline", "replicate", "context", "tensor", "expert")
         fields: dict[str, Any] = {f"parallelism__{name}": getattr(self, name) for name in names}
         fields |= {
+            "gang__ranks_per_node": self.dims.world_size,
             "training__total_steps": STEPS,
             "training__sequence_length": 32,
             "training__global_batch_size": 8,
@@ -105,6 +106,7 @@ class Layout:
             "memory__activation_checkpointing": "full" if self.recompute else "none",
             "optimization__learning_rate": 1e-3,
             "optimization__epsilon": 1e-6,
+            "optimization__schedule": "constant",
         }
         return tiny_config(folder, **{**fields, **self.changes, **changes})
 

@@ -21,9 +21,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "TrainingJob",
         {"parallelism": {"tensor": 2, "pipeline": 2, "sequenceParallel": True}},
         [
-            "spec.parallelism.tensor 2 is not supported yet; allowed: 1",
             "spec.parallelism.pipeline 2 is not supported yet; allowed: 1",
-            "spec.parallelism.sequenceParallel true is not supported yet; allowed: false",
         ],
     ),
     ("TrainingJob", {"checkpoint": {"storage": {"s3": {"bucket": "b"}}}}, ["spec.checkpoint.storage.s3 is not supported yet; use checkpoint.storage.claimName"]),

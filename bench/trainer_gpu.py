@@ -222,7 +222,9 @@ class Run:
         start = InitialWeights(decoder, 0, lambda _done, _total: None)
         self.zero = make_zero(self.config, decoder, data_parallel_mesh(communicator), device, start.fill)
         recompute = self.config.memory.activation_checkpointing == "full"
-        forward = ForwardPass(decoder, self.attention, device, self.zero.ready, recompute=recompute)
+        forward = ForwardPass(
+            decoder, self.attention, device, self.zero.ready, recompute=recompute, gathered=self.zero.gathered
+        )
         self.train_step = TrainStep(forward, self.zero, self.config.optimization.gradient_clipping)
         torch.cuda.synchronize(device)
         self.init_s = time.perf_counter() - begin

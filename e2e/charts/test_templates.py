@@ -13,6 +13,7 @@ from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, ren
 from e2e.charts.plain import FILE, plain
 from e2e.charts.snapshots import CASES, FOLDER, snapshot
 from e2e.images.recipe import CONTROL, RUNTIME
+from stoker.gateway.config import ApiServerConfig, GatewayConfig
 from stoker.operator.service.config import OperatorConfig
 
 
@@ -52,6 +53,26 @@ def test_the_operator_takes_the_configuration_that_the_chart_writes(name: str) -
     config = OperatorConfig.model_validate_json(text, strict=False)
     assert config.namespaces == tuple(CASES[name].get("watch", {}).get("namespaces", ()))
     assert config.lease.name == "stoker"
+
+
+def test_the_gateway_takes_the_configuration_that_the_chart_writes() -> None:
+    maps = [item for item in rendered(STOKER, CASES["everything"]) if item["kind"] == "ConfigMap"]
+    (text,) = (item["data"]["config.json"] for item in maps if item["metadata"]["name"] == "stoker-gateway")
+    config = GatewayConfig.model_validate_json(text, strict=False)
+    assert isinstance(config.cluster, ApiServerConfig)
+    assert (config.namespace, config.cluster.audiences, config.cluster.passed_extras) == (
+        "research",
+        ("stoker",),
+        ("scopes.example.com/only",),
+    )
+    rights = [
+        rule
+        for item in rendered(STOKER, CASES["everything"])
+        if item["kind"] == "ClusterRole" and item["metadata"]["name"].endswith("-gateway")
+        for rule in item["rules"]
+    ]
+    assert {verb for rule in rights for verb in rule["verbs"]} == {"create", "impersonate"}
+    assert [rule["resources"] for rule in rights if rule["verbs"] == ["create"]] == [["tokenreviews"]]
 
 
 def test_values_of_config_have_the_last_word() -> None:
@@ -101,7 +122,7 @@ def test_every_pod_keeps_to_the_restricted_profile(name: str) -> None:
     specs += [
         item["spec"]["template"]["spec"] for item in rendered(STOKER, CASES[name]) if item["kind"] == "Deployment"
     ]
-    assert len(specs) == 2
+    assert len(specs) == 2 + ("gateway" in CASES[name])
     for spec in specs:
         assert spec["securityContext"]["runAsNonRoot"]
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

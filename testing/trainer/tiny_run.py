@@ -18,13 +18,14 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.channel import Event, RankChannel
+from stoker.trainer.protocol.channel import Event, RankChannel, SourceProgress
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, Mesh, one_rank_mesh, open_mesh
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import RunInputs, make_decoder, travelling_files
@@ -73,6 +74,10 @@ class SyntheticBatches:
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         return (self.micro_batch(1_000_000 + index) for index in range(dp_rank, 4, dp_size))
+
+    def progress(self, step: int) -> list[SourceProgress]:
+        samples = step * self.training.global_batch_size
+        return [SourceProgress(name="synthetic", samples=samples, sequences=1000)]
 
     def cursor(self, step: int) -> dict[str, Any]:
         return {"step": step, "fingerprint": "synthetic"}
@@ -194,7 +199,11 @@ class DecoderStore:
 
 
 def train(
-    config: TrainerConfig, context: RankContext, model: ModelConfig = TINY, batches: SyntheticBatches | None = None
+    config: TrainerConfig,
+    context: RankContext,
+    model: ModelConfig = TINY,
+    batches: SyntheticBatches | None = None,
+    loss_scale: LossScale | None = None,
 ) -> Cause:
     """Start or resume a run and run its loop; the events are in `context.channel`."""
     decoder, start = empty_decoder(config, context.device, model, context.mesh)
@@ -209,5 +218,5 @@ def train(
         fingerprint="synthetic",
         initial_weights=start,
     )
-    with open_loop(config, root, context, inputs, resume) as loop:
+    with open_loop(config, root, context, inputs, resume, loss_scale) as loop:
         return loop.train()

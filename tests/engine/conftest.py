@@ -18,6 +18,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
+from testing.model.transformers_twin import find
 
 VOCAB = 320
 MAX_LEN = 160
@@ -36,6 +37,12 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
+    "mistral": {"sliding_window": 13},
+    "mixtral": {"sliding_window": 25, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3-moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+}
 
 
 def make_twin(architecture: str) -> transformers.PreTrainedModel:
@@ -43,23 +50,26 @@ def make_twin(architecture: str) -> transformers.PreTrainedModel:
     config_class, model_class = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "qwen3-moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }[architecture]
-    twin: transformers.PreTrainedModel = model_class(config_class(**SHAPE)).eval()
+    twin: transformers.PreTrainedModel = model_class(config_class(**SHAPE | OF_FAMILY.get(architecture, {}))).eval()
     return twin
 
 
 @pytest.fixture(scope="session")
 def twins() -> dict[str, transformers.PreTrainedModel]:
-    return {name: make_twin(name) for name in ("llama", "qwen3")}
+    return {name: make_twin(name) for name in ("llama", "qwen3", *OF_FAMILY)}
 
 
 def decoder_of(
     twin: transformers.PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Decoder:
     decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=dtype, device=device)
-    weights = twin.state_dict()
     for part in decoder.named_parts():
-        part.local().copy_(part.cut(weights[part.hf_name]))
+        part.local().copy_(part.cut(find(twin, part.hf_name, grad=False)[1]))
     return decoder.requires_grad_(False)
 
 

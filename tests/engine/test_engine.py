@@ -60,7 +60,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT)
 @pytest.fixture(scope="session")
 def expected(twins: dict[str, transformers.PreTrainedModel]) -> dict[str, list[list[int]]]:
     """The greedy answers of transformers to 50 prompts, one at a time."""
-    return {name: [generate(twin, prompt) for prompt in random_prompts(50)] for name, twin in twins.items()}
+    return {name: [generate(twins[name], prompt) for prompt in random_prompts(50)] for name in ("llama", "qwen3")}
 
 
 @torch.inference_mode()
@@ -110,6 +110,20 @@ def test_greedy_tokens_equal_transformers(
     for prompt, ours, theirs in zip(prompts, run(engine, prompts, GREEDY), expected[architecture], strict=False):
         assert_same(twins[architecture], prompt, ours, theirs)
     assert (engine.stats().preemptions > 0) == (setting.get("num_blocks") == 45)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "mixtral", "qwen3-moe"])
+def test_greedy_tokens_of_windows_and_experts_equal_transformers(
+    architecture: str, make_engine: MakeEngine, twins: dict[str, transformers.PreTrainedModel]
+) -> None:
+    """Some prompts are longer than the windows; the second run reads the prefix cache, the others chunks, a crowd."""
+    prompts = random_prompts(10, shared=True)
+    expected = [generate(twins[architecture], prompt) for prompt in prompts]
+    chunked = make_engine(architecture, chunk=5, budget=32, num_blocks=60)
+    for engine in (chunked, chunked, make_engine(architecture), make_engine(architecture, deterministic=True)):
+        for prompt, ours, theirs in zip(prompts, run(engine, prompts, GREEDY), expected, strict=True):
+            assert_same(twins[architecture], prompt, ours, theirs)
+    assert chunked.stats().prefix_hits > 0
 
 
 def test_tokens_alone_equal_tokens_together(

@@ -75,7 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "qwen3-moe"])
 def test_logprobs_equal_the_trainer_s_bit_for_bit(
     architecture: str, make_engine: MakeEngine, twins: dict[str, Any]
 ) -> None:

@@ -21,6 +21,8 @@ from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.token_constraint import packed
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.token_mask import mask_logits
+from stoker.engine.http.openai.tool_parser import LISTED, ToolCallParser
+from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
@@ -282,3 +284,25 @@ def test_compiling_leaves_other_threads_running(grammars: GrammarCompiler) -> No
         turns += 1
     assert compiled.exception() is None
     assert turns > 3
+
+
+def test_required_calls_follow_their_functions_schemas(make: Callable[..., LLMEngine], tokenizer: Tokenizer) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "pet", "parameters": {
+            "$defs": {"kind": {"enum": ["cat", "dog"]}}, "properties": {"kind": {"$ref": "#/$defs/kind"}},
+            "required": ["kind"], "additionalProperties": False}}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]  # fmt: skip
+    use = tool_use(tools, "required", False)
+    assert use.grammar is not None
+    blank = {token: -100.0 for token in range(3, VOCABULARY) if not tokenizer.decode([token]).strip()}
+    asked = {f"r{seed}": params(use.grammar, seed, logit_bias=blank) for seed in range(5)}
+    for tokens, reason in finish(make(), asked).values():
+        assert reason == "stop"
+        text = tokenizer.decode(tokens)
+        assert follows(text, json.loads(use.grammar.text))
+        parser = ToolCallParser(LISTED, forced=True)
+        begin, arguments = [*parser.add(text), *parser.finish()]
+        assert (begin.text, json.loads(arguments.text)) in [
+            ("stop", {}), ("pet", {"kind": "cat"}), ("pet", {"kind": "dog"}),
+        ]  # fmt: skip

@@ -26,6 +26,7 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_token": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,21 @@ CONFIGS = {
     ),
     "qwen3": ModelConfig(architecture="qwen3", **(BASE | {"head_dim": 16, "tie_embeddings": True})),
     "qwen3 untied, one kv head": ModelConfig(architecture="qwen3", **(BASE | {"num_kv_heads": 1, "rope_theta": 1e6})),
+    "mistral": ModelConfig(architecture="mistral", **(BASE | {"sliding_window": 7})),
+    "mistral without a window": ModelConfig(architecture="mistral", **BASE),
+    "qwen2": ModelConfig(architecture="qwen2", **(BASE | {"tie_embeddings": True})),
+    "qwen2, a window in the upper layer": ModelConfig(
+        architecture="qwen2", **(BASE | {"sliding_window": 9, "max_window_layers": 1})
+    ),
+    "mixtral": ModelConfig(architecture="mixtral", **(BASE | EXPERTS)),
+    "mixtral with a window": ModelConfig(architecture="mixtral", **(BASE | EXPERTS | {"sliding_window": 11})),
+    "qwen3-moe": ModelConfig(architecture="qwen3-moe", **(BASE | EXPERTS | {"moe_intermediate_size": 24})),
+    "qwen3-moe, plain weights, every second layer": ModelConfig(
+        architecture="qwen3-moe", **(BASE | EXPERTS | {"norm_topk_prob": False, "decoder_sparse_step": 2})
+    ),
+    "qwen3-moe, a dense layer, tied": ModelConfig(
+        architecture="qwen3-moe", **(BASE | EXPERTS | {"mlp_only_layers": (1,), "tie_embeddings": True})
+    ),
 }
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.model.attend import PackedAttend
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from testing.model.transformers_twin import find, twin
 
 LENGTHS = [17, 5, 17, 40]
 
@@ -23,18 +23,6 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 96, (sum(LENGTHS),), generator=generator)
     return tokens, torch.cat([torch.arange(length) for length in LENGTHS]), torch.tensor([0, *LENGTHS]).cumsum(0).int()
-
-
-def twin(decoder: Decoder) -> torch.nn.Module:
-    """Return the same weights in transformers."""
-    config = AutoConfig.for_model(**decoder.config.to_hugging_face())
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    missing = model.load_state_dict(
-        {part.hf_name: part.local().clone() for part in decoder.named_parts()}, strict=False
-    )
-    assert not missing.unexpected_keys
-    assert set(missing.missing_keys) <= {"lm_head.weight"}
-    return model
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -53,12 +41,11 @@ def test_logits_and_gradients_equal_those_of_transformers(
     targets = tokens.roll(-1)
     decoder.cross_entropy(hidden, targets, weights).loss_sum.div(weights.sum()).backward()
     (F.cross_entropy(expected, targets, reduction="none") * weights).sum().div(weights.sum()).backward()
-    theirs = dict(model.named_parameters())
     for part in decoder.named_parts():
         assert part.parameter.grad is not None
         ours = part.parameter.grad[part.row_start : part.row_end]
         torch.testing.assert_close(
-            ours, theirs[part.hf_name].grad, rtol=0, atol=1e-5, msg=partial("{}: {}".format, part.hf_name)
+            ours, find(model, part.hf_name, grad=True)[1], rtol=0, atol=1e-5, msg=partial("{}: {}".format, part.hf_name)
         )
 
 

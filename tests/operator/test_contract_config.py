@@ -124,17 +124,26 @@ def test_the_models_dimensions_have_the_models_names() -> None:
     ours = set(model_spec.ModelSpec.model_fields)
     theirs = set(model_config.ModelConfig.__dataclass_fields__)
     assert theirs - ours == {"bos_token_id", "eos_token_ids", "pad_token_id"}
-    assert ours - theirs == {"sliding_window", "num_experts", "num_experts_per_token", "moe_intermediate_size"}
+    assert ours <= theirs
     assert set(model_spec.RopeScaling.model_fields) == set(model_config.RopeScaling.__dataclass_fields__)
 
 
+EXPERTS = {"spec.model.numExperts": 4, "spec.model.numExpertsPerToken": 2}
 SCALED = {"factor": "8", "originalMaxPositionEmbeddings": 1024}
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"spec.model.ropeScaling": SCALED}, {"spec.optimization.learningRate": "2e-5"}],
-    ids=["plain", "scaled", "rates"],
+    [
+        {},
+        {"spec.model.ropeScaling": SCALED},
+        {"spec.optimization.learningRate": "2e-5"},
+        {"spec.model.architecture": "mistral", "spec.model.slidingWindow": 64},
+        {"spec.model.architecture": "qwen2", "spec.model.slidingWindow": 64, "spec.model.maxWindowLayers": 1},
+        {"spec.model.architecture": "mixtral", **EXPERTS},
+        {"spec.model.architecture": "qwen3-moe", "spec.model.mlpOnlyLayers": [1], **EXPERTS},
+    ],
+    ids=["plain", "scaled", "rates", "mistral", "qwen2", "mixtral", "qwen3-moe"],
 )
 def test_a_rendered_job_is_a_configuration_that_the_trainer_takes(changes: dict[str, Any]) -> None:
     manifest = changed(JOB, {"metadata.uid": "3b1f", **changes})

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -60,6 +61,23 @@ def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> N
     assert terminal.processes() == []
     assert "no supervisor runs" in terminal.run("status", code=1)
     assert terminal.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_gateway_of_a_running_cluster(terminal: Terminal) -> None:
+    assert "no supervisor runs" in terminal.run("gateway", code=1)
+    terminal.run("apply", "-f", str(terminal.file), "--detach")
+    with terminal.start("gateway", "--port", "0") as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        address = next(line.rpartition(" ")[2].strip() for line in lines if "listens on http://" in line)
+        key = (terminal.state / "gateway.key").read_text()
+        assert (terminal.state / "gateway.key").stat().st_mode & 0o777 == 0o600
+        nodes = httpx.get(f"{address}/v1/cluster/nodes", headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        assert [node["status"] for node in nodes.json()] == ["Ready"]
+        assert httpx.get(f"{address}/v1/cluster/nodes", timeout=60).status_code == 401
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+    terminal.run("down")
 
 
 def test_a_state_folder_that_cannot_be_is_named(terminal: Terminal) -> None:

@@ -81,6 +81,26 @@ def test_an_outage_of_one_zone_holds_only_there() -> None:
     assert later.outages["a"].text == "3 of 3 nodes of zone x with pods are silent at once"
 
 
+def test_the_nodes_of_a_zone_that_stays_silent_are_lost_in_the_end() -> None:
+    looks = Looks(NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3, zone_outage_s=100))
+    looks.after(0, "abcDEFGH", zones="xxxyyyyy")
+    assert looks.after(60, "abcDEFGH", zones="xxxyyyyy").left_s == dict.fromkeys("abc", 40)
+    assert looks.after(20, "abcDEFGH", heard=False, zones="xxxyyyyy").lost == frozenset(), "no word can arrive"
+    assert looks.after(99, "abcDEFGH", zones="xxxyyyyy").lost == frozenset(), "the count began anew"
+    looks.after(1, "aBcDEFGH", zones="xxxyyyyy")
+    looks.after(1, "abcDEFGH", zones="xxxyyyyy")
+    later = looks.after(99, "abcDEFGH", zones="xxxyyyyy")
+    assert later.lost == frozenset(), "a node that spoke ended the outage of its zone"
+    dead = looks.after(1, "abcDEFGH", zones="xxxyyyyy")
+    assert (dead.lost, dead.outages) == (frozenset("abc"), {})
+
+
+def test_an_outage_of_all_nodes_never_ends_by_itself() -> None:
+    looks = Looks(NodeLimits(lost_s=10, outage_share=0.5, outage_nodes=3, zone_outage_s=100))
+    looks.after(0, "abcD")
+    assert looks.after(1000, "abcD").lost == frozenset()
+
+
 def test_after_an_outage_the_nodes_that_stay_silent_have_their_whole_time() -> None:
     looks = Looks()
     looks.after(0, "abcdE")

@@ -40,7 +40,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_resources == {"limits": {"memory": "1Gi"}}
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
-    assert settings.node_limits == NodeLimits(lost_s=3, outage_share=0.25, outage_nodes=7)
+    assert settings.node_limits == NodeLimits(lost_s=3, outage_share=0.25, outage_nodes=7, zone_outage_s=900)
 
 
 FIXED = {
@@ -71,7 +71,13 @@ def test_every_other_setting_can_be_configured() -> None:
             "routers": {"resources": amounts},
             "tasks": {"resources": amounts, "deadline_s": 61},
             "watch": {"secrets": False},
-            "pods": {"drain_timeout_s": 3, "node_lost_s": 3, "node_outage_share": 0.25, "node_outage_nodes": 7},
+            "pods": {
+                "drain_timeout_s": 3,
+                "node_lost_s": 3,
+                "node_outage_share": 0.25,
+                "node_outage_nodes": 7,
+                "zone_outage_s": 3,
+            },
             "workers": 3,
             "resync_interval_s": 3,
         },

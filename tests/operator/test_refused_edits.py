@@ -90,8 +90,8 @@ LIVES = {
         begin=training,
         key=JOB,
         edits=(
-            {"memory": {"zeroStage": 3}},
-            {"memory": {"cpuOffload": True}, "workers": {"replicas": 4}},
+            {"memory": {"cpuOffload": True}},
+            {"memory": {"nvmeOffload": {"path": "/x"}}, "workers": {"replicas": 4}},
             {"scheduling": {"queueName": "lab"}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
             {
                 "run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}, "backoffLimit": 0},
@@ -232,14 +232,14 @@ def edit(run: Run, patch: dict[str, Any]) -> None:
     run.cluster.change_spec(JOB, lambda spec: merge(spec, patch))
 
 
-def stage_3(run: Run) -> None:
-    edit(run, {"memory": {"zeroStage": 3}})
+def offload(run: Run) -> None:
+    edit(run, {"memory": {"cpuOffload": True}})
 
 
 def test_a_running_job_completes_and_keeps_its_last_save_though_an_edit_of_it_is_refused() -> None:
     run = Run()
     run.start()
-    stage_3(run)
+    offload(run)
     run.train(100, (run.save(100),))
     for pod in run.gang:
         run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),))
@@ -252,7 +252,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
     run = Run()
     run.start()
     run.train(20, (run.save(20),))
-    stage_3(run)
+    offload(run)
     for pod in run.gang:
         run.cluster.end(pod, Cause.RANK_FAILED, detail="ValueError: boom", saves=(run.word(20),))
     run.cluster.settle()
@@ -260,7 +260,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
     run.next_attempt()
     assert (run.attempt, run.status["attempt"]["resumedFrom"]["step"]) == (1, 20)
     config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-a1"))
-    assert '"zero_stage": 1' in config["data"]["config.json"]
+    assert '"cpu_offload": false' in config["data"]["config.json"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
 def test_a_job_with_a_refused_edit_can_be_stopped(verb: str, cause: Cause, phase: str) -> None:
     run = Run()
     run.start()
-    stage_3(run)
+    offload(run)
     edit(run, {"run": {verb: True}})
     run.cluster.reconcile(JOB)
     assert [body["mode"] for _, _, body in run.cluster.calls] == [verb]
@@ -284,7 +284,7 @@ def test_a_job_with_a_refused_edit_can_be_stopped(verb: str, cause: Cause, phase
 def test_the_deadline_and_the_time_to_live_of_a_refused_edit_count() -> None:
     run = Run()
     run.start()
-    edit(run, {"memory": {"zeroStage": 3}, "run": {"activeDeadlineSeconds": 100, "ttlSecondsAfterFinished": 60}})
+    edit(run, {"memory": {"cpuOffload": True}, "run": {"activeDeadlineSeconds": 100, "ttlSecondsAfterFinished": 60}})
     run.cluster.vanish(run.gang[1])
     run.cluster.kill(run.gang[0])
     run.cluster.advance(101)
@@ -299,31 +299,31 @@ def test_the_deadline_and_the_time_to_live_of_a_refused_edit_count() -> None:
 def test_a_refused_edit_names_the_field_and_the_value_until_it_is_taken_back() -> None:
     run = Run()
     run.start()
-    stage_3(run)
+    offload(run)
     run.cluster.settle()
     (condition,) = conditions(run.cluster, JOB, REFUSED)
     assert (condition["status"], condition["reason"]) == ("True", "NotSupported")
-    assert "spec.memory.zeroStage 3" in condition["message"]
+    assert "spec.memory.cpuOffload true" in condition["message"]
     assert run.cluster.events.count(REFUSED) == 1
     assert run.status["observedGeneration"] == run.job["metadata"]["generation"]
     assert run.condition(run.job, "Stalled") == "absent"
-    edit(run, {"memory": {"zeroStage": 1}})
+    edit(run, {"memory": {"cpuOffload": False}})
     run.cluster.settle()
     assert conditions(run.cluster, JOB, REFUSED) == []
 
 
 def test_a_job_that_was_never_accepted_stalls_and_starts_once_it_is_right() -> None:
-    run = Run(memory={"zeroStage": 3})
+    run = Run(memory={"cpuOffload": True})
     run.cluster.settle()
     assert (run.condition(run.job, "Stalled"), run.gang) == ("True", [])
     assert "acceptedSpec" not in run.status
-    edit(run, {"memory": {"zeroStage": 1}})
+    edit(run, {"memory": {"cpuOffload": False}})
     run.cluster.settle()
     assert len(run.gang) == 2
 
 
 def test_a_job_that_was_never_accepted_can_be_cancelled() -> None:
-    run = Run(memory={"zeroStage": 3}, run={"cancel": True})
+    run = Run(memory={"cpuOffload": True}, run={"cancel": True})
     run.cluster.settle()
     assert run.status["phase"] == "Cancelled"
 
@@ -362,7 +362,7 @@ def test_an_edit_that_waits_is_still_said_while_a_later_one_is_refused() -> None
     run.start()
     edit(run, {"workers": {"replicas": 4}})
     run.cluster.settle()
-    stage_3(run)
+    offload(run)
     run.cluster.settle()
     assert conditions(run.cluster, JOB, PENDING)
     assert conditions(run.cluster, JOB, REFUSED)

@@ -44,6 +44,13 @@ def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
     assert run.cluster.plan(JOB).empty
 
 
+def test_progress_by_data_source_is_in_the_status() -> None:
+    run = Run()
+    run.start()
+    run.train(6)
+    assert run.status["progress"]["sources"] == [{"name": "web", "samples": 48, "epochs": "1.5"}]
+
+
 def test_the_configuration_of_a_new_attempt_names_what_to_resume() -> None:
     run = Run()
     run.start()
@@ -63,10 +70,10 @@ def test_a_missing_claim_is_named_and_nothing_runs() -> None:
 
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
-    run = Run(memory={"zeroStage": 3})
+    run = Run(memory={"cpuOffload": True})
     run.cluster.settle()
     assert "not supported yet" in run.status["message"]
-    assert "memory.zeroStage" in run.status["message"]
+    assert "memory.cpuOffload" in run.status["message"]
     assert run.cluster.pods("trainer") == []
 
 

@@ -63,7 +63,8 @@ def test_the_standard_library_operator_is_not_shadowed() -> None:
 def test_every_package_is_importable_from_its_own_root() -> None:
     code = (
         "import stoker.pod.causes, stoker.checkpoint.manifest, stoker.model.config, stoker.trainer.protocol.config,"
-        "stoker.engine.config, stoker.router.config, stoker.operator.domain.plan, stoker.cli.main"
+        "stoker.engine.config, stoker.router.config, stoker.operator.domain.plan, stoker.gateway.config,"
+        "stoker.cli.main"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -75,6 +76,7 @@ def test_every_package_is_importable_from_its_own_root() -> None:
         "stoker.checkpoint.reader",
         "stoker.router.config",
         "stoker.operator.domain.plan",
+        "stoker.gateway.http.app",
         "stoker.cli.main",
         "stoker.engine.core.scheduler",
         "stoker.engine.core.blocks",

@@ -53,7 +53,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         ("parallelism__pipeline", 2, "parallelism.pipeline 2 is not supported yet"),
         ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("parallelism__expert", 2, "parallelism.expert 2 is not supported yet"),
-        ("memory__zero_stage", 3, r"memory.zero_stage 3 is not supported yet; allowed: 0, 1, 2"),
         ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
         ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
         ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
@@ -62,8 +61,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
             "selective",
             "memory.activation_checkpointing selective is not supported yet",
         ),
-        ("optimization__optimizer", "lamb", "optimization.optimizer lamb is not supported yet"),
-        ("logging__tensorboard", "runs", "logging.tensorboard runs is not supported yet"),
         (
             "training__global_batch_size",
             6,
@@ -88,6 +85,11 @@ def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the
     assert check_supported(config(**cut, training__sequence_length=62, training__micro_batch_size=2)).tensor == 4
     with pytest.raises(ConfigError, match=r"1 x sequence_length 62 = 62 tokens .* context 1 x tensor 4 = 4"):
         check_supported(config(**cut, training__sequence_length=62))
+
+
+def test_lamb_is_refused_where_a_tensor_is_cut_over_ranks() -> None:
+    with pytest.raises(ConfigError, match="lamb is not supported yet with parallelism.tensor 2"):
+        check_supported(config(parallelism__tensor=2, optimization__optimizer="lamb"))
 
 
 def test_any_data_parallel_needs_a_power_of_two_of_tensor_ranks() -> None:

@@ -38,13 +38,19 @@ CASES: dict[str, dict[str, Any]] = {
     "any": {},
     "stage 0": {"memory__zero_stage": 0},
     "bf16": {"memory__precision": "bf16"},
+    "fp16": {"memory__precision": "fp16"},
+    "lamb": {"optimization__optimizer": "lamb"},
     "recompute": {"memory__activation_checkpointing": "full"},
     "same layout": {"training__deterministic": "SameLayout"},
     "plain": {"training__deterministic": "Off"},
     "stage 2": {"memory__zero_stage": 2, "training__deterministic": "SameLayout"},
+    "stage 3": {"memory__zero_stage": 3},
+    "stage 3, bf16": {"memory__zero_stage": 3, "memory__precision": "bf16"},
+    "stage 3, recompute": {"memory__zero_stage": 3, "memory__activation_checkpointing": "full"},
+    "stage 3, serial": {"memory__zero_stage": 3, "training__deterministic": "SameLayout"},
     "one micro-batch": {"training__micro_batch_size": 2, "training__deterministic": "SameLayout"},
 }
-BITWISE = ("any", "stage 0", "bf16", "recompute")
+BITWISE = ("any", "stage 0", "bf16", "fp16", "lamb", "recompute", "stage 3", "stage 3, bf16", "stage 3, recompute")
 """AnyDataParallel: the same bits whatever the number of ranks."""
 
 

@@ -16,14 +16,17 @@ from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.clip import GradientNorm, clip_factor
 from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
 from stoker.trainer.rank.gradient_sum import merges_after
-from stoker.trainer.rank.mesh import data_parallel_mesh
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.lamb import Lamb, sum_over_holders
+from stoker.trainer.rank.mesh import Mesh, data_parallel_mesh
+from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.zero import Zero, ZeroSettings
 from testing.trainer.rank_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2
 FP32 = ZeroSettings(stage=1, compute_dtype=torch.float32, any_data_parallel=True)
 CONFIG = OptimizationConfig(learning_rate=RATE, weight_decay=0.1)
+LAMB = OptimizationConfig(optimizer="lamb", learning_rate=RATE, weight_decay=0.1)
+ALONE = Alone()
 
 
 class Net(nn.Module):
@@ -56,6 +59,17 @@ def loss_of(model: nn.Module, step: int, index: int) -> Tensor:
     return nn.functional.cross_entropy(model(tokens), targets, reduction="sum") / (10 * MICRO_BATCHES)
 
 
+def make_optimizer(config: OptimizationConfig, mesh: Mesh, settings: ZeroSettings) -> Optimizer:
+    if config.optimizer != "lamb":
+        return Adam(config, Ops())
+    return Lamb(
+        config,
+        Ops(),
+        lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=settings.stage == 0),
+        by_line=settings.any_data_parallel,
+    )
+
+
 def train(
     communicator: Communicator, settings: ZeroSettings, config: OptimizationConfig = CONFIG, clipping: float = 0.5
 ) -> dict[str, Any]:
@@ -66,7 +80,7 @@ def train(
     zero = Zero(
         make_buckets(list(units.items()), model, mesh.cuts),
         mesh,
-        Adam(config, ops),
+        make_optimizer(config, mesh, settings),
         GradientNorm(ops, by_line=settings.any_data_parallel),
         settings,
     )
@@ -111,9 +125,6 @@ def reference(config: OptimizationConfig, clipping: float) -> dict[str, Any]:
     }
 
 
-ALONE = Alone()
-
-
 @pytest.mark.parametrize("clipping", [0.0, 0.5])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
 @pytest.mark.parametrize("tree", [False, True])
@@ -136,6 +147,9 @@ def test_bf16_parameters_are_the_rounded_fp32_masters() -> None:
 
 
 CASES = {
+    "four, lamb": ((0, 1, 2, 3), FP32),
+    "four, lamb, stage 0": ((0, 1, 2, 3), replace(FP32, stage=0)),
+    "two, lamb, serial": ((0, 1), replace(FP32, any_data_parallel=False)),
     "two": ((0, 1), FP32),
     "four": ((0, 1, 2, 3), FP32),
     "four, stage 0": ((0, 1, 2, 3), replace(FP32, stage=0)),
@@ -146,11 +160,15 @@ CASES = {
 }
 
 
+def config_of(case: str) -> OptimizationConfig:
+    return LAMB if "lamb" in case else CONFIG
+
+
 def train_all_cases(rank: int, size: int) -> dict[str, Any]:
     results = {}
     for name, (ranks, settings) in CASES.items():
         if (communicator := make_communicator(ranks, torch.device("cpu"))) is not None:
-            results[name] = train(communicator, settings)
+            results[name] = train(communicator, settings, config_of(name))
     return results
 
 
@@ -173,12 +191,14 @@ def assert_same_bits(got: dict[str, Any], expected: dict[str, Any]) -> None:
         ("four, stage 0", torch.float32),
         ("two, bf16", torch.bfloat16),
         ("four, bf16, stage 0", torch.bfloat16),
+        ("four, lamb", torch.float32),
+        ("four, lamb, stage 0", torch.float32),
     ],
 )
 def test_any_data_parallel_size_gives_the_bits_of_one_rank(
     many: list[dict[str, Any]], case: str, dtype: torch.dtype
 ) -> None:
-    alone = train(ALONE, replace(FP32, compute_dtype=dtype))
+    alone = train(ALONE, replace(FP32, compute_dtype=dtype), config_of(case))
     for rank in CASES[case][0]:
         assert_same_bits(many[rank][case], alone)
 
@@ -192,9 +212,9 @@ def test_the_shards_of_all_ranks_are_the_state_of_one(many: list[dict[str, Any]]
                 np.testing.assert_array_equal(whole[: value.size], value)
 
 
-@pytest.mark.parametrize("case", ["two, serial", "four, stage 2"])
+@pytest.mark.parametrize("case", ["two, serial", "four, stage 2", "two, lamb, serial"])
 def test_serial_sums_on_several_ranks_are_close_to_one_rank(many: list[dict[str, Any]], case: str) -> None:
-    alone = train(ALONE, replace(FP32, any_data_parallel=False))
+    alone = train(ALONE, replace(FP32, any_data_parallel=False), config_of(case))
     np.testing.assert_allclose(many[0][case]["norms"], alone["norms"], rtol=1e-6)
     for name, value in alone["parameters"].items():
         np.testing.assert_allclose(many[0][case]["parameters"][name], value, atol=2e-6)

@@ -69,7 +69,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "routers" (dict "resources" .Values.workloads.routers.resources)
   "tasks" (dict "resources" .Values.workloads.tasks.resources "deadline_s" .Values.workloads.tasks.deadlineSeconds)
   "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds
-    "node_outage_share" .Values.workloads.nodeOutageShare "node_outage_nodes" .Values.workloads.nodeOutageNodes)
+    "node_outage_share" .Values.workloads.nodeOutageShare "node_outage_nodes" .Values.workloads.nodeOutageNodes
+    "zone_outage_s" .Values.workloads.zoneOutageSeconds)
   "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes "pods" .Values.watch.pods)
   "network_policies" (dict "enabled" .Values.networkPolicy.workloads "metrics_from" .Values.networkPolicy.metricsFrom)
   "log_level" .Values.log.level
@@ -115,4 +116,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+
+{{- define "stoker.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "stoker.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{- define "stoker.gatewayLabels" -}}
+{{ include "stoker.gatewaySelector" . }}
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The gateway's configuration file. */}}
+{{- define "stoker.gatewayConfig" -}}
+{{- $config := dict
+  "listen" (dict "host" "0.0.0.0" "port" 8080)
+  "cluster" (dict "kind" "kubernetes" "audiences" .Values.gateway.audiences "passed_extras" .Values.gateway.impersonate.extras)
+  "namespace" .Values.gateway.namespace
+  "log_level" .Values.log.level
+}}
+{{- with .Values.gateway.prometheusUrl }}
+{{- $_ := set $config "prometheus_url" . }}
+{{- end }}
+{{- $config | toPrettyJson }}
 {{- end }}

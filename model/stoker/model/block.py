@@ -1,6 +1,6 @@
 """One decoder block: attention and the feed-forward part around a residual stream.
 
-T tokens, t tokens of this rank (sequence parallel), D hidden, N heads, K kv heads, H head_dim, F ffn.
+T tokens, t tokens of this rank (sequence parallel), D hidden, N heads, K kv heads, H head_dim.
 
 Owns the parameters of its layer; made by `decoder`. Independent of caches and of the rest of the model.
 """
@@ -17,6 +17,8 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import Attend, LayerAttention
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
+from stoker.model.experts import Experts
+from stoker.model.feed_forward import DenseFeedForward
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear
 from stoker.model.parameter import Part, Section
@@ -41,7 +43,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.ops, self.layer, self.rope = ops, layer, rope
-        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
+        self.head_dim, self.norm_eps, self.window = config.head_dim, config.norm_eps, config.window(layer)
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         self.num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
         name, heads, kv_heads = (
@@ -49,7 +51,7 @@ class Block(nn.Module):
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
         )
-        hidden, ffn, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        hidden = config.hidden_size
 
         cut: Any = {"group": group, "sequence_parallel": sequence_parallel}
 
@@ -73,14 +75,15 @@ class Block(nn.Module):
 
         self.attention_norm = norm("input_layernorm", hidden)
         self.qkv_proj = column(
-            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}, bias
+            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads},
+            config.qkv_bias,
         )
         self.q_norm = norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None
         self.k_norm = norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None
-        self.o_proj = row("self_attn.o_proj", heads, bias)
+        self.o_proj = row("self_attn.o_proj", heads, config.attention_bias)
         self.mlp_norm = norm("post_attention_layernorm", hidden)
-        self.gate_up_proj = column({"mlp.gate_proj": ffn, "mlp.up_proj": ffn}, False)
-        self.down_proj = row("mlp.down_proj", ffn, False)
+        feed_forward = Experts if config.has_experts(layer) else DenseFeedForward
+        self.feed_forward = feed_forward(config, layer, ops, dtype=dtype, device=device, **cut)
 
     @property
     def attention(self) -> LayerAttention:
@@ -94,7 +97,7 @@ class Block(nn.Module):
             self.head_dim**-0.5,
             self.norm_eps,
             self.rope,
-            None,
+            self.window,
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
         )
@@ -105,16 +108,18 @@ class Block(nn.Module):
         update_tD: Tensor | None,
         positions_T: Tensor,
         attend: Attend,
-        aux: Aux | None = None,  # noqa: ARG002  router losses will leave through aux
+        aux: Aux | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds
         them; the first block has no update. With sequence parallelism it holds this rank's tokens.
+
+        Losses of a router leave through `aux`.
         """
         qkv_TE, x_tD = self.qkv_proj.of_norm(self.attention_norm, x_tD, update_tD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
         attended_tD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
-        activated_TF, x_tD = self.gate_up_proj.swiglu_of_norm(self.mlp_norm, x_tD, attended_tD)
-        return x_tD, self.down_proj(activated_TF)
+        update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux)
+        return x_tD, update_tD
 
     def split_heads(self, qkv_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of one product: q_TNH, k_TKH, v_TKH."""
@@ -125,5 +130,5 @@ class Block(nn.Module):
 
     def parts(self, prefix: str) -> Iterator[Part]:
         for name, module in self.named_children():
-            if isinstance(module, Norm | ColumnParallelLinear | RowParallelLinear):
+            if isinstance(module, Norm | ColumnParallelLinear | RowParallelLinear | DenseFeedForward | Experts):
                 yield from module.parts(f"{prefix}.{name}")

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, cast
 
-Architecture = Literal["llama", "qwen3"]
-ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
-CLASS_NAMES: dict[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-FAMILY_DEFAULTS: dict[str, dict[str, int]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
-}
-"""Defaults of transformers for fields that a `config.json` leaves out."""
+from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
+
+__all__ = ["ARCHITECTURES", "Architecture", "ModelConfig", "RopeScaling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +47,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Width of the feed-forward part, and of one expert unless `moe_intermediate_size` is given."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -63,7 +59,26 @@ class ModelConfig:
     tie_embeddings: bool = False
     """The output layer uses the embedding's weight."""
     attention_bias: bool = False
-    """Biases on the q, k, v and o projections."""
+    """Biases on the q, k, v and o projections; qwen2 always has those of q, k and v, and no others."""
+    sliding_window: int | None = None
+    """Tokens that a token attends to, itself included; None: all before it."""
+    max_window_layers: int = 0
+    """The first so many layers attend to all tokens, whatever the window."""
+    num_experts: int | None = None
+    """Experts of a layer; for mixtral and qwen3-moe."""
+    num_experts_per_token: int | None = None
+    moe_intermediate_size: int | None = None
+    """Width of one expert; None: `intermediate_size`."""
+    norm_topk_prob: bool = True
+    """The weights of a token's experts add up to one."""
+    decoder_sparse_step: int = 1
+    """Every so many layers have experts (the last of each run); the others are dense."""
+    mlp_only_layers: tuple[int, ...] = ()
+    """Indices of further dense layers."""
+    router_aux_loss_coef: float = 0.001
+    """Weight of the load-balance loss in training."""
+    router_z_loss_coef: float = 0.0
+    """Weight of the z loss in training: the mean square of the logarithm of the router's normaliser."""
     max_position_embeddings: int = 2048
     """Longest sequence in tokens."""
     initializer_range: float = 0.02
@@ -76,49 +91,122 @@ class ModelConfig:
             raise ValueError(
                 f"architecture: not supported yet: {self.architecture!r}; allowed: {', '.join(ARCHITECTURES)}"
             )
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "max_position_embeddings",
-        ):
-            if (value := getattr(self, name)) < 1:
+        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"]
+        for name in (*sizes, "head_dim", "max_position_embeddings", "decoder_sparse_step", "sliding_window"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, not {value}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even to be rotated in pairs, not {self.head_dim}")
+        object.__setattr__(self, "mlp_only_layers", tuple(self.mlp_only_layers))  # a list where it comes from JSON
+        self.check_attention()
+        self.check_experts()
+
+    def check_attention(self) -> None:
+        family, windowed = self.family, [name for name, family in FAMILIES.items() if family.window != "never"]
+        if self.attention_bias and family.biases != "attention_bias":
+            has = "always has biases on q, k and v alone" if family.biases == "qkv" else "has none"
+            raise ValueError(f"attention_bias: leave it out, because {self.architecture} {has}")
+        if self.sliding_window is not None and family.window == "never":
+            raise ValueError(
+                f"sliding_window: {self.architecture} has none, got {self.sliding_window}; allowed with "
+                f"{', '.join(windowed)}"
+            )
+        if self.max_window_layers and (family.window != "switched by layer" or self.sliding_window is None):
+            raise ValueError("max_window_layers: allowed with sliding_window and qwen2 or qwen3 only")
+
+    def check_experts(self) -> None:
+        if self.family.experts is None:
+            given = [name for name in EXPERT_SIZES if getattr(self, name) is not None]
+            if given or self.mlp_only_layers or self.decoder_sparse_step != 1:
+                name = (*given, "mlp_only_layers or decoder_sparse_step")[0]
+                raise ValueError(f"{name}: {self.architecture} has no experts; allowed with mixtral, qwen3-moe")
+            return
+        if self.num_experts is None or self.num_experts_per_token is None:
+            raise ValueError(f"num_experts and num_experts_per_token are needed for {self.architecture}")
+        if not 1 <= self.num_experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_token must lie between 1 and num_experts {self.num_experts}, not "
+                f"{self.num_experts_per_token}"
+            )
+        if self.expert_size < 1 or min(self.router_aux_loss_coef, self.router_z_loss_coef) < 0:
+            raise ValueError("moe_intermediate_size must be >= 1, and the router's loss coefficients >= 0")
+        if self.architecture == "mixtral":
+            plain = {"moe_intermediate_size": None, "norm_topk_prob": True, **EVERY_LAYER}
+            for name, value in plain.items():
+                if getattr(self, name) != value:
+                    raise ValueError(f"{name}: mixtral has {value} there, got {getattr(self, name)}")
+        if any(not 0 <= layer < self.num_layers for layer in self.mlp_only_layers):
+            raise ValueError(f"mlp_only_layers: {list(self.mlp_only_layers)} are not all within 0..{self.num_layers}")
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.architecture]
+
+    @property
+    def expert_size(self) -> int:
+        """Width of one expert."""
+        return self.intermediate_size if self.moe_intermediate_size is None else self.moe_intermediate_size
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.attention_bias or self.family.biases == "qkv"
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of this layer has experts."""
+        is_sparse = (layer + 1) % self.decoder_sparse_step == 0 and layer not in self.mlp_only_layers
+        return self.num_experts is not None and is_sparse
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with experts."""
+        return tuple(layer for layer in range(self.num_layers) if self.has_experts(layer))
+
+    def window(self, layer: int) -> int | None:
+        """Return the tokens that a token of this layer attends to, itself included; None: all before it."""
+        return None if layer < self.max_window_layers else self.sliding_window
 
     @property
     def qk_norm(self) -> bool:
         """Whether q and k are normalised per head before rotation."""
-        return self.architecture == "qwen3"
+        return self.family.qk_norm
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model, tied ones once."""
+        return self.count_parameters(self.num_experts or 0)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Weights that one token meets: those of its own experts, and all others."""
+        return self.count_parameters(self.num_experts_per_token or 0)
+
+    def count_parameters(self, experts: int) -> int:
+        """Count the weights with so many experts in a layer that has experts."""
+        hidden = self.hidden_size
         qkv_rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        attention = self.hidden_size * (qkv_rows + self.num_heads * self.head_dim)
-        biases = qkv_rows + self.hidden_size if self.attention_bias else 0
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        block = attention + biases + norms + 3 * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * block + self.hidden_size
+        attention = hidden * (qkv_rows + self.num_heads * self.head_dim)
+        biases = (qkv_rows if self.qkv_bias else 0) + (hidden if self.attention_bias else 0)
+        norms = 2 * hidden + (2 * self.head_dim if self.qk_norm else 0)
+        sparse = len(self.expert_layers)
+        router = hidden * (self.num_experts or 0)
+        feed_forward = (self.num_layers - sparse) * self.intermediate_size + sparse * experts * self.expert_size
+        embeddings = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
+        blocks = self.num_layers * (attention + biases + norms) + sparse * router + 3 * hidden * feed_forward
+        return embeddings + blocks + hidden
 
     @classmethod
     def from_hugging_face(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read a `config.json`. Raises ValueError that names the field this build cannot compute."""
         refuse_unsupported(raw)
-        raw = {**FAMILY_DEFAULTS[raw["model_type"]], **raw}
+        architecture = BY_MODEL_TYPE[raw["model_type"]]
+        raw = {**FAMILIES[architecture].defaults, **raw}
         hidden_size, num_heads = whole_number(raw, "hidden_size"), whole_number(raw, "num_attention_heads")
         theta, scaling = read_rope(raw)
         eos = raw.get("eos_token_id")
         return cls(
-            architecture=raw["model_type"],
+            architecture=cast("Architecture", architecture),
             vocab_size=whole_number(raw, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=whole_number(raw, "intermediate_size"),
@@ -130,7 +218,9 @@ class ModelConfig:
             rope_scaling=scaling,
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
+            attention_bias=bool(raw.get("attention_bias", False)) and FAMILIES[architecture].biases != "qkv",
+            **read_window(raw, FAMILIES[architecture]),
+            **(read_experts(raw, architecture) if FAMILIES[architecture].experts else {}),
             max_position_embeddings=whole_number(raw, "max_position_embeddings"),
             initializer_range=float(raw.get("initializer_range", 0.02)),
             bos_token_id=raw.get("bos_token_id"),
@@ -150,10 +240,9 @@ class ModelConfig:
         scaling = None
         if self.rope_scaling is not None:
             scaling = {"rope_type": "llama3", "rope_theta": self.rope_theta} | vars(self.rope_scaling)
-        extra: dict[str, Any] = {"use_sliding_window": False} if self.architecture == "qwen3" else {"mlp_bias": False}
         return {
-            "architectures": [CLASS_NAMES[self.architecture]],
-            "model_type": self.architecture,
+            "architectures": [self.family.class_name],
+            "model_type": self.family.model_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -175,7 +264,80 @@ class ModelConfig:
             "pad_token_id": self.pad_token_id,
             "torch_dtype": dtype,
             "use_cache": True,
-        } | extra
+        } | self.to_family_fields()
+
+    def to_family_fields(self) -> dict[str, Any]:
+        """Return the fields of a `config.json` that not every family has."""
+        fields: dict[str, Any] = {"mlp_bias": False} if self.architecture == "llama" else {}
+        if self.family.window == "always":
+            fields["sliding_window"] = self.sliding_window
+        elif self.family.window != "never":
+            fields |= {"use_sliding_window": self.sliding_window is not None, "sliding_window": self.sliding_window}
+        if self.family.window == "switched by layer":
+            fields["max_window_layers"] = self.max_window_layers
+        if self.family.experts is None:
+            return fields
+        fields["num_experts_per_tok"] = self.num_experts_per_token
+        fields["router_aux_loss_coef"] = self.router_aux_loss_coef
+        fields["router_z_loss_coef"] = self.router_z_loss_coef
+        if self.architecture == "mixtral":
+            return fields | {"num_local_experts": self.num_experts}
+        return fields | {
+            "num_experts": self.num_experts,
+            "moe_intermediate_size": self.expert_size,
+            "norm_topk_prob": self.norm_topk_prob,
+            "decoder_sparse_step": self.decoder_sparse_step,
+            "mlp_only_layers": list(self.mlp_only_layers),
+        }
+
+
+EXPERT_SIZES = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
+EVERY_LAYER: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": ()}
+
+
+def read_window(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Read the sliding window. Raises ValueError where `layer_types` gives other layers a window."""
+    window, full = raw.get("sliding_window"), 0
+    if family.window == "never" or (family.window != "always" and not raw.get("use_sliding_window")):
+        window = None
+    layers = whole_number(raw, "num_hidden_layers")
+    if window is not None and family.window == "switched by layer":
+        full = min(whole_number(raw, "max_window_layers"), layers)
+    if full == layers:
+        window = None
+    plain = window is None
+    kinds = ["full_attention" if plain or layer < full else "sliding_attention" for layer in range(layers)]
+    if raw.get("layer_types") not in (None, [], kinds):
+        raise ValueError(f"config.json: not supported yet: layer_types = {raw['layer_types']!r}")
+    if window is None:
+        return {}
+    return {"sliding_window": whole_number(raw, "sliding_window"), "max_window_layers": full}
+
+
+def read_experts(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Read the fields of a family with experts."""
+    if jitter := raw.get("router_jitter_noise"):
+        raise ValueError(f"config.json: not supported yet: router_jitter_noise = {jitter!r}")
+    fields: dict[str, Any] = {
+        "num_experts": whole_number(raw, read_name(raw, "num_experts", "num_local_experts", "default_experts")),
+        "num_experts_per_token": whole_number(raw, "num_experts_per_tok"),
+        "router_aux_loss_coef": float(raw.get("router_aux_loss_coef", 0.001)),
+        "router_z_loss_coef": float(raw.get("router_z_loss_coef") or 0.0),
+    }
+    if architecture == "mixtral":
+        return fields
+    size = whole_number(raw, "moe_intermediate_size")
+    return fields | {
+        "moe_intermediate_size": None if size == raw.get("intermediate_size") else size,
+        "norm_topk_prob": bool(raw.get("norm_topk_prob")),
+        "decoder_sparse_step": whole_number({"decoder_sparse_step": 1} | given(raw), "decoder_sparse_step"),
+        "mlp_only_layers": tuple(int(layer) for layer in raw.get("mlp_only_layers") or ()),
+    }
+
+
+def read_name(raw: Mapping[str, Any], *names: str) -> str:
+    """Return the first name that is given: transformers has several for some fields."""
+    return next((name for name in names if raw.get(name) is not None), names[0])
 
 
 def needed(raw: Mapping[str, Any], name: str) -> Any:
@@ -197,19 +359,18 @@ def whole_number(raw: Mapping[str, Any], name: str) -> int:
 
 
 def refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Refuse every feature of the two families that changes the computation and is not built."""
-    if (kind := raw.get("model_type")) not in ARCHITECTURES:
-        raise ValueError(f"config.json: not supported yet: model_type {kind!r}; allowed: {', '.join(ARCHITECTURES)}")
+    """Refuse every feature of the families that changes the computation and is not built."""
+    if (kind := raw.get("model_type")) not in BY_MODEL_TYPE:
+        raise ValueError(f"config.json: not supported yet: model_type {kind!r}; allowed: {', '.join(BY_MODEL_TYPE)}")
     refused = {
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "mlp_bias": bool(raw.get("mlp_bias")),
-        "use_sliding_window": bool(raw.get("use_sliding_window")),
+        "use_sliding_window": kind == "llama" and bool(raw.get("use_sliding_window")),
         "sliding_window": kind == "llama" and raw.get("sliding_window") and raw.get("use_sliding_window") is None,
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1) not in (None, 1),
         "quantization_config": raw.get("quantization_config") is not None,
         "compression_config": raw.get("compression_config") is not None,
         "pretraining_tp": raw.get("pretraining_tp", 1) not in (None, 1),
-        "layer_types": any(kind != "full_attention" for kind in raw.get("layer_types") or ()),
     }
     for name, wrong in refused.items():
         if wrong:
@@ -226,7 +387,7 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         raise ValueError(f"config.json: not supported yet: {name} per layer type: {', '.join(rope)}")
     if (share := rope.get("partial_rotary_factor", 1)) not in (None, 1):
         raise ValueError(f"config.json: not supported yet: partial_rotary_factor = {share!r}")
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or raw.get("default_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None

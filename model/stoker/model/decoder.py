@@ -28,7 +28,7 @@ from stoker.model.rotary import RotaryTable
 
 
 class Decoder(nn.Module):
-    """A llama or qwen3 decoder, or the slice `layers` of one (a pipeline stage).
+    """A decoder of any family, or the slice `layers` of one (a pipeline stage).
 
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the

@@ -49,7 +49,15 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
     )
-    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap, grammars=reading.result()), plan
+    engine = LLMEngine(
+        executor,
+        scheduler,
+        limits,
+        overlap=plan.overlap,
+        grammars=reading.result(),
+        num_devices=plan.tensor if plan.device == "cuda" else 1,
+    )
+    return engine, plan
 
 
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,12 +36,15 @@ from stoker.engine.core.messages import (
     Finish,
     Heartbeat,
     Hello,
+    Inspect,
+    Inspected,
     Message,
     ModelFacts,
     Outputs,
     Phase,
     Ping,
     Refused,
+    RequestProgress,
     Stop,
     pack,
     request_id_in,
@@ -373,6 +376,8 @@ class Core:
             case Finish(request_id=request_id, choice=choice):
                 if self.engine is not None:
                     self.engine.finish_choice(request_id, choice, front=front)
+            case Inspect(query=query, request_ids=request_ids):
+                self._send(front, Inspected(query, tuple(self._progress_of(front, request_ids))))
             case Drain(deadline_s=deadline_s):
                 self._drain(deadline_s)
             case Stop():
@@ -381,6 +386,15 @@ class Core:
                 pass
             case _:
                 log.error("front %s sent %s, which only a core may send", front, type(message).__name__)
+
+    def _progress_of(self, front: str, request_ids: Iterable[str]) -> Iterator[RequestProgress]:
+        """How far those requests are that have not ended. One whose grammar is being compiled is queued."""
+        for request_id in request_ids:
+            progress = None if self.engine is None else self.engine.progress(request_id, front=front)
+            if progress is None and self._compiling.holds(front, request_id):
+                progress = RequestProgress(request_id, "QUEUED", 0, 0)
+            if progress is not None:
+                yield progress
 
     def _greet(self, front: str, protocol: int) -> None:
         if protocol != PROTOCOL:

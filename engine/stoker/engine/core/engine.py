@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
-from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.core.token_constraint import TokenConstraint
+from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
@@ -57,8 +58,11 @@ class LLMEngine:
         *,
         overlap: bool = False,
         grammars: GrammarCompiler | None = None,
+        num_devices: int = 1,
     ) -> None:
         """`grammars`: compiles structured output; without it such requests are refused."""
+        self.num_devices = num_devices
+        self._token_rate = TokenRate()
         self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
         self.overlap, self.grammars = overlap, grammars
         self.requests: dict[RequestKey, Request] = {}
@@ -157,10 +161,23 @@ class LLMEngine:
             self._collect(self._submitted.popleft(), deltas)
         return deltas
 
+    def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
+        """How far a request is; None for one that has ended."""
+        request = self.requests.get((front, request_id))
+        return None if request is None else request.progress
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests of which some choice has not ended, waiting or running."""
+        return len(self.requests)
+
     def stats(self) -> Stats:
         scheduler, blocks = self.scheduler, self.scheduler.blocks
+        now_s = self.clock()
+        counts = TokenCounts(now_s, self.num_prompt_tokens, self.num_generated_tokens)
+        prompt_rate, generation_rate = self._token_rate.record(counts)
         return Stats(
-            time_s=self.clock(),
+            time_s=now_s,
             steps=self.num_steps,
             progressed_s=self.progressed_s,
             running=len(scheduler.running),
@@ -180,6 +197,9 @@ class LLMEngine:
             step_tokens_sum=self.num_step_tokens,
             block_audits=self.num_audits,
             leaked_blocks=self.num_leaked_blocks,
+            prompt_tokens_per_s=prompt_rate,
+            generation_tokens_per_s=generation_rate,
+            num_devices=self.num_devices,
         )
 
     def audit(self) -> BlockAudit:

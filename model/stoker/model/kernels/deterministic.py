@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import composed, reference
+from stoker.model.kernels import composed, expert_rows, grouped_product, reference
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
 
@@ -42,6 +43,7 @@ sample = reference.sample
 line_squares = reference.line_squares
 sum_of_squares = reference.sum_of_squares
 adam_ = reference.adam_
+dispatch = reference.dispatch
 
 
 def pack(weight_ED: Tensor) -> Tensor:
@@ -137,6 +139,48 @@ def swiglu(gate_up_TF: Tensor) -> Tensor:
     return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up_TF.dtype)
 
 
+def route(logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
+    """Choose by a stable sort: of equal probabilities the lower expert comes first."""
+    probabilities_TE = OrderedSoftmax.apply(logits_TE)
+    weights_TE, experts_TE = torch.sort(probabilities_TE, dim=-1, descending=True, stable=True)
+    weights_TK, experts_TK = weights_TE[:, :num_choices], experts_TE[:, :num_choices]
+    if normalise:
+        total_T1 = weights_TK[:, :1]
+        for choice in range(1, num_choices):
+            total_T1 = total_T1 + weights_TK[:, choice : choice + 1]
+        weights_TK = weights_TK / total_T1
+    return Routes(weights_TK, experts_TK)
+
+
+class OrderedSoftmax(torch.autograd.Function):
+    """Softmax over the last dim in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TE: Tensor) -> Tensor:
+        exponentials = torch.exp(x_TE - x_TE.amax(-1, keepdim=True))
+        y_TE = exponentials / ordered_sum(exponentials)
+        ctx.save_for_backward(y_TE)
+        return y_TE
+
+    @staticmethod
+    def backward(ctx: Any, grad_TE: Tensor) -> Tensor:
+        y_TE: Tensor = ctx.saved_tensors[0]
+        return y_TE * (grad_TE - (grad_TE * y_TE).sum(-1, keepdim=True))
+
+
+def grouped_linear(x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor:
+    return grouped_product.grouped_linear(x_SD, weight_RD, ends_E, tiled_product, F.linear)
+
+
+def combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+    """Add the experts one after another, by products and sums as separate operations."""
+    y_TKD = expert_rows.gather_choices(y_SD, rows)
+    total_TD = y_TKD[:, 0] * weights_TK[:, :1]
+    for choice in range(1, rows.num_choices):
+        total_TD = total_TD + y_TKD[:, choice] * weights_TK[:, choice : choice + 1]
+    return total_TD.to(y_SD.dtype)
+
+
 def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     cos_T1H, sin_T1H, q_norm_H, k_norm_H, eps = rotation
     if q_norm_H is not None and k_norm_H is not None:
@@ -183,7 +227,8 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, out, lse_TN = ctx.saved_tensors
+        # detach: a product of three dims chooses its kernel by `requires_grad`, which hooks on saved tensors change
+        q, k, v, out, lse_TN = (saved.detach() for saved in ctx.saved_tensors)
         (grad_q, grad_k, grad_v), group = (
             (torch.empty_like(x, dtype=torch.float32) for x in (q, k, v)),
             q.shape[1] // k.shape[1],

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
@@ -65,6 +66,10 @@ class Kernels(Protocol):
     def norm_linear_swiglu(
         self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
     ) -> tuple[Tensor, Tensor] | None: ...
+    def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes: ...
+    def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor: ...
+    def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor: ...
+    def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor: ...
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]: ...
     def rotate_and_write(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
@@ -252,6 +257,50 @@ class Ops:
             return fused
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
         return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
+
+    def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
+        """Choose the most probable experts of each token; softmax over all experts, in float32, differentiable.
+
+        `normalise`: the weights of a token's experts add up to one.
+        """
+        if logits_TE.dtype is not torch.float32 or not 1 <= num_choices <= logits_TE.shape[-1]:
+            raise ValueError(
+                f"route: {num_choices} experts out of logits {tuple(logits_TE.shape)} of {logits_TE.dtype}; the logits "
+                "must be float32, and no more experts be chosen than there are"
+            )
+        return self.impl.route(logits_TE, num_choices, normalise)
+
+    def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor:
+        """Return the tokens in the order in which experts compute, x_SD: one row for each choice of each token."""
+        if x_TD.shape[0] * rows.num_choices != len(rows.sources):
+            raise ValueError(f"dispatch: x {tuple(x_TD.shape)} does not fit {len(rows.sources)} rows")
+        return self.impl.dispatch(x_TD, rows)
+
+    def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor:
+        """Return y_SO: each expert's run of rows times its own weight, transposed.
+
+        Rows behind the last end are no expert's: their results are undefined.
+
+        Args:
+            x_SD: rows sorted by expert.
+            weight_RD: the weights of the E experts one below the other, R = E * O rows.
+            ends_E: int32, where each expert's run of rows ends; not below the one before.
+        """
+        if x_SD.shape[-1] != weight_RD.shape[-1] or weight_RD.shape[0] % len(ends_E):
+            raise ValueError(
+                f"grouped_linear: weight {tuple(weight_RD.shape)} does not fit x {tuple(x_SD.shape)} and "
+                f"{len(ends_E)} experts"
+            )
+        return self.impl.grouped_linear(x_SD, weight_RD, ends_E)
+
+    def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+        """Return each token's weighted sum over its experts, y_TD; summed in float32, in the order of its choices."""
+        if y_SD.shape[0] != len(rows.sources) or weights_TK.shape[1] != rows.num_choices:
+            raise ValueError(
+                f"combine: y {tuple(y_SD.shape)}, weights {tuple(weights_TK.shape)} and {len(rows.sources)} rows do "
+                "not fit"
+            )
+        return self.impl.combine(y_SD, weights_TK, rows)
 
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Normalise q and k per head where the rotation has norms, then rotate them."""

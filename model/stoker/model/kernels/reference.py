@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import composed, cpu_product, draw
+from stoker.model.kernels import composed, cpu_product, draw, expert_rows, grouped_product
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
+from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PackedGroup, PackedSequences, PagedSequences
 
@@ -26,6 +27,7 @@ norm_linear = composed.norm_linear
 norm_linear_swiglu = composed.norm_linear_swiglu
 pack = cpu_product.pack
 sample = draw.sample
+dispatch = expert_rows.gather_rows
 
 
 def embedding(tokens_T: Tensor, weight_VD: Tensor) -> Tensor:
@@ -44,6 +46,20 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
 def swiglu(gate_up_TF: Tensor) -> Tensor:
     gate, up = gate_up_TF.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def route(logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
+    weights_TK, experts_TK = torch.topk(torch.softmax(logits_TE, -1), num_choices, -1)
+    return Routes(weights_TK / weights_TK.sum(-1, keepdim=True) if normalise else weights_TK, experts_TK)
+
+
+def grouped_linear(x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor:
+    product = cpu_product.product
+    return grouped_product.grouped_linear(x_SD, weight_RD, ends_E, product, product)
+
+
+def combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+    return (expert_rows.gather_choices(y_SD, rows) * weights_TK.unsqueeze(-1)).sum(1).to(y_SD.dtype)
 
 
 def rotate(q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:

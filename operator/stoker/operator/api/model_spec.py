@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from stoker.operator.api.metadata import KeyRef
 from stoker.operator.api.value import Count, Decimal, Name, Path, Value, exactly_one, rule, rules
 
+LayerIndex = Annotated[int, Field(ge=0, le=4095)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -60,9 +61,9 @@ class ModelSpec(Value):
                 field=".headDim",
             ),
             rule(
-                "(self.architecture == 'moe') == has(self.numExperts)"
+                "(self.architecture in ['mixtral', 'qwen3-moe']) == has(self.numExperts)"
                 " && has(self.numExperts) == has(self.numExpertsPerToken)",
-                "numExperts and numExpertsPerToken are needed with architecture moe, and only there",
+                "mixtral and qwen3-moe, and only they, need numExperts and numExpertsPerToken",
                 field=".numExperts",
             ),
             rule(
@@ -71,10 +72,31 @@ class ModelSpec(Value):
                 shown="numExpertsPerToken {self.numExpertsPerToken} is above numExperts {self.numExperts}",
                 field=".numExpertsPerToken",
             ),
+            rule(
+                "self.architecture == 'qwen3-moe' || !has(self.moeIntermediateSize) && self.normTopkProb"
+                " && self.decoderSparseStep == 1 && !has(self.mlpOnlyLayers)",
+                "moeIntermediateSize, normTopkProb, decoderSparseStep and mlpOnlyLayers are for qwen3-moe",
+                field=".architecture",
+            ),
+            rule(
+                "self.architecture != 'llama' || !has(self.slidingWindow)",
+                "llama has no slidingWindow",
+                field=".slidingWindow",
+            ),
+            rule(
+                "self.maxWindowLayers == 0 || has(self.slidingWindow) && self.architecture in ['qwen2', 'qwen3']",
+                "maxWindowLayers needs slidingWindow and qwen2 or qwen3",
+                field=".maxWindowLayers",
+            ),
+            rule(
+                "!self.attentionBias || self.architecture in ['llama', 'qwen3', 'qwen3-moe']",
+                "attentionBias is for llama, qwen3 and qwen3-moe",
+                field=".attentionBias",
+            ),
         )
     )
 
-    architecture: Literal["llama", "mistral", "qwen3", "moe"]
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe"]
     vocab_size: Count
     """Rows of the embedding; at least the tokenizer's."""
     hidden_size: Count
@@ -99,11 +121,26 @@ class ModelSpec(Value):
     initializer_range: Decimal = "0.02"
     """Standard deviation of the random weights."""
     sliding_window: Count | None = None
-    """Tokens that one token attends to (mistral)."""
+    """Tokens that one token attends to, itself included; default: all before it."""
+    max_window_layers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """The first so many layers have no window."""
     num_experts: Count | None = None
+    """Experts of one layer."""
     num_experts_per_token: Count | None = None
     moe_intermediate_size: Count | None = None
     """Width of one expert; default: `intermediateSize`."""
+    norm_topk_prob: bool = True
+    """The weights of a token's experts add up to one."""
+    decoder_sparse_step: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Every so many layers have experts; the others are dense."""
+    mlp_only_layers: Annotated[
+        tuple[LayerIndex, ...], Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = ()
+    """Further dense layers, counted from 0."""
+    router_aux_loss_coef: Decimal = "0.001"
+    """Weight of the load-balance loss."""
+    router_z_loss_coef: Decimal = "0"
+    """Weight of the router's z loss."""
 
 
 class FromCheckpoint(Value):

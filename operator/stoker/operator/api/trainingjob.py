@@ -113,7 +113,12 @@ class Optimization(Value):
     beta2: BelowOne = "0.95"
     epsilon: Decimal = "1e-8"
     weight_decay: Decimal = "0.1"
-    """Applies to matrices, not to norms and biases."""
+    """Does not apply to the tensors of `noDecay`."""
+    no_decay: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...],
+        Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ("*norm.weight", "*.bias")
+    """Hugging Face names of tensors without weight decay; `*` stands for any text."""
     gradient_clipping: Decimal = "1"
     """Largest global norm of the gradient; "0": no clipping."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -5,6 +5,7 @@ Frozen; made at the start of the operator and passed through the loop to each re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -72,6 +73,8 @@ class Settings:
     """Silent nodes beyond that share of the nodes with pods, and at least so many, are an outage: none is lost."""
     places_gangs: bool = False
     """Whether the operator sees all nodes and pods, so that it can choose the nodes of a gang."""
+    zone_outage_s: float = 900.0
+    """Outage of one zone after which its nodes count as lost; 0: never."""
     network_policies: NetworkPolicies | None = None
     """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True
@@ -79,4 +82,5 @@ class Settings:
 
     @property
     def node_limits(self) -> NodeLimits:
-        return NodeLimits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes)
+        zone_outage_s = self.zone_outage_s or math.inf
+        return NodeLimits(self.node_lost_s, self.node_outage_share, self.node_outage_nodes, zone_outage_s)

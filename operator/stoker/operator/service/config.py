@@ -126,6 +126,8 @@ class PodsConfig(Config):
     1: never an outage."""
     node_outage_nodes: int = Field(default=Settings.node_outage_nodes, ge=1)
     """Smallest number of silent nodes that can be an outage."""
+    zone_outage_s: float = Field(default=Settings.zone_outage_s, ge=0)
+    """Outage of one zone after which the pods of its silent nodes count as lost. 0: never."""
 
 
 class WatchConfig(Config):
@@ -198,6 +200,7 @@ class OperatorConfig(Config):
             node_lost_s=self.pods.node_lost_s,
             node_outage_share=self.pods.node_outage_share,
             node_outage_nodes=self.pods.node_outage_nodes,
+            zone_outage_s=self.pods.zone_outage_s,
             sees_secrets=self.watch.secrets,
         )
 

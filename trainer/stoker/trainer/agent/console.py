@@ -85,9 +85,10 @@ class Console:
 
 def step_line(event: StepEvent) -> str:
     """One line about a step: `step 7/60  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s  ETA 2m10s`"""
+    norm = "overflow, skipped" if event.grad_norm is None else f"{event.grad_norm:.2f}"
     return (
         f"step {event.step}/{event.total_steps}  loss {event.loss:.4f}  "
-        f"lr {event.learning_rate:.1e}  norm {event.grad_norm:.2f}  "
+        f"lr {event.learning_rate:.1e}  norm {norm}  "
         f"{event.tokens_per_s:,.0f} tokens/s  ETA {duration(event.eta_s)}"
     )
 

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stoker.trainer.agent.run_state import RunState
+from stoker.trainer.protocol.channel import StepEvent
 
 STEP_GAUGES = (
     ("stoker_trainer_step", "step", "Last finished optimizer step."),
@@ -24,13 +25,37 @@ STEP_GAUGES = (
     ("stoker_trainer_tokens_per_second", "tokens_per_s", "Tokens per second over all ranks."),
     ("stoker_trainer_step_seconds", "step_s", "Duration of the last step."),
     ("stoker_trainer_eta_seconds", "eta_s", "Expected time to the last step."),
+    ("stoker_trainer_skipped_steps", "skipped_steps", "Steps so far whose update was not applied."),
+    ("stoker_trainer_loss_scale", "loss_scale", "Factor of the loss in the next step, with fp16."),
 )
+
+
+ROUTER_GAUGES = (
+    ("stoker_trainer_router_balance_loss", "router_balance_loss", "Load-balance loss of the routers, last step."),
+    ("stoker_trainer_router_z_loss", "router_z_loss", "Z loss of the routers, last step."),
+    ("stoker_trainer_expert_imbalance", "expert_imbalance", "Rows of the fullest expert over the mean, worst layer."),
+)
+"""Only of models with experts."""
 
 
 def registry_of(state: RunState, clock: Callable[[], float]) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_RunMetrics(state, clock))
     return registry
+
+
+def router_metrics(step: StepEvent) -> Iterator[Metric]:
+    """Yield the metrics of routers and experts; none for a model without them."""
+    if step.expert_tokens is None:
+        return
+    for name, attribute, text in ROUTER_GAUGES:
+        yield GaugeMetricFamily(name, text, value=float(getattr(step, attribute)))
+    family = GaugeMetricFamily(
+        "stoker_trainer_expert_tokens", "Rows of each expert in the last step, over all layers.", labels=["expert"]
+    )
+    for expert, tokens in enumerate(step.expert_tokens):
+        family.add_metric([str(expert)], tokens)
+    yield family
 
 
 class _RunMetrics(Collector):
@@ -40,15 +65,26 @@ class _RunMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         if self.state.last_step is not None:
             for name, attribute, text in STEP_GAUGES:
-                yield GaugeMetricFamily(name, text, value=float(getattr(self.state.last_step, attribute)))
+                if (value := getattr(self.state.last_step, attribute)) is not None:
+                    yield GaugeMetricFamily(name, text, value=float(value))
+            yield from router_metrics(self.state.last_step)
         if self.state.last_validation is not None:
             yield GaugeMetricFamily(
                 "stoker_trainer_validation_loss", "Last validation loss.", value=self.state.last_validation.loss
             )
+        yield self._source_samples()
         yield self._phase()
         yield self._hang_metric()
         yield self._saves()
         yield self._nodes()
+
+    def _source_samples(self) -> Metric:
+        family = GaugeMetricFamily(
+            "stoker_trainer_source_samples", "Sequences trained of a data source.", labels=["source"]
+        )
+        for source in self.state.sources:
+            family.add_metric([source["name"]], source["samples"])
+        return family
 
     def _phase(self) -> Metric:
         family = GaugeMetricFamily("stoker_trainer_phase", "1 for the pod's phase.", labels=["phase"])

@@ -10,11 +10,12 @@ keeps the other:
     agent_channel.send(SaveCommand(id="ab12"))
 
 Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
-`phase`, `step` and `end`; only global rank 0 sends `validation`, `plan`, `save`, `retention` and `request`:
+`phase`, `step` and `end`; only global rank 0 sends `validation`, `sources`, `plan`, `save`, `retention` and `request`:
 
     {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
     {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...}
     {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
+    {"event": "sources", "sources": [{"name": "web", "samples": 700, "sequences": 52000}]}
     {"event": "plan", "predicted_step_s": 0.76, "measured_step_s": 0.75, "step_error": 0.01, ...}   # after a few steps
     {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", ...}
     {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
@@ -70,10 +71,22 @@ class StepEvent:
     tokens: int
     loss: float
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
+    """None in a step whose fp16 gradient was too large to be represented."""
     tokens_per_s: float
     step_s: float
     eta_s: float
+    skipped_steps: int = 0
+    """Steps so far whose update was not applied."""
+    loss_scale: float | None = None
+    """With fp16: the factor of the loss in the next step."""
+    router_balance_loss: float | None = None
+    """Only of a model with experts, like the fields that follow; not part of `loss`."""
+    router_z_loss: float | None = None
+    expert_imbalance: float | None = None
+    """Rows of the fullest expert over those of the mean expert, in the layer where that is most."""
+    expert_tokens: tuple[int, ...] | None = None
+    """Rows of each expert in this step, summed over layers."""
     at: float = field(default_factory=time.time)
 
 
@@ -82,6 +95,25 @@ class ValidationEvent:
     step: int
     loss: float
     tokens: int
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceProgress:
+    """What a run has trained of one data source."""
+
+    name: str
+    samples: int
+    """Sequences trained so far, over all epochs."""
+    sequences: int
+    """Of one epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesEvent:
+    """Progress by data source, as plain values of `SourceProgress`."""
+
+    sources: list[dict[str, Any]]
     at: float = field(default_factory=time.time)
 
 
@@ -172,13 +204,24 @@ class StopCommand:
     """Save before the exit. The agent kills a rank that does not finish the save in time."""
 
 
-Event = PhaseEvent | StepEvent | ValidationEvent | PlanEvent | SaveEvent | RetentionEvent | RequestEvent | EndEvent
+Event = (
+    PhaseEvent
+    | StepEvent
+    | ValidationEvent
+    | SourcesEvent
+    | PlanEvent
+    | SaveEvent
+    | RetentionEvent
+    | RequestEvent
+    | EndEvent
+)
 Command = SaveCommand | StopCommand
 
 _EVENTS: dict[str, type[Event]] = {
     "phase": PhaseEvent,
     "step": StepEvent,
     "validation": ValidationEvent,
+    "sources": SourcesEvent,
     "plan": PlanEvent,
     "save": SaveEvent,
     "retention": RetentionEvent,

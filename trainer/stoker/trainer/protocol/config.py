@@ -88,6 +88,9 @@ class TrainingConfig(Config):
         return self
 
 
+NO_DECAY = ("*norm.weight", "*.bias")
+
+
 class OptimizationConfig(Config):
     """Optimizer and learning-rate schedule. Rates are decimal strings in the custom resource and floats here."""
 
@@ -100,7 +103,9 @@ class OptimizationConfig(Config):
     epsilon: float = Field(default=1e-8, ge=1e-30)
     """Above 0 in fp32: else an element whose gradient is 0 would become 0 / 0."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Applies to matrices only (not to norms, biases)."""
+    """Does not apply to the tensors of `no_decay`."""
+    no_decay: tuple[str, ...] = NO_DECAY
+    """Hugging Face names of tensors without weight decay; `*` stands for any text."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient; 0 turns clipping off."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -7,7 +7,7 @@ Made by `build`; the buffers' contents change in `zero`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -35,6 +35,14 @@ Each one begins at a multiple of it, like an allocation of its own: kernels may 
 addresses.
 """
 
+Decays = Callable[[nn.Parameter], bool]
+"""Whether weight decay applies to a parameter."""
+
+
+def decays_matrices(parameter: nn.Parameter) -> bool:
+    """The usual rule: matrices decay, norms and biases do not."""
+    return parameter.ndim > 1
+
 
 @dataclass(frozen=True)
 class Range:
@@ -44,7 +52,7 @@ class Range:
     shape: tuple[int, ...]
     offset: int
     decay: bool
-    """Weight decay applies (matrices; not norms and biases)."""
+    """Weight decay applies."""
 
     @property
     def numel(self) -> int:
@@ -80,13 +88,21 @@ class BucketPlan:
         return index * self.shard_numel, (index + 1) * self.shard_numel
 
 
-def plan_bucket(parameters: Sequence[tuple[str, tuple[int, ...]]], shards: int, replicas: int = 1) -> BucketPlan:
+def plan_bucket(
+    parameters: Sequence[tuple[str, tuple[int, ...]]],
+    shards: int,
+    replicas: int = 1,
+    decayed_names: Collection[str] | None = None,
+) -> BucketPlan:
     """Lay out named shapes. Offsets do not depend on `shards`.
 
-    `replicas`: ranks that hold the same shard; each shard is cut evenly over them.
+    `replicas`: ranks that hold the same shard; each shard is cut evenly over them. `decayed_names`: the parameters that
+    decay; None: all matrices.
     """
-    decayed = [(name, shape) for name, shape in parameters if len(shape) > 1]
-    others = [(name, shape) for name, shape in parameters if len(shape) <= 1]
+    if decayed_names is None:
+        decayed_names = {name for name, shape in parameters if len(shape) > 1}
+    decayed = [(name, shape) for name, shape in parameters if name in decayed_names]
+    others = [(name, shape) for name, shape in parameters if name not in decayed_names]
     ranges: list[Range] = []
     decay_end = _round_up(_place(decayed, True, 0, ranges), LINE)
     used = _round_up(_place(others, False, decay_end, ranges), LINE)
@@ -118,21 +134,33 @@ class Bucket:
         replicas: int = 1,
         unit: str | None = None,
         reduction: Reduction = "dense",
+        decays: Decays = decays_matrices,
     ) -> None:
         """`device`: where parameters on the meta device get their memory.
 
         `unit`: the part of the model that waits for this bucket; `EVERY_UNIT` for a bucket that all parts use.
+
+        A frozen parameter (without gradient) lies where nothing decays: the optimizer then leaves its value unchanged.
         """
         self.name = name
         self.unit = name if unit is None else unit
         self.reduction: Reduction = reduction
         """The ranks that sum its gradient."""
-        self.plan = plan_bucket([(name, tuple(parameter.shape)) for name, parameter in parameters], shards, replicas)
+        self.plan = plan_bucket(
+            [(name, tuple(parameter.shape)) for name, parameter in parameters],
+            shards,
+            replicas,
+            {name for name, parameter in parameters if parameter.requires_grad and decays(parameter)},
+        )
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
         """The parameters in the order of `plan.ranges`."""
+        self.num_trainable = sum(parameter.requires_grad for parameter in self.parameters)
+        """Number of parameters that get a gradient; the others are frozen."""
         self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
+        """The memory of the parameters; empty while they are released."""
+        self.dtype = self.parameters[0].dtype
 
     @property
     def is_empty(self) -> bool:
@@ -146,7 +174,7 @@ class Bucket:
         """
         flat = torch.zeros(self.plan.numel, dtype=torch.float32, device=self.device)
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
-            torch.utils.swap_tensors(parameter, nn.Parameter(view))  # type: ignore[no-untyped-call]
+            torch.utils.swap_tensors(parameter, nn.Parameter(view, requires_grad=parameter.requires_grad))  # type: ignore[no-untyped-call]
         return flat
 
     def master_copy(self) -> Tensor:
@@ -158,9 +186,20 @@ class Bucket:
 
     def adopt(self, flat: Tensor) -> None:
         """Make the parameters views of `flat`, which may have another dtype than they have."""
-        self.flat = flat
+        self.flat, self.dtype = flat, flat.dtype
         for view, parameter in zip(self.views(flat), self.parameters, strict=True):
             parameter.data = view
+
+    def release(self, dtype: torch.dtype | None = None) -> None:
+        """Take the memory away from the parameters: until the next `adopt` they have shapes, and NaN as values.
+
+        `dtype`: of the memory that they will get, if it is not the last one's.
+        """
+        self.dtype = dtype or self.dtype
+        self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
+        nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
+        for item, parameter in zip(self.plan.ranges, self.parameters, strict=True):
+            parameter.data = nothing.expand(item.shape)
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """One view per parameter of a buffer of `plan.numel` elements."""
@@ -185,6 +224,7 @@ def make_buckets(
     cuts: Mapping[Reduction, Cut] = ONE_RANK,
     device: torch.device | None = None,
     reductions: Mapping[int, Reduction] = NO_KINDS,
+    decays: Decays = decays_matrices,
 ) -> list[Bucket]:
     """One bucket per unit, after a bucket `root` with every other parameter of `rest`.
 
@@ -205,6 +245,12 @@ def make_buckets(
     if shared:
         split["replicated", EVERY_UNIT, "replicated"] = shared
     return [
-        Bucket(name, parameters, cuts[kind].shards, device, replicas=cuts[kind].replicas, unit=unit, reduction=kind)
+        Bucket(
+            *(name, parameters, cuts[kind].shards, device),
+            replicas=cuts[kind].replicas,
+            unit=unit,
+            reduction=kind,
+            decays=decays,
+        )
         for (name, unit, kind), parameters in split.items()
     ]

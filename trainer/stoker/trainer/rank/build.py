@@ -18,17 +18,21 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import resolve_kernels
+from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.parameter import Part
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.bucket import Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
+from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.plan_check import PlanWatch, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
@@ -36,6 +40,7 @@ from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.snapshot import all_state_tensors, load_state
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
 
@@ -70,15 +75,28 @@ def make_zero(
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    buckets = make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh))
+    parts = list(decoder.named_parts())
+    decays = decay_by_name(parts, config.optimization.no_decay)
     return Zero(
-        buckets,
+        make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays),
         mesh,
-        Adam(config.optimization, decoder.ops),
+        make_optimizer(config, decoder.ops, parts, mesh),
         GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
         used_once=[*blocks, "head"],
+    )
+
+
+def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
+    if config.optimization.optimizer != "lamb":
+        return Adam(config.optimization, ops)
+    return Lamb(
+        config.optimization,
+        ops,
+        lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=config.memory.zero_stage == 0),
+        by_line=config.training.deterministic == "AnyDataParallel",
+        sizes=tensor_sizes(parts),
     )
 
 
@@ -91,9 +109,16 @@ def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
 
 @contextmanager
 def open_loop(
-    config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs, resume: ResumePoint | None
+    config: TrainerConfig,
+    root: CheckpointRoot,
+    context: RankContext,
+    inputs: RunInputs,
+    resume: ResumePoint | None,
+    loss_scale: LossScale | None = None,
 ) -> Iterator[Loop]:
     """A loop that continues from `resume` or starts anew. At the end it waits for saves in flight and closes the log.
+
+    `loss_scale`: where an fp16 run starts, if not at the usual scale.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -103,10 +128,11 @@ def open_loop(
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
     parts = list(inputs.decoder.named_parts())
+    loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors)
+    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
     saver = make_saver(config, root, context, inputs, resume)
-    with open_log(config, context) as log:
+    with open_log(config, context, progress.step) as log:
         try:
             yield Loop(
                 config,
@@ -124,6 +150,7 @@ def open_loop(
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
+                loss_scale=loss_scale,
             )
         finally:
             saver.wait()
@@ -133,7 +160,7 @@ def open_loop(
 def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, zero: Zero) -> ForwardPass:
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
-    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute)
+    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
 
 
 def make_plan_watch(config: TrainerConfig, context: RankContext, decoder: Decoder) -> PlanWatch:
@@ -160,9 +187,11 @@ def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbo
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
-def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """The metrics log; only the rank that leads writes it."""
-    return MetricLog(config.logging.jsonl if context.mesh.leads else None, config.logging.every_steps)
+def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLog:
+    """The metrics log; only the rank that leads writes it. `done`: steps of earlier attempts."""
+    if not context.mesh.leads:
+        return MetricLog(None, config.logging.every_steps)
+    return MetricLog(config.logging.jsonl, config.logging.every_steps, open_targets(config, done))
 
 
 def _resume(
@@ -172,6 +201,7 @@ def _resume(
     inputs: RunInputs,
     zero: Zero,
     tensors: Sequence[TensorInfo],
+    loss_scale: LossScale | None,
 ) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
@@ -182,7 +212,10 @@ def _resume(
         )
     inputs.batches.check(meta["cursor"])
     load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
-    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]))
+    if loss_scale is not None:
+        loss_scale.restore(meta.get("loss_scale"))
+    skipped = int(meta.get("skipped_steps", 0))
+    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]), skipped)
 
 
 def _loading(context: RankContext) -> Any:

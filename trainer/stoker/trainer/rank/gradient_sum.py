@@ -74,7 +74,7 @@ class GradientSum:
 
     def grad_destination(self, index: int) -> Tensor | None:
         view = self._views[index]
-        writable = not self._adds and view.dtype == self._bucket.flat.dtype
+        writable = not self._adds and view.dtype == self._bucket.dtype
         return view.view(view.shape) if writable else None
 
     def add(self, index: int, grad: Tensor) -> bool:
@@ -84,7 +84,7 @@ class GradientSum:
         elif view.data_ptr() != grad.data_ptr():
             view.copy_(grad)
         self._seen.add(index)
-        return len(self._seen) == len(self._views)
+        return len(self._seen) == self._bucket.num_trainable
 
     def end_micro_batch(self) -> Tensor:
         if not self._adds:

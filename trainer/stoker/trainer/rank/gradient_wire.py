@@ -39,7 +39,7 @@ class GradientWire:
         if view.data_ptr() != grad.data_ptr():
             view.copy_(grad)
         self._seen.add(index)
-        return len(self._seen) == len(self._views)
+        return len(self._seen) == self._bucket.num_trainable
 
     def end_micro_batch(self) -> Tensor:
         flat = self._open()
@@ -83,7 +83,7 @@ class WireBuffers:
         if free:
             return free.pop()
         if self._depth is None or len(lent) < self._depth:
-            return torch.zeros_like(bucket.flat)
+            return torch.zeros(bucket.plan.numel, dtype=bucket.dtype, device=bucket.device)
         oldest = lent.popleft()
         oldest.reading.wait()
         return oldest.buffer
@@ -103,4 +103,4 @@ class WireBuffers:
 
 def _layout(bucket: Bucket) -> object:
     """Key of buckets that may share a buffer: same dtype, length and padding."""
-    return bucket.flat.dtype, bucket.plan.numel, tuple((item.offset, item.numel) for item in bucket.plan.ranges)
+    return bucket.dtype, bucket.plan.numel, tuple((item.offset, item.numel) for item in bucket.plan.ranges)

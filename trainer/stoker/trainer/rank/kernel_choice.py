@@ -12,7 +12,7 @@ from stoker.pod.capabilities import AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`memory.precision` -> dtype of the parameters that forward and backward use."""
 
 

@@ -6,21 +6,32 @@ Owns the progress of the run and the order of work in a step; `train_step`, the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReason, StepEvent, ValidationEvent
+from stoker.trainer.protocol.channel import (
+    RankChannel,
+    RequestEvent,
+    SaveReason,
+    SourceProgress,
+    SourcesEvent,
+    StepEvent,
+    ValidationEvent,
+)
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 from stoker.trainer.rank.plan_check import PlanWatch
+from stoker.trainer.rank.router_meter import RouterReport
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
@@ -34,6 +45,7 @@ class Batches(Protocol):
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
+    def progress(self, step: int) -> list[SourceProgress]: ...
     def cursor(self, step: int) -> dict[str, Any]: ...
     def check(self, cursor: Mapping[str, Any]) -> None: ...
 
@@ -50,6 +62,8 @@ class Progress:
     """Loss of the last step."""
     elapsed_s: float = 0.0
     """Time in steps over all attempts."""
+    skipped_steps: int = 0
+    """Finished steps whose update was not applied."""
 
 
 class Loop:
@@ -73,6 +87,7 @@ class Loop:
         meta: Mapping[str, Any],
         progress: Progress,
         total_steps: int,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """`parts`: the tensors of which this rank has a box; `tensors`: the state of the whole model.
 
@@ -94,7 +109,7 @@ class Loop:
         self._log = log
         self._watch = watch
         self._meta = meta
-        self._train_step = TrainStep(forward, zero, config.optimization.gradient_clipping)
+        self._train_step = TrainStep(forward, zero, config.optimization.gradient_clipping, loss_scale)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
         self._clock = StepClock(self._tokens_per_step)
 
@@ -128,6 +143,7 @@ class Loop:
             self._batches.target_tokens(done),
             rate,
             self._signals,
+            num_skipped=self.progress.skipped_steps,
         )
         self._report(result, rate, self._clock.stop())
         return result
@@ -143,6 +159,7 @@ class Loop:
             self.progress.tokens + self._tokens_per_step,
             result.loss,
             self.progress.elapsed_s + step_s,
+            self.progress.skipped_steps + result.skipped,
         )
         event = self._event(result, rate, step_s)
         self._channel.send(event)
@@ -151,6 +168,8 @@ class Loop:
         if self._mesh.leads:
             self._log.step(event)
             self._watch.step(step_s)
+            sources = self._batches.progress(self.progress.step)
+            self._channel.send(SourcesEvent(sources=[asdict(source) for source in sources]))
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
         return StepEvent(
@@ -159,10 +178,13 @@ class Loop:
             tokens=self.progress.tokens,
             loss=result.loss,
             learning_rate=rate,
-            grad_norm=result.grad_norm,
+            grad_norm=result.grad_norm if math.isfinite(result.grad_norm) else None,
             tokens_per_s=self._clock.tokens_per_s,
             step_s=step_s,
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
+            skipped_steps=self.progress.skipped_steps,
+            loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
+            **router_fields(result.router),
         )
 
     def _validate_if_due(self) -> None:
@@ -203,12 +225,15 @@ class Loop:
     def _save_meta(self) -> dict[str, Any]:
         """Facts about this moment of the run, for the manifest."""
         progress, optimization = self.progress, self._config.optimization
+        scale = self._train_step.loss_scale
         return {
             "step": progress.step,
             "tokens": progress.tokens,
             "loss": progress.loss,
             "learning_rate": learning_rate(optimization, progress.step, self.total_steps),
             "elapsed_s": progress.elapsed_s,
+            "skipped_steps": progress.skipped_steps,
+            "loss_scale": None if scale is None else scale.state(),
             "schedule": {
                 "kind": optimization.schedule,
                 "warmup_steps": optimization.warmup_steps,
@@ -226,6 +251,18 @@ class Loop:
             self._channel.send(RequestEvent(id=request, state="Failed", detail="the run ended before the next save"))
         if problem is not None:
             raise problem
+
+
+def router_fields(report: RouterReport | None) -> dict[str, Any]:
+    """Return the fields of a step event about experts; none for a model without them."""
+    if report is None:
+        return {}
+    return {
+        "router_balance_loss": report.balance_loss,
+        "router_z_loss": report.z_loss,
+        "expert_imbalance": report.imbalance,
+        "expert_tokens": report.expert_tokens,
+    }
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:

@@ -1,53 +1,85 @@
-"""Adam and AdamW on flat shards, with the kernel of `Ops`.
+"""The optimizers on flat shards: Adam and AdamW with the kernel of `Ops`; LAMB is in `lamb`.
 
-Changes masters and moments in place. Called by `zero`, shard by shard.
+Change masters and moments in place. Called by `zero` once per step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.rank.bucket import Bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldState:
+    """The elements of one bucket that this rank updates, all flat and of one length."""
+
+    bucket: Bucket
+    start: int
+    """Position of the first element in the bucket."""
+    master: Tensor
+    """fp32, like the moments."""
+    gradient: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    parameters: Tensor | None
+    """Memory into which the masters are rounded; None when it is the masters' own."""
+
+    @property
+    def decay_end(self) -> int:
+        """Elements [0, decay_end) decay."""
+        return min(max(self.bucket.plan.decay_end - self.start, 0), self.master.numel())
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateNumbers:
+    """What all buckets share in one update."""
+
+    step: int
+    """Number of this update, from 1; updates that were skipped do not count."""
+    learning_rate: float
+    scale: Tensor
+    """Factor for the gradient: fp32 scalar on the device; one that is not finite changes nothing."""
+
+
+class Optimizer(Protocol):
+    """An update rule. Any cut of the state at whole lines gives the same bits."""
+
+    def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
+        """Update masters, moments and parameters of every bucket; call `updated` after each one (collective)."""
+        ...
 
 
 class Adam:
-    """The update rule. The caller owns the moments. Any cut of the state at whole lines gives the same bits.
-
-    `adamw` decays weights directly (decoupled); `adam` adds the decay to the gradient.
-    """
+    """Adam and AdamW: `adamw` decays weights directly (decoupled); `adam` adds the decay to the gradient."""
 
     def __init__(self, config: OptimizationConfig, ops: Ops) -> None:
         self._config = config
         self._ops = ops
 
-    def update(
-        self,
-        master: Tensor,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        parameters: Tensor | None,
-        *,
-        decay_end: int,
-        step: int,
-        learning_rate: float,
-        scale: Tensor,
-    ) -> None:
-        """Update fp32 `master` and moments in place with `grad` times `scale`; round the masters into `parameters`.
+    def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
+        for state in states:
+            self._update(state, numbers)
+            updated(state.bucket)
 
-        Elements [0, decay_end) decay; `step` counts from 1. `scale`: fp32 scalar on the device; one that is not finite
-        changes nothing.
-        """
+    def _update(self, state: HeldState, numbers: UpdateNumbers) -> None:
         rule = AdamStep(
             decoupled=self._config.optimizer == "adamw",
-            learning_rate=learning_rate,
+            learning_rate=numbers.learning_rate,
             beta1=self._config.beta1,
             beta2=self._config.beta2,
             epsilon=self._config.epsilon,
             weight_decay=self._config.weight_decay,
-            decay_end=decay_end,
-            step=step,
+            decay_end=state.decay_end,
+            step=numbers.step,
         )
-        self._ops.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)
+        self._ops.adam_(
+            state.master, state.gradient, state.exp_avg, state.exp_avg_sq, state.parameters, rule, numbers.scale
+        )

@@ -175,7 +175,7 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
 
 def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that every checkpoint carries for the engine: `config.json` and the tokenizer's files."""
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
     return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
 
 

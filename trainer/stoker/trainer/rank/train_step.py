@@ -16,14 +16,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend, PackedAttend
+from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
+from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
+from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
 from stoker.trainer.rank.zero import Zero
 
 
@@ -34,9 +39,13 @@ class StepResult:
     loss: float
     """Mean over all target tokens of the step, before the update."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping. Not finite in a step that fp16 skipped."""
+    skipped: bool
+    """The update was not applied."""
     signals: StepSignals
     """The decision of all ranks for the end of this step."""
+    router: RouterReport | None = None
+    """Only of a model with experts."""
 
 
 class ForwardPass:
@@ -50,47 +59,96 @@ class ForwardPass:
         ready: Callable[[str], None],
         *,
         recompute: bool,
+        gathered: GatheredWeights | None = None,
     ) -> None:
-        """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`)."""
+        """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`).
+
+        `gathered`: for ZeRO stage 3, whose parameters are gathered for backward too (`Zero.gathered`).
+        """
         self._decoder = decoder
         self._attention = attention
         self._device = device
         self._ready = ready
+        self._gathered = gathered
+        self._keepers: list[Keeper] = [] if gathered is None else [gathered]
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
-    def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """The sum over the micro-batch of weight times -log(probability of the target); fp32 scalar."""
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the model's routers."""
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def loss_sum(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> Tensor:
+        """The sum over the micro-batch of weight times -log(probability of the target), times `factor`; fp32 scalar.
+
+        The factor multiplies the weights, because the loss makes its first gradients in the forward pass. Losses of
+        routers leave through `aux`, without the factor.
+        """
         # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
         # device.
-        cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T)
+        cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
         attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
-        hidden_TD = self._hidden(upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend)
-        return self._decoder.cross_entropy(hidden_TD, upload(batch.targets_T, self._device), weights_T).loss_sum
+        with saved_tensors(self._keepers):
+            tokens_T, positions_T = upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device)
+            hidden_TD = self._hidden(tokens_T, positions_T, attend, aux)
+            if self._gathered is not None and self._decoder.config.tie_embeddings:
+                self._gathered.use_too("embedding")
+            targets_T = upload(batch.targets_T, self._device)
+            return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
-    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
-        for index, block in enumerate(self._decoder.blocks):
-            self._ready(f"blocks.{index}")
+        for index in range(len(self._decoder.blocks)):
             if self._recompute:
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
-                    block, x_TD, update_TD, positions_T, attend, use_reentrant=False, preserve_rng_state=False
+                    self._block,
+                    *(index, x_TD, update_TD, positions_T, attend, aux),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
                 )
             else:
-                x_TD, update_TD = block(x_TD, update_TD, positions_T, attend)
+                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend, aux)
+            self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
-        return self._decoder.norm(x_TD, update_TD)
+        hidden_TD = self._decoder.norm(x_TD, update_TD)
+        self._gather_for_backward("head", hidden_TD)
+        return hidden_TD
+
+    def _block(
+        self,
+        index: int,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        positions_T: Tensor,
+        attend: Attend,
+        aux: Aux | None,
+    ) -> tuple[Tensor, Tensor]:
+        self._ready(f"blocks.{index}")  # also when backward computes it again
+        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend, aux)
+        return out
+
+    def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
+        """Let backward gather a bucket when the gradient of its outputs has arrived."""
+        gathered = self._gathered
+        if gathered is None:
+            return
+        for output in outputs:
+            if output is not None and output.requires_grad:
+                output.register_hook(lambda _grad: gathered.before_backward(bucket))  # type: ignore[no-untyped-call]
 
 
 class TrainStep:
     """Runs the steps of one rank."""
 
-    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float) -> None:
+    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float, loss_scale: LossScale | None = None) -> None:
+        """`loss_scale`: for fp16."""
         self._forward = forward
         self._zero = zero
         self._clipping = clipping
+        self.loss_scale = loss_scale
+        self._router = forward.new_meter()
 
     def __call__(
         self,
@@ -100,8 +158,12 @@ class TrainStep:
         target_tokens: int,
         learning_rate: float,
         signals: Callable[[], StepSignals],
+        *,
+        num_skipped: int = 0,
     ) -> StepResult:
         """Run step number `step` (from 1) on this rank's micro-batches. `target_tokens` is the count over all ranks.
+
+        `num_skipped`: earlier steps whose update was not applied; the optimizer does not count them.
 
         `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this
         step. The host blocks only once, at the end, while the device is already applying the update.
@@ -111,42 +173,53 @@ class TrainStep:
         """
         # Backward runs on the sum of the losses; the mean's divisor is applied to the fp32 gradient. A divisor inside
         # of backward would be rounded to bf16.
+        factor = 1.0 if self.loss_scale is None else self.loss_scale.factor(target_tokens)
+        divisor = factor * target_tokens
         self._zero.begin_step(num_batches)
-        sums = [self._backward(batch) for batch in batches]
+        sums = [self._backward(batch, factor) for batch in batches]
         assert len(sums) == num_batches
         self._zero.finish_reduce()
         mine = signals().numbers()
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
-        loss = counted_once(numbers[:, width:], self._zero.mesh).reshape(-1).sum() / target_tokens
-        norm = self._zero.gradient_norm() / target_tokens
-        scale = clip_factor(norm, self._clipping) / target_tokens
+        routed = width + self._router.width
+        loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / divisor
+        router = counted_once(numbers[:, width:routed], self._zero.mesh).sum(0)
+        norm = self._zero.gradient_norm() / divisor
+        scale = clip_factor(norm, self._clipping) / divisor
         scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
-        answer = Readback(torch.cat([torch.stack([loss, norm]), numbers[:, :width].reshape(-1)]))
+        answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
-        self._zero.update(step, learning_rate, scale.float())
-        return self._result(step, answer.read(), width)
+        self._zero.update(step - num_skipped, learning_rate, scale.float())
+        return self._result(step, answer.read(), width, target_tokens)
 
-    def _result(self, step: int, answer: Tensor, width: int) -> StepResult:
+    def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        overflow = self.loss_scale is not None and self.loss_scale.overflows(math.isfinite(norm))
+        if not (math.isfinite(loss) and (math.isfinite(norm) or overflow)):
             raise NonFinite(
                 f"step {step}: loss {loss}, gradient norm {norm}; the last good weights are those of step {step - 1}"
             )
-        return StepResult(loss, norm, StepSignals.merge(answer[2:].view(-1, width).tolist()))
+        routed = 2 + self._router.width
+        router, signals = answer[2:routed], answer[routed:]
+        merged = StepSignals.merge(signals.view(-1, width).tolist())
+        return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
 
-    def _backward(self, batch: MicroBatch) -> Tensor:
-        loss_sum = self._forward.loss_sum(batch)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+    def _backward(self, batch: MicroBatch, factor: float) -> Tensor:
+        aux = self._router.new_aux()
+        loss_sum = self._forward.loss_sum(batch, factor, aux)
+        router_loss = self._router.add(aux, float(batch.weights_T.sum()))
+        total = loss_sum if router_loss is None else loss_sum + factor * router_loss
+        total.backward()  # type: ignore[no-untyped-call]
         self._zero.end_micro_batch()
         return loss_sum.detach()
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
-        """Gather signals and losses of all ranks in one small exchange.
+        """Gather signals, routers' numbers and losses of all ranks in one small exchange.
 
         Losses are in the order of the global micro-batch index.
         """
         mine = upload(signals, sums.device, torch.float64)
-        return self._zero.mesh.world.exchange(torch.cat([mine, sums.double()]))
+        return self._zero.mesh.world.exchange(torch.cat([mine, self._router.take(), sums.double()]))
 
 
 def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:

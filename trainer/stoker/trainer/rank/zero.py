@@ -1,16 +1,18 @@
-"""ZeRO stages 0 to 2 over flat buckets: which rank holds which fp32 state, and when data moves.
+"""ZeRO stages 0 to 3 over flat buckets: which rank holds which fp32 state, and when data moves.
 
 Stage 1: gradients are reduce-scattered, each rank updates its shard of the fp32 masters, updated parameters are
 all-gathered. Stage 2: the same, and every micro-batch's gradient is reduced at once, so that no rank keeps more than
-its shard of the sum. Stage 0: the reduced gradient is gathered and every rank updates everything. Reduction of a bucket
-starts inside backward, when its last gradient of the last micro-batch has arrived. The next forward waits for the
-gather of updated parameters, bucket by bucket. On GPUs only the constructor and `set_shards` block the host.
+its shard of the sum. Stage 3: parameters are sharded too, and gathered for their use (`gathered_weights`). Stage 0: the
+reduced gradient is gathered and every rank updates everything. Reduction of a bucket starts inside backward, when its
+last gradient of the last micro-batch has arrived. The next forward waits for the gather of updated parameters, bucket
+by bucket. On GPUs only the constructor and `set_shards` block the host.
 
 Owns the buckets' state. Called by the training step; `snapshot` reads it for saves.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +25,20 @@ from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Reduction
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
+from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.rank.mesh import Mesh
-from stoker.trainer.rank.optimizer import Adam
+from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
 """State per parameter element: fp32 master weight and the two moments."""
 WIRE_DEPTH = 2
-"""Send buffers per layout on GPUs: one is filled while the other is sent."""
+"""Gradients on their way: on GPUs send buffers per layout, one is filled while the other is sent.
+
+On CPUs the number of buckets whose reduction may be in flight from stage 2 on, so that they are never the whole model.
+"""
 
 Fill = Callable[[Sequence[nn.Parameter]], None]
 """Writes the initial values of some parameters."""
@@ -41,15 +47,19 @@ Fill = Callable[[Sequence[nn.Parameter]], None]
 @dataclass(frozen=True, kw_only=True)
 class ZeroSettings:
     stage: int
-    """0, 1 or 2."""
+    """0 to 3."""
     compute_dtype: torch.dtype
     """Dtype of the parameters that forward and backward use."""
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
+    def shards_weights(self, unit: str, ranks: int) -> bool:
+        """Whether each rank keeps only its shard of a bucket's parameters. What every unit uses stays whole."""
+        return self.stage == 3 and ranks > 1 and unit != EVERY_UNIT
+
     def sends_each(self, ranks: int, num_micro_batches: int) -> bool:
         """Whether each micro-batch's gradient is sent alone, in the compute dtype; else this rank first sums them."""
-        return ranks > 1 and (num_micro_batches == 1 or (self.stage == 2 and not self.any_data_parallel))
+        return ranks > 1 and (num_micro_batches == 1 or (self.stage >= 2 and not self.any_data_parallel))
 
 
 class Zero:
@@ -63,7 +73,7 @@ class Zero:
         self,
         buckets: Sequence[Bucket],
         mesh: Mesh,
-        optimizer: Adam,
+        optimizer: Optimizer,
         norm: GradientNorm,
         settings: ZeroSettings,
         *,
@@ -87,10 +97,20 @@ class Zero:
         ]
         for state in self.states:
             self._hook_gradients(state, state.bucket.name in used_once)
-        units = {state.bucket.unit for state in self.states}
+        units = list(dict.fromkeys(state.bucket.unit for state in self.states))
         self._by_unit = {
             unit: [state for state in self.states if state.bucket.unit in (unit, EVERY_UNIT)] for unit in units
         }
+        self._by_bucket = {state.bucket.name: state for state in self.states}
+        self._sent: deque[BucketState] = deque()
+        self.gathered = self._gathered_weights(units)
+        """Stage 3 on several ranks: the weights in use."""
+
+    def _gathered_weights(self, units: Sequence[str]) -> GatheredWeights | None:
+        sharded = [state for state in self.states if state.shards_weights]
+        by_unit = {unit: [state.sharded() for state in sharded if state.bucket.unit == unit] for unit in units}
+        found = {unit: buckets for unit, buckets in by_unit.items() if buckets}
+        return GatheredWeights(found) if found else None
 
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
@@ -104,6 +124,8 @@ class Zero:
             return accumulate
 
         for index, parameter in enumerate(state.bucket.parameters):
+            if not parameter.requires_grad:
+                continue
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
             if used_once:
                 set_grad_destination(parameter, partial(state.grad_destination, index))
@@ -127,6 +149,8 @@ class Zero:
         """Wait until the parameters of a unit have their new values. Call it before forward uses them."""
         for state in self._by_unit[unit if unit in self._by_unit else EVERY_UNIT]:  # a unit of shared parameters alone
             state.wait_parameters()
+        if self.gathered is not None:
+            self.gathered.use(unit)
 
     def end_micro_batch(self) -> None:
         """Close the buckets in which some parameter got no gradient. Call it after each backward."""
@@ -135,12 +159,20 @@ class Zero:
                 self._close(state)
             state.closed = False
         self._micro_batches_left -= 1
+        if self.gathered is not None:
+            self.gathered.end_backward()
 
     def _close(self, state: BucketState) -> None:
         state.end_micro_batch(self._micro_batches_left == 1)
+        if self.settings.stage < 2 or self.mesh.gradient.eager:
+            return
+        self._sent.append(state)
+        if len(self._sent) > WIRE_DEPTH:  # else the gradients in flight are as large as the model
+            self._sent.popleft().finish_sending()
 
     def finish_reduce(self) -> None:
         """Wait until every bucket's gradient is the sum over all ranks and micro-batches."""
+        self._sent.clear()
         for state in self.states:
             state.finish_reduce()
 
@@ -163,11 +195,15 @@ class Zero:
     def update(self, step: int, learning_rate: float, scale: Tensor) -> None:
         """Update this rank's state with the gradient times `scale`, and start to gather the parameters.
 
-        `scale`: fp32 scalar on the device; one that is not finite changes nothing. `step` counts from 1.
+        `scale`: fp32 scalar on the device; one that is not finite changes nothing. `step` counts updates from 1.
         """
-        for state in self.states:
-            state.update(self._optimizer, step, learning_rate, scale)
-            state.start_gather()
+        numbers = UpdateNumbers(step=step, learning_rate=learning_rate, scale=scale)
+        held = (state.held_state() for state in self.states)
+        if self.gathered is not None:
+            self.gathered.discard()
+        self._optimizer.update(held, numbers, lambda bucket: self._by_bucket[bucket.name].start_gather())
+        if self.gathered is not None:
+            self.gathered.prepare_forward()
 
     def wait_parameters(self) -> None:
         """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
@@ -179,6 +215,8 @@ class Zero:
         for state in self.states:
             fill(state, state.shards())
             state.spread_shards()
+        if self.gathered is not None:
+            self.gathered.discard()
         self.wait_parameters()
 
 
@@ -200,12 +238,15 @@ class BucketState:
         self._settings = settings
         self._wires = wires
         self._whole = settings.stage == 0
+        self.shards_weights = settings.shards_weights(bucket.unit, communicator.size)
         self._reducing: Pending = DONE
         self._gathering: Pending = DONE
         self._copying: Pending = DONE
         self._loan: Loan | None = None
         self._num_sent = 0
         self.master = self._build_master(fill)
+        self.weights = self.master.to(settings.compute_dtype) if self.shards_weights else self.master.new_empty(0)
+        """Stage 3: this rank's shard of the parameters; the masters themselves when those are fp32 too."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
         self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
@@ -230,6 +271,9 @@ class BucketState:
             fill(self.bucket.parameters)
         else:
             master = self.bucket.master_copy()
+        if self.shards_weights:
+            self.bucket.release(dtype)
+            return self._communicator.shard(master).clone()
         self.bucket.adopt(master.to(dtype))  # no copy when it is fp32 already
         held = master if self._whole else self._communicator.shard(master)
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
@@ -239,13 +283,9 @@ class BucketState:
         """The ranks that sum this bucket's gradient and share its state."""
         return self._communicator
 
-    @property
-    def decay_end(self) -> int:
-        """End of the region with weight decay inside of `master`."""
-        if self._whole:
-            return self.bucket.plan.decay_end
-        start, end = self.bucket.plan.shard(self._communicator.rank)
-        return min(max(self.bucket.plan.decay_end, start), end) - start
+    def sharded(self) -> ShardedBucket:
+        """Stage 3: this rank's shard of the parameters."""
+        return ShardedBucket(self.bucket, self.weights, self._communicator)
 
     def owned(self, held: Tensor) -> Tensor:
         """This rank's shard of one of the state tensors."""
@@ -282,7 +322,7 @@ class BucketState:
 
     def _send(self, flat: Tensor, last: bool) -> None:
         if not self._communicator.eager:
-            self._finish_reducing()
+            self.finish_sending()
         if self._received.numel() == 0:
             self._received = torch.zeros_like(self.master)
         self.gradient = self._received
@@ -296,7 +336,8 @@ class BucketState:
         self._loan = self._wires.lend(self.bucket, flat, self._reducing)
         self._num_sent += 1
 
-    def _finish_reducing(self) -> None:
+    def finish_sending(self) -> None:
+        """Wait for this bucket's reduction in flight."""
         self._reducing.wait()
         self._reducing = DONE
         if self._loan is not None:
@@ -304,7 +345,7 @@ class BucketState:
             self._loan = None
 
     def finish_reduce(self) -> None:
-        self._finish_reducing()
+        self.finish_sending()
         if self._whole:
             self._communicator.all_gather(self.gradient).wait()
 
@@ -312,30 +353,31 @@ class BucketState:
         """Make the next update wait until a copy of the state is complete."""
         self._copying = copying
 
-    def update(self, optimizer: Adam, step: int, learning_rate: float, scale: Tensor) -> None:
+    def held_state(self) -> HeldState:
+        """What an update may change now: it waits (on the device) for copies of the state that are being made."""
         self._copying.wait()
         self._copying = DONE
-        optimizer.update(
-            self.master,
-            self.gradient,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self._parameters(),
-            decay_end=self.decay_end,
-            step=step,
-            learning_rate=learning_rate,
-            scale=scale,
+        return HeldState(
+            bucket=self.bucket,
+            start=0 if self._whole else self.bucket.plan.shard(self._communicator.rank)[0],
+            master=self.master,
+            gradient=self.gradient,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            parameters=self._parameters(),
         )
 
     def _parameters(self) -> Tensor | None:
         """The part of the parameters' memory that the masters are rounded into; None when they are the same memory."""
-        if self.bucket.flat.dtype == torch.float32:
+        if self.bucket.dtype == torch.float32:
             return None
+        if self.shards_weights:
+            return self.weights
         return self.bucket.flat if self._whole else self._communicator.shard(self.bucket.flat)
 
     def start_gather(self) -> None:
         """Start to send the updated parameters to every rank."""
-        if not self._whole:
+        if not self._whole and not self.shards_weights:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 
     def wait_parameters(self) -> None:

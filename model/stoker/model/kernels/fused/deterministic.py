@@ -16,6 +16,8 @@ from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention_deterministic as paged_attention
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
+from stoker.model.kernels.fused.experts import combine, dispatch, route
+from stoker.model.kernels.fused.grouped_linear import grouped_linear_deterministic as grouped_linear
 from stoker.model.kernels.fused.linear import pack
 from stoker.model.kernels.fused.log_softmax import log_softmax
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
@@ -28,8 +30,11 @@ from stoker.model.kernels.fused.tiled_linear import linear, product
 __all__ = [
     "adam_",
     "add_rms_norm",
+    "combine",
     "cross_entropy",
+    "dispatch",
     "embedding",
+    "grouped_linear",
     "line_squares",
     "linear",
     "log_softmax",
@@ -42,6 +47,7 @@ __all__ = [
     "rms_norm",
     "rotate",
     "rotate_and_write",
+    "route",
     "sample",
     "sum_of_squares",
     "swiglu",

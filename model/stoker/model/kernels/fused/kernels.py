@@ -10,6 +10,8 @@ from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
+from stoker.model.kernels.fused.experts import combine, dispatch, route
+from stoker.model.kernels.fused.grouped_linear import grouped_linear
 from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
 from stoker.model.kernels.fused.logits import logits
@@ -23,8 +25,11 @@ from stoker.model.kernels.fused.swiglu import swiglu
 __all__ = [
     "adam_",
     "add_rms_norm",
+    "combine",
     "cross_entropy",
+    "dispatch",
     "embedding",
+    "grouped_linear",
     "line_squares",
     "linear",
     "log_softmax",
@@ -37,6 +42,7 @@ __all__ = [
     "rms_norm",
     "rotate",
     "rotate_and_write",
+    "route",
     "sample",
     "sum_of_squares",
     "swiglu",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Conflict, Invalid, NotFound
 from stoker.operator.cluster.kinds import KINDS, find_kind
@@ -58,9 +58,13 @@ class SupervisorControl(Protocol):
 
 
 def make_app(
-    objects: ObjectStore, addresses: Addresses, folders: StateFolders, control: SupervisorControl
+    objects: ObjectStore,
+    addresses: Addresses,
+    folders: StateFolders,
+    control: SupervisorControl,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """Build the app with all routes."""
+    """Build the app with all routes; `more` are those of the Kubernetes API."""
     api = _Api(objects, addresses, folders, control)
     routes: list[tuple[str, str, Endpoint]] = [
         ("GET", "/livez", api.alive),
@@ -73,7 +77,8 @@ def make_app(
         ("POST", "/v1/detach", api.detach),
         ("POST", "/v1/down", api.down),
     ]
-    return Starlette(routes=[Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in routes])
+    own = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in routes]
+    return Starlette(routes=[*own, *more])
 
 
 class _Api:

@@ -38,6 +38,7 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator, Reconciler
 from stoker.operator.service.local.api import make_app
 from stoker.operator.service.local.control_socket import ControlSocket
+from stoker.operator.service.local.kube_api import kube_routes
 from stoker.operator.service.local.kubelet import Kubelet
 from stoker.operator.service.local.services import Services
 from stoker.pod.control_key import new_private_key, public_key
@@ -147,10 +148,12 @@ class Supervisor:
         self.objects = objects
         pods = PodHttp(key, self.clock, lambda: secrets.token_hex(16), poll_timeout_s=settings.poll_timeout_s)
         cluster = LocalCluster(objects, addresses, pods, self.clock)
-        self.kubelet = Kubelet(self._node(objects, addresses))
+        node = self._node(objects, addresses)
+        self.kubelet = Kubelet(node)
         services = Services(objects, addresses)
         operator = Operator(cluster, settings, self.reconcilers, clock=self.clock)
-        api = ControlSocket(self.folders.socket, make_app(objects, addresses, self.folders, self))
+        kube = kube_routes(cluster, self.folders, node.gpus)
+        api = ControlSocket(self.folders.socket, make_app(objects, addresses, self.folders, self, kube))
         work = [
             asyncio.create_task(operator.run(), name="operator"),
             asyncio.create_task(services.run(), name="services"),

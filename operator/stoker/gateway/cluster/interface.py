@@ -1,0 +1,116 @@
+"""The interface of the gateway to a cluster: objects in, objects out, refusals with the API server's reason."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Object = dict[str, Any]
+"""A resource as plain JSON data."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A resource of the API."""
+
+    name: str
+    api_version: str
+    plural: str
+
+
+JOB = Kind("TrainingJob", "stoker.dev/v1alpha1", "trainingjobs")
+CHECKPOINT = Kind("Checkpoint", "stoker.dev/v1alpha1", "checkpoints")
+DEPLOYMENT = Kind("InferenceDeployment", "stoker.dev/v1alpha1", "inferencedeployments")
+POD = Kind("Pod", "v1", "pods")
+NODE = Kind("Node", "v1", "nodes")
+EVENT = Kind("Event", "v1", "events")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One wrong field, as the cluster names it."""
+
+    field: str
+    message: str
+
+
+class ApiError(Exception):
+    """The cluster refused a request. `status` is its HTTP code, 0 when it did not answer."""
+
+    def __init__(
+        self, status: int, reason: str, message: str, causes: Sequence[Cause] = (), retry_after: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.causes = tuple(causes)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list."""
+
+    items: Sequence[Object]
+    resource_version: str
+    """Version to watch from."""
+    after: str = ""
+    """Token of the next page; empty at the end."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a kind that a list or a watch shows."""
+
+    namespace: str | None = None
+    """None: all namespaces."""
+    labels: Mapping[str, str] | None = None
+    name: str | None = None
+    metadata_only: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Object
+
+
+class Cluster(Protocol):
+    """The calls of the gateway, with the rights of one caller. Every call may raise an `ApiError`."""
+
+    async def list(self, kind: Kind, selection: Selection, *, limit: int = 0, after: str = "") -> Page:
+        """List a page; `limit` 0 is the server's own size."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object: ...
+
+    async def create(self, kind: Kind, namespace: str, body: Object) -> Object: ...
+
+    async def patch(self, kind: Kind, namespace: str, name: str, body: Object) -> Object:
+        """Patch by JSON merge; `metadata.uid` and `metadata.resourceVersion` in the body are preconditions (409)."""
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: str | None = None) -> None:
+        """Begin to delete one exact object; another uid or version is a 409."""
+
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+        """Begin to watch; the changes after a version, until the server ends the watch.
+
+        A version that is too old is a 410, at the beginning or on the way.
+        """
+
+    def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
+        """Yield the lines of a pod's log, each with its time before it where the cluster has one."""
+
+
+async def list_all(cluster: Cluster, kind: Kind, selection: Selection, *, page: int = 500) -> tuple[list[Object], str]:
+    """List everything page by page; the objects, and the version of the first page."""
+    found: list[Object] = []
+    first = after = ""
+    while True:
+        part = await cluster.list(kind, selection, limit=page, after=after)
+        found.extend(part.items)
+        first, after = first or part.resource_version, part.after
+        if not after:
+            return found, first

@@ -1,0 +1,196 @@
+"""A cluster behind the Kubernetes API, over httpx: an API server, or the supervisor's socket.
+
+One `RestCluster` has the rights of one caller; all share the connections of one client. No other state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from stoker.gateway.cluster.interface import ApiError, Cause, Change, Kind, Object, Page, Selection
+
+MERGE_PATCH = "application/merge-patch+json"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+WATCH_S = 60
+SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
+FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
+MANAGER = "stoker-gateway"
+MAX_LINE = 8 << 20
+
+
+class RestCluster:
+    """Requests with fixed headers: those of the gateway's own account, or of a caller."""
+
+    def __init__(self, client: httpx.AsyncClient, headers: list[tuple[str, str]]) -> None:
+        self.client = client
+        self.headers = headers
+
+    async def list(self, kind: Kind, selection: Selection, *, limit: int = 0, after: str = "") -> Page:
+        query = {
+            **_query(selection),
+            **({"limit": str(limit)} if limit else {}),
+            **({"continue": after} if after else {}),
+        }
+        accept = METADATA_LIST if selection.metadata_only else "application/json"
+        found = await self._ask("GET", _collection(kind, selection.namespace), query=query, accept=accept)
+        metadata = found["metadata"]
+        items = [{**item, "kind": kind.name, "apiVersion": kind.api_version} for item in found.get("items") or ()]
+        return Page(items, str(metadata.get("resourceVersion", "")), str(metadata.get("continue") or ""))
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        return await self._ask("GET", _single(kind, namespace, name))
+
+    async def create(self, kind: Kind, namespace: str, body: Object) -> Object:
+        """Create; a field that the server does not know is refused."""
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        return await self._ask("POST", _collection(kind, namespace), query=query, body=body)
+
+    async def patch(self, kind: Kind, namespace: str, name: str, body: Object) -> Object:
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        return await self._ask("PATCH", _single(kind, namespace, name), query=query, body=body, content=MERGE_PATCH)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: str | None = None) -> None:
+        wanted = {"uid": uid, **({"resourceVersion": version} if version else {})}
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": wanted,
+            "propagationPolicy": "Background",
+        }
+        await self._ask("DELETE", _single(kind, namespace, name), body=options)
+
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+        query = {**_query(selection), "watch": "true", "allowWatchBookmarks": "true"}
+        query |= {"resourceVersion": resource_version, "timeoutSeconds": str(WATCH_S)}
+        answer = await self._open(_collection(kind, selection.namespace), query, SILENCE)
+        return _changes(answer, kind)
+
+    async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
+        query = {"timestamps": "true", **({"follow": "true"} if follow else {})}
+        query |= {"tailLines": str(tail)} if tail is not None else {}
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
+        async for line in self._lines(path, query, FOLLOW if follow else TIMEOUT):
+            yield line
+
+    async def review(self, path: str, body: Object) -> Object:
+        """POST a review (of a token, of a right) and return the answer."""
+        return await self._ask("POST", path, body=body)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        accept: str = "application/json",
+        content: str = "application/json",
+    ) -> Object:
+        headers = [*self.headers, ("Accept", accept), *([("Content-Type", content)] if body is not None else [])]
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            answer = await self.client.request(
+                method, path, params=query, headers=headers, content=data, timeout=TIMEOUT
+            )
+        except (httpx.HTTPError, OSError) as error:
+            raise _silence(error) from error
+        found = _object(answer.content)
+        if answer.status_code >= 400:
+            raise refusal(answer.status_code, found, answer.headers)
+        return found
+
+    async def _lines(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> AsyncIterator[str]:
+        """Yield the lines of an answer that goes on."""
+        async for line in _answer_lines(await self._open(path, query, limits)):
+            yield line
+
+    async def _open(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> httpx.Response:
+        """Begin an answer that goes on; its reader closes it. Raises ApiError when it is refused."""
+        request = self.client.build_request("GET", path, params=query, headers=self.headers, timeout=limits)
+        try:
+            answer = await self.client.send(request, stream=True)
+            if answer.status_code < 400:
+                return answer
+            content = await answer.aread()
+        except (httpx.HTTPError, OSError) as error:
+            raise _silence(error) from error
+        raise refusal(answer.status_code, _object(content), answer.headers)
+
+
+async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
+    """Yield the events of a watch."""
+    async for line in _answer_lines(answer):
+        event = json.loads(line)
+        if event["type"] == "ERROR":
+            raise refusal(int(event["object"].get("code") or 500), event["object"], {})
+        yield Change(event["type"], {**event["object"], "kind": kind.name})
+
+
+async def _answer_lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """Yield the lines of an answer and close it."""
+    try:
+        async for line in _whole_lines(answer.aiter_bytes()):
+            yield line
+    except (httpx.HTTPError, OSError) as error:
+        raise _silence(error) from error
+    finally:
+        await answer.aclose()
+
+
+async def _whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Split at line feeds alone: a progress bar's carriage return or an exotic separator ends no line."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_LINE:
+            whole, rest = [*whole, rest], b""
+        for line in whole:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def refusal(status: int, found: Mapping[str, Any], headers: Mapping[str, str]) -> ApiError:
+    """The error of a `Status` answer."""
+    details = found.get("details") or {}
+    causes = [Cause(str(c.get("field", "")), str(c.get("message", ""))) for c in details.get("causes") or ()]
+    retry = headers.get("Retry-After") or details.get("retryAfterSeconds")
+    message = str(found.get("message") or found.get("error") or f"the cluster answered {status}")
+    return ApiError(status, str(found.get("reason") or ""), message, causes, str(retry) if retry else None)
+
+
+def _silence(error: Exception) -> ApiError:
+    return ApiError(0, "Unreachable", f"the cluster does not answer: {error or type(error).__name__}")
+
+
+def _object(content: bytes) -> Object:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = {"message": content[:500].decode(errors="replace")}
+    return found if isinstance(found, dict) else {"message": str(found)[:500]}
+
+
+def _query(selection: Selection) -> dict[str, str]:
+    query = {}
+    if selection.labels:
+        query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(selection.labels.items()))
+    if selection.name:
+        query["fieldSelector"] = f"metadata.name={selection.name}"
+    return query
+
+
+def _collection(kind: Kind, namespace: str | None) -> str:
+    root = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
+    inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{root}{inside}/{kind.plural}"
+
+
+def _single(kind: Kind, namespace: str, name: str) -> str:
+    return f"{_collection(kind, namespace)}/{quote(name, safe='')}"

@@ -1,0 +1,107 @@
+"""Lines of the pods of a job: their times, one order for all, and the metrics that they tell. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.gateway.models import MetricPoint
+
+TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)", re.DOTALL)
+_FLOAT = r"[-+]?(?:[\d.,]+(?:e[-+]?\d+)?|nan|inf)"
+STEP = re.compile(
+    rf"step (?P<step>\d+)/\d+  loss (?P<loss>{_FLOAT})  lr (?P<learning_rate>{_FLOAT})"
+    rf"  norm (?P<gradient_norm>{_FLOAT})  (?P<tokens_per_second>{_FLOAT}) tokens/s"
+)
+VALIDATION = re.compile(rf"step (?P<step>\d+)  validation loss (?P<validation_loss>{_FLOAT})")
+JSON_FIELDS = {
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "grad_norm": "gradient_norm",
+    "tokens_per_s": "tokens_per_second",
+}
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a pod. `time` is empty where the cluster notes none."""
+
+    time: str
+    pod: str
+    text: str
+
+
+def log_line(pod: str, line: str) -> LogLine:
+    """Split a line into its time and its text."""
+    found = TIMED.fullmatch(line)
+    return LogLine(found[1], pod, found[2]) if found else LogLine("", pod, line)
+
+
+def merged(logs: Sequence[Sequence[LogLine]]) -> Iterator[LogLine]:
+    """Merge the logs of several pods by time. A line without a time stays behind the one before it in its pod."""
+    keyed = [list(_keyed(index, lines)) for index, lines in enumerate(logs)]
+    return (line for _, line in heapq.merge(*keyed, key=lambda item: item[0]))
+
+
+def _keyed(index: int, lines: Iterable[LogLine]) -> Iterator[tuple[tuple[str, int], LogLine]]:
+    newest = ""
+    for line in lines:
+        newest = max(newest, _comparable(line.time)) if line.time else newest
+        yield (newest, index), line
+
+
+def _comparable(time: str) -> str:
+    """A time in UTC with nine digits of a second, so that texts compare as times do."""
+    head, _, rest = time.removesuffix("Z").partition(".")
+    return f"{head}.{rest[:9]:0<9}"
+
+
+def metric_points(lines: Iterable[str]) -> list[MetricPoint]:
+    """The metrics in the lines of a trainer, by step. A step that was repeated after a restart has its last values."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        values = _values(line)
+        if values:
+            found.setdefault(values["step"], {}).update(values)
+    return [MetricPoint(**found[step]) for step in sorted(found)]
+
+
+def _values(line: str) -> dict[str, Any] | None:
+    match = STEP.search(line) or VALIDATION.search(line)
+    if match is not None:
+        return {name: int(text) if name == "step" else _number(text) for name, text in match.groupdict().items()}
+    return _json_values(line) if line.startswith('{"kind": ') else None
+
+
+def _json_values(line: str) -> dict[str, Any] | None:
+    """The metrics of a line that `logging.jsonl` writes, where that is the pod's output."""
+    try:
+        found = json.loads(line)
+        step = int(found["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    if found.get("kind") == "validation":
+        return {"step": step, "validation_loss": _number(found.get("loss"))}
+    return {"step": step, **{ours: _number(found.get(theirs)) for theirs, ours in JSON_FIELDS.items()}}
+
+
+def _number(text: Any) -> float | None:
+    """A finite number, else None: JSON has no NaN."""
+    try:
+        value = float(str(text).replace(",", ""))
+    except ValueError:
+        return None
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def thinned(points: list[MetricPoint], most: int) -> list[MetricPoint]:
+    """At most `most` points: evenly chosen, always with the first and the last; validation is never left out."""
+    if len(points) <= most:
+        return points
+    last = len(points) - 1
+    chosen = {round(index * last / (most - 1)) for index in range(most)}
+    return [point for index, point in enumerate(points) if index in chosen or point.validation_loss is not None]

@@ -1,0 +1,143 @@
+"""Checkpoints: save now, those of a job, all of a namespace."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
+from stoker.gateway.domain.names import keyed_name
+from stoker.gateway.domain.resumption import of_job
+from stoker.gateway.domain.states import ENDED, checkpoint_state, job_state
+from stoker.gateway.domain.views import checkpoint_view
+from stoker.gateway.http.caller import (
+    Call,
+    Caller,
+    Continue,
+    IdempotencyKey,
+    Limit,
+    Namespace,
+    Namespaces,
+    ResourceId,
+    find,
+    namespaces,
+    one_namespace,
+)
+from stoker.gateway.http.errors import ERRORS
+from stoker.gateway.http.jobs import EVENTS, Version, Watch
+from stoker.gateway.http.stream import wants_stream, watched
+from stoker.gateway.http.versions import IfNoneMatch, etag, matches
+from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
+from stoker.gateway.problem import Problem, wrong_field
+
+
+def checkpoint_routes() -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(tags=["checkpoints"], responses=ERRORS)
+    of_a_job = "/v1/training/jobs/{job_id}"
+    router.add_api_route(
+        f"{of_a_job}/checkpoint", save, methods=["POST"], status_code=202, response_model=CheckpointAnswer
+    )
+    router.add_api_route(f"{of_a_job}/checkpoints", list_of_job, methods=["GET"], response_model=list[Checkpoint])
+    router.add_api_route(
+        "/v1/checkpoints", list_checkpoints, methods=["GET"], response_model=CheckpointList, responses={200: EVENTS}
+    )
+    router.add_api_route(
+        "/v1/checkpoints/{checkpoint_id}", read, methods=["GET"], response_model=Checkpoint,
+        responses={304: {"description": "Unchanged"}},
+    )  # fmt: skip
+    return router
+
+
+async def save(
+    job_id: ResourceId,
+    call: Caller,
+    answer: Response,
+    wanted: CheckpointRequest | None = None,
+    namespace: Namespace = None,
+    idempotency_key: IdempotencyKey = None,
+) -> CheckpointAnswer:
+    """Save now. The answer names the checkpoint, which is SAVING until the job has written and verified it."""
+    job = await find(call, JOB, one_namespace(call, namespace), job_id)
+    if job_state(job) in ENDED:
+        raise Problem(409, "conflict", f"job {job['metadata']['name']} is {job_state(job)}: it cannot save any more")
+    found = await _ask_for_save(call, job, (wanted or CheckpointRequest()).pinned, idempotency_key)
+    metadata = found["metadata"]
+    answer.headers["Location"] = f"/v1/checkpoints/{metadata['uid']}?namespace={metadata['namespace']}"
+    return CheckpointAnswer(
+        checkpoint_id=metadata["uid"], checkpoint_name=metadata["name"], status=checkpoint_state(found)
+    )
+
+
+async def _ask_for_save(call: Call, job: Object, pinned: bool, key: str | None) -> Object:
+    metadata = job["metadata"]
+    token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
+    name = keyed_name(f"{metadata['name'][:48]}-save", metadata["uid"], token)
+    source = {"jobRef": {"name": metadata["name"], "uid": metadata["uid"]}}
+    body = {
+        "apiVersion": CHECKPOINT.api_version,
+        "kind": CHECKPOINT.name,
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "spec": {"source": source, "pinned": pinned},
+    }
+    try:
+        return await call.cluster.create(CHECKPOINT, metadata["namespace"], body)
+    except ApiError as error:
+        if key is None or error.reason != "AlreadyExists":
+            raise
+        return await call.cluster.get(CHECKPOINT, metadata["namespace"], name)
+
+
+async def list_of_job(
+    request: Request,
+    job_id: ResourceId,
+    call: Caller,
+    answer: Response,
+    namespace: Namespace = None,
+    limit: Limit = 100,
+    after: Annotated[str, Query(alias="continue", max_length=19, pattern=r"^[0-9]*$")] = "",
+) -> list[Checkpoint]:
+    """List the checkpoints of a job, newest first. The header `Link` leads to the next page."""
+    job = await find(call, JOB, one_namespace(call, namespace), job_id)
+    own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
+    start = int(after or 0)
+    if start > len(own):
+        raise wrong_field("query.continue", f"{start} is behind the end of {len(own)} checkpoints")
+    if start + limit < len(own):
+        following = request.url.include_query_params(**{"continue": start + limit})
+        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    return [checkpoint_view(one) for one in own[start : start + limit]]
+
+
+async def list_checkpoints(
+    request: Request,
+    call: Caller,
+    namespace: Namespaces = None,
+    limit: Limit = 100,
+    after: Continue = "",
+    watch: Watch = False,
+    resource_version: Version = None,
+) -> Any:
+    """List checkpoints, or watch them."""
+    selection = Selection(namespaces(call, namespace))
+    if wants_stream(request, watch):
+        return await watched(request, call.cluster, CHECKPOINT, selection, resource_version, checkpoint_view)
+    page = await call.cluster.list(CHECKPOINT, selection, limit=limit, after=after)
+    items = [checkpoint_view(item) for item in page.items]
+    return CheckpointList(items=items, next=page.after, resource_version=page.resource_version)
+
+
+async def read(
+    checkpoint_id: ResourceId,
+    call: Caller,
+    answer: Response,
+    namespace: Namespace = None,
+    if_none_match: IfNoneMatch = None,
+) -> Any:
+    """Read one checkpoint."""
+    found = await find(call, CHECKPOINT, one_namespace(call, namespace), checkpoint_id)
+    if if_none_match is not None and matches(if_none_match, found):
+        return Response(status_code=304, headers={"ETag": etag(found)})
+    answer.headers["ETag"] = etag(found)
+    return checkpoint_view(found)

@@ -1,0 +1,143 @@
+"""Training jobs: submit, list, watch, read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from stoker.gateway.cluster.interface import JOB, ApiError, Object, Selection
+from stoker.gateway.domain.names import keyed_name
+from stoker.gateway.domain.repeated import FIXED, is_part_of
+from stoker.gateway.domain.sections import to_spec
+from stoker.gateway.domain.states import JobState, job_state
+from stoker.gateway.domain.views import job_answer, job_view
+from stoker.gateway.http.caller import (
+    Call,
+    Caller,
+    Continue,
+    IdempotencyKey,
+    Limit,
+    Namespace,
+    Namespaces,
+    ResourceId,
+    find,
+    namespaces,
+    one_namespace,
+)
+from stoker.gateway.http.errors import ERRORS, problem_of
+from stoker.gateway.http.stream import wants_stream, watched
+from stoker.gateway.http.versions import IfNoneMatch, etag, matches
+from stoker.gateway.models import Job, JobAnswer, JobList, NewJob
+from stoker.gateway.problem import Problem
+
+EVENTS: dict[str, Any] = {
+    "description": "A page, or with `watch` a stream of events",
+    "content": {"text/event-stream": {}},
+}
+Watch = Annotated[bool, Query(description="Stream changes as server-sent events")]
+Version = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", description="Watch: begin behind this version")]
+
+
+def job_routes() -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/v1/training/jobs", tags=["training"], responses=ERRORS)
+    router.add_api_route("", submit, methods=["POST"], status_code=201, response_model=JobAnswer)
+    router.add_api_route("", list_jobs, methods=["GET"], response_model=JobList, responses={200: EVENTS})
+    router.add_api_route(
+        "/{job_id}",
+        read,
+        methods=["GET"],
+        response_model=Job,
+        responses={200: EVENTS, 304: {"description": "Unchanged"}},
+    )
+    return router
+
+
+async def submit(
+    new: NewJob, call: Caller, answer: Response, namespace: Namespace = None, idempotency_key: IdempotencyKey = None
+) -> JobAnswer:
+    """Submit a training job.
+
+    With an `Idempotency-Key` the resource is named `job_name-DIGITS`; a repeated request answers with the first job.
+    """
+    place = one_namespace(call, namespace)
+    body = _manifest(new, place, call.caller.name, idempotency_key)
+    try:
+        found = await call.cluster.create(JOB, place, body)
+    except ApiError as error:
+        if idempotency_key is None or error.reason != "AlreadyExists":
+            raise problem_of(error, _sections(new)) from error
+        found = await repeated(call, body)
+    answer.headers["Location"] = f"/v1/training/jobs/{found['metadata']['uid']}?namespace={place}"
+    answer.headers["ETag"] = etag(found)
+    return job_answer(found)
+
+
+async def list_jobs(
+    request: Request,
+    call: Caller,
+    namespace: Namespaces = None,
+    status: Annotated[list[JobState] | None, Query(description="Only these states; a page may then hold fewer")] = None,
+    limit: Limit = 100,
+    after: Continue = "",
+    watch: Watch = False,
+    resource_version: Version = None,
+) -> Any:
+    """List training jobs, or watch them."""
+    selection = Selection(namespaces(call, namespace))
+    if wants_stream(request, watch):
+        return await watched(request, call.cluster, JOB, selection, resource_version, job_view)
+    page = await call.cluster.list(JOB, selection, limit=limit, after=after)
+    items = [job_view(item) for item in page.items if status is None or job_state(item) in status]
+    return JobList(items=items, next=page.after, resource_version=page.resource_version)
+
+
+async def read(
+    request: Request,
+    job_id: ResourceId,
+    call: Caller,
+    answer: Response,
+    namespace: Namespace = None,
+    watch: Watch = False,
+    resource_version: Version = None,
+    if_none_match: IfNoneMatch = None,
+) -> Any:
+    """Read one job with its current metrics, or watch it."""
+    found = await find(call, JOB, one_namespace(call, namespace), job_id)
+    if wants_stream(request, watch):
+        one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
+        return await watched(request, call.cluster, JOB, one, resource_version, job_view)
+    headers = {"ETag": etag(found)}
+    if if_none_match is not None and matches(if_none_match, found):
+        return Response(status_code=304, headers=headers)
+    answer.headers.update(headers)
+    return job_view(found)
+
+
+def _sections(new: NewJob) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = new.model_dump(
+        by_alias=True, exclude_none=True, exclude={"job_name", "spec", "labels"}
+    )
+    return found
+
+
+def _manifest(new: NewJob, namespace: str, caller: str, key: str | None) -> Object:
+    """The TrainingJob of a request."""
+    name = new.job_name if key is None else keyed_name(new.job_name, caller, key)
+    metadata = {"name": name, "namespace": namespace, **({"labels": new.labels} if new.labels else {})}
+    spec = to_spec(_sections(new), new.spec)
+    return {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, "spec": spec}
+
+
+async def repeated(call: Call, body: Object) -> Object:
+    """The job of an earlier request with the same key. Raises Problem 422 when that asked for something else."""
+    metadata = body["metadata"]
+    found = await call.cluster.get(JOB, metadata["namespace"], metadata["name"])
+    for section in FIXED:
+        if not is_part_of(body["spec"].get(section), found["spec"].get(section)):
+            detail = (
+                f"Idempotency-Key: used before for a job with another {section} ({metadata['name']}): take a new key"
+            )
+            raise Problem(422, "idempotency-key-reused", detail)
+    return found

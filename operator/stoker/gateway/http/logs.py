@@ -1,0 +1,183 @@
+"""Logs of all ranks of a job in one stream, and the history of its metrics, both read from its pods' logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from stoker.gateway.cluster.interface import JOB, POD, ApiError, Cluster, Object, Selection, list_all
+from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_points, thinned
+from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
+from stoker.gateway.http.errors import ERRORS, problem_of
+from stoker.gateway.http.stream import MEDIA_TYPE, event, with_heartbeat
+from stoker.gateway.models import MetricHistory
+
+JOB_UID = "stoker.dev/job-uid"
+ATTEMPT = "stoker.dev/attempt"
+NODE_RANK = "stoker.dev/node-rank"
+ROLE = "stoker.dev/role"
+STEP_LINES = 1_000_000
+TEXT: dict[str, Any] = {
+    "description": "Lines; with the Accept header `text/event-stream` an event for each",
+    "content": {"text/plain": {}, MEDIA_TYPE: {}},
+}
+
+
+def log_routes() -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/v1/training/jobs/{job_id}", tags=["training"], responses=ERRORS)
+    router.add_api_route("/logs", logs, methods=["GET"], responses={200: TEXT}, response_class=StreamingResponse)
+    router.add_api_route("/metrics", history, methods=["GET"], response_model=MetricHistory)
+    return router
+
+
+async def logs(
+    request: Request,
+    job_id: ResourceId,
+    call: Caller,
+    namespace: Namespace = None,
+    follow: Annotated[bool, Query(description="Go on until every pod has ended")] = False,
+    tail_lines: Annotated[int | None, Query(ge=0, le=100_000, description="Last lines of each pod")] = None,
+    attempt: Annotated[int | None, Query(ge=0, le=2**31, description="Default: the newest that has pods")] = None,
+) -> StreamingResponse:
+    """Read the log of all pods of an attempt, merged by time."""
+    pods = await _pods(call, job_id, namespace)
+    chosen = _of_attempt(pods, attempt)
+    as_events = MEDIA_TYPE in request.headers.get("accept", "")
+    lines = _followed(call.cluster, chosen, tail_lines) if follow else _read(call.cluster, chosen, tail_lines)
+    first = await anext(lines, None)  # a refusal is an answer of its own
+    shown = _shown(first, lines, as_events=as_events, several=len(chosen) > 1)
+    body = with_heartbeat(shown) if as_events else shown
+    return StreamingResponse(body, media_type=MEDIA_TYPE if as_events else "text/plain")
+
+
+async def history(
+    job_id: ResourceId,
+    call: Caller,
+    namespace: Namespace = None,
+    after_step: Annotated[int, Query(ge=0, le=2**53, description="Only later steps")] = 0,
+    max_points: Annotated[int, Query(ge=2, le=100_000)] = 20_000,
+) -> MetricHistory:
+    """Read the metrics of a run by step, from the logs of the first pod of each attempt that is still there."""
+    job = await find(call, JOB, one_namespace(call, namespace), job_id)
+    pods = [pod for pod in await _pods_of(call, job) if pod["metadata"]["labels"].get(NODE_RANK, "0") == "0"]
+    lines = [line.text for pod in pods for line in await _lines(call.cluster, pod, STEP_LINES)]
+    points = metric_points(lines)
+    missing = _missing(job, points[0].step if points else None, pods)
+    later = [point for point in points if point.step > after_step]
+    return MetricHistory(
+        job_id=job["metadata"]["uid"], points=thinned(later, max_points), complete=not missing, missing=missing
+    )
+
+
+def _missing(job: Object, first: int | None, pods: Sequence[Object]) -> str:
+    """Explain which steps have no metrics; empty when all have."""
+    every = int((job["spec"].get("logging") or {}).get("everySteps") or 1)
+    reached = ((job.get("status") or {}).get("progress") or {}).get("step") or 0
+    if first is not None and first <= every:
+        return ""
+    if first is None:
+        return (
+            ""
+            if not reached
+            else f"steps 1 to {reached}: the pods that logged them are gone"
+            if not pods
+            else (f"steps 1 to {reached}: the log of the job's pods has no line about a step")
+        )
+    return f"steps 1 to {first - 1}: the pods that logged them are gone, or the run began at a checkpoint"
+
+
+async def _pods(call: Call, job_id: str, namespace: str | None) -> list[Object]:
+    return await _pods_of(call, await find(call, JOB, one_namespace(call, namespace), job_id))
+
+
+async def _pods_of(call: Call, job: Object) -> list[Object]:
+    """The trainer's pods of all attempts, in the order of attempt and rank."""
+    metadata = job["metadata"]
+    own = {JOB_UID: metadata["uid"], ROLE: "trainer"}
+    found, _ = await list_all(call.cluster, POD, Selection(metadata["namespace"], labels=own))
+    return sorted(found, key=lambda pod: (_label(pod, ATTEMPT), _label(pod, NODE_RANK), pod["metadata"]["name"]))
+
+
+def _label(pod: Object, name: str) -> int:
+    text = str((pod["metadata"].get("labels") or {}).get(name) or "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _of_attempt(pods: list[Object], attempt: int | None) -> list[Object]:
+    newest = max((_label(pod, ATTEMPT) for pod in pods), default=0) if attempt is None else attempt
+    return [pod for pod in pods if _label(pod, ATTEMPT) == newest]
+
+
+async def _lines(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLine]:
+    """The log of a pod; nothing while its container has not started."""
+    metadata = pod["metadata"]
+    found = []
+    try:
+        async for line in cluster.log(metadata["namespace"], metadata["name"], follow=False, tail=tail):
+            found.append(log_line(metadata["name"], line))
+    except ApiError as error:
+        if error.status not in (400, 404):
+            raise
+    return found
+
+
+async def _read(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncIterator[LogLine]:
+    for line in merged(await asyncio.gather(*(_lines(cluster, pod, tail) for pod in pods))):
+        yield line
+
+
+async def _followed(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncIterator[LogLine]:
+    """Yield the lines of all pods as they come, until every log has ended. Raises ApiError."""
+    queue: asyncio.Queue[LogLine | None] = asyncio.Queue(maxsize=1000)
+
+    async def pump(pod: Object) -> None:
+        metadata = pod["metadata"]
+        try:
+            async for line in cluster.log(metadata["namespace"], metadata["name"], follow=True, tail=tail):
+                await queue.put(log_line(metadata["name"], line))
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(pod), name=f"log of {pod['metadata']['name']}") for pod in pods]
+    try:
+        left = len(tasks)
+        while left:
+            line = await queue.get()
+            if line is None:
+                left -= 1
+            else:
+                yield line
+        for task in tasks:
+            await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        while not queue.empty():
+            queue.get_nowait()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _shown(
+    first: LogLine | None, lines: AsyncIterator[LogLine], *, as_events: bool, several: bool
+) -> AsyncIterator[bytes]:
+    try:
+        if first is not None:
+            yield _line(first, as_events=as_events, several=several)
+        async for line in lines:
+            yield _line(line, as_events=as_events, several=several)
+    except ApiError as error:
+        problem = problem_of(error).document("")
+        yield event("ERROR", problem.model_dump()) if as_events else f"error: {problem.detail}\n".encode()
+
+
+def _line(line: LogLine, *, as_events: bool, several: bool) -> bytes:
+    if as_events:
+        return event("LINE", {"time": line.time or None, "pod": line.pod, "text": line.text})
+    return f"{f'[{line.pod}] ' if several else ''}{line.text}\n".encode()

@@ -1,0 +1,106 @@
+"""Changes of a kind as server-sent events, which a client resumes at the version that it saw last.
+
+An event's id is the resource version. Without a version the objects that exist come first, as ADDED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from stoker.gateway.cluster.interface import ApiError, Change, Cluster, Kind, Object, Selection, list_all
+from stoker.gateway.http.errors import problem_of
+
+MEDIA_TYPE = "text/event-stream"
+HEARTBEAT_S = 15.0
+View = Callable[[Object], BaseModel]
+
+
+def wants_stream(request: Request, watch: bool) -> bool:
+    """Whether the caller asks for events: by `?watch=true`, or by its Accept header."""
+    return watch or MEDIA_TYPE in request.headers.get("accept", "")
+
+
+async def watched(
+    request: Request, cluster: Cluster, kind: Kind, selection: Selection, version: str | None, view: View
+) -> StreamingResponse:
+    """Answer with the changes after `version`, or after `Last-Event-ID`. Raises ApiError 410 when that is too old."""
+    since = request.headers.get("last-event-id") or version
+    first: list[Object] = []
+    if since is None:
+        first, since = await list_all(cluster, kind, selection)
+    changes = _Changes(cluster, kind, selection, since)
+    await changes.begin()  # a refusal is an answer of its own, not an event
+    events = _events(first, changes, view)
+    return StreamingResponse(with_heartbeat(events), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+
+
+class _Changes:
+    """A watch that goes on when the server ends it."""
+
+    def __init__(self, cluster: Cluster, kind: Kind, selection: Selection, version: str) -> None:
+        self.cluster, self.kind, self.selection, self.version = cluster, kind, selection, version
+        self._source: AsyncIterator[Change] | None = None
+
+    async def begin(self) -> None:
+        """Open the watch. Raises ApiError when it is refused."""
+        self._source = await self.cluster.watch(self.kind, self.selection, self.version)
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        while True:
+            if self._source is None:
+                await self.begin()
+            assert self._source is not None
+            async for change in self._source:
+                self.version = change.object["metadata"]["resourceVersion"]
+                yield change
+            self._source = None
+
+
+async def _events(first: list[Object], changes: _Changes, view: View) -> AsyncIterator[bytes]:
+    for found in first:
+        yield event("ADDED", view(found).model_dump(mode="json"), found["metadata"]["resourceVersion"])
+    yield event("BOOKMARK", {"resource_version": changes.version}, changes.version)
+    try:
+        async for change in changes:
+            version = change.object["metadata"]["resourceVersion"]
+            if change.type == "BOOKMARK":
+                yield event("BOOKMARK", {"resource_version": version}, version)
+            else:
+                yield event(change.type, view(change.object).model_dump(mode="json"), version)
+    except ApiError as error:
+        yield event("ERROR", problem_of(error).document("").model_dump(mode="json"))
+
+
+def event(name: str, data: Mapping[str, Any], number: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = f"id: {number}\n" if number else ""
+    return f"{head}event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+async def with_heartbeat(parts: AsyncIterator[bytes], seconds: float = HEARTBEAT_S) -> AsyncIterator[bytes]:
+    """Pass the parts on, with a comment after each silence, so that a lost connection is found."""
+    coming = asyncio.ensure_future(anext(parts))
+    try:
+        while True:
+            done, _ = await asyncio.wait((coming,), timeout=seconds)
+            if not done:
+                yield b": alive\n\n"
+                continue
+            try:
+                part = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = asyncio.ensure_future(anext(parts))
+            yield part
+    finally:
+        coming.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+            await coming

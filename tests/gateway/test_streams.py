@@ -1,0 +1,194 @@
+"""Streams: changes as events that a client resumes, logs of all ranks, the history of a run's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+
+from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_points, thinned
+from stoker.gateway.http.stream import with_heartbeat
+from stoker.trainer.agent.console import step_line
+from stoker.trainer.protocol.channel import StepEvent
+from testing.gateway.world import World
+
+Tell = Callable[..., None]
+JOBS = "/v1/training/jobs"
+
+
+async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any], str]]:
+    """Parse server-sent events: name, data, id."""
+    fields: dict[str, str] = {}
+    async for line in answer.aiter_lines():
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield fields["event"], json.loads(fields["data"]), fields.get("id", "")
+            fields = {}
+
+
+async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
+    return [await asyncio.wait_for(anext(stream), 20) for _ in range(count)]
+
+
+def test_a_watch_is_resumed_where_it_ended(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        one = found.job("one")
+        async with found.client.stream("GET", JOBS, params={"watch": True}) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            stream = events(answer)
+            first = await take(stream, 2)
+            assert [(name, data.get("job_name")) for name, data, _ in first] == [("ADDED", "one"), ("BOOKMARK", None)]
+            found.put_status(one, phase="Running")
+            ((name, data, number),) = await take(stream, 1)
+            assert (name, data["status"], number) == ("MODIFIED", "RUNNING", data["resource_version"])
+        found.put_status(one, phase="Checkpointing")
+        found.job("two")
+        resume = {"Accept": "text/event-stream", "Last-Event-ID": number}
+        async with found.client.stream("GET", JOBS, headers=resume) as answer:
+            seen = await take(events(answer), 3)
+        assert [(name, data.get("status")) for name, data, _ in seen] == [
+            ("BOOKMARK", None),
+            ("MODIFIED", "CHECKPOINTING"),
+            ("ADDED", "PENDING"),
+        ]
+
+    tell(story, sockets=True)
+
+
+def test_a_watch_of_one_job_shows_that_job_alone(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        one, two = found.job("one"), found.job("two")
+        async with found.client.stream("GET", f"{JOBS}/two", params={"watch": True}) as answer:
+            stream = events(answer)
+            await take(stream, 2)
+            found.put_status(one, phase="Running")
+            found.put_status(two, phase="Failed")
+            ((_, data, _),) = await take(stream, 1)
+        assert (data["job_name"], data["status"]) == ("two", "FAILED")
+
+    tell(story, sockets=True)
+
+
+def test_a_version_that_is_too_old_is_an_answer_of_its_own(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        job = found.job()
+        for number in range(9):
+            found.put_status(job, message=str(number))
+        answer = await found.client.get(JOBS, params={"watch": True, "resource_version": "1"})
+        assert (answer.status_code, answer.json()["type"]) == (410, "urn:stoker:problem:expired")
+
+    tell(story, sockets=True, history=3)
+
+
+def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        job = found.put_status(found.job(), phase="Running")
+        found.pod(job, 0, "old\n", attempt=0, phase="Failed")
+        pods = [found.pod(job, rank, f"rank {rank} one\nrank {rank} two\n", attempt=1) for rank in range(2)]
+        found.pod(found.job("other"), 0, "not ours\n")
+        whole = await found.client.get(f"{JOBS}/run/logs")
+        assert whole.text.splitlines() == [f"[run-a1-{r}] rank {r} {n}" for r in range(2) for n in ("one", "two")]
+        assert (await found.client.get(f"{JOBS}/run/logs", params={"attempt": 0})).text == "old\n"
+        last = await found.client.get(f"{JOBS}/run/logs", params={"tail_lines": 1})
+        assert last.text.splitlines() == ["[run-a1-0] rank 0 two", "[run-a1-1] rank 1 two"]
+        accept = {"Accept": "text/event-stream"}
+        async with found.client.stream("GET", f"{JOBS}/run/logs", params={"follow": True}, headers=accept) as answer:
+            stream = events(answer)
+            begun = await take(stream, 4)
+            assert {(data["pod"], data["text"]) for _, data, _ in begun} == {
+                (f"run-a1-{r}", f"rank {r} {n}") for r in range(2) for n in ("one", "two")
+            }
+            with found.folders.log("default", "run-a1-1").open("a") as log:
+                log.write("rank 1 three\n")
+            ((_, data, _),) = await take(stream, 1)
+            assert data == {"time": None, "pod": "run-a1-1", "text": "rank 1 three"}
+            for pod in pods:
+                found.put_status(pod, phase="Succeeded")
+            assert [one async for one in stream] == []
+        nothing = await found.client.get(f"{JOBS}/other/logs", params={"attempt": 3})
+        assert (nothing.status_code, nothing.text) == (200, "")
+
+    tell(story, sockets=True)
+
+
+def line(step: int, loss: float = 2.5) -> str:
+    """The line that the trainer's agent prints."""
+    found = StepEvent(
+        step=step, total_steps=100, loss=loss, learning_rate=3e-4, grad_norm=0.9, tokens=step * 512,
+        tokens_per_s=12345.0, step_s=0.1, eta_s=130.0,
+    )  # fmt: skip
+    return step_line(found)
+
+
+def test_the_history_of_a_run_covers_its_restarts(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        job = found.put_status(found.job(), phase="Running", progress={"step": 4, "totalSteps": 100})
+        path = f"{JOBS}/run/metrics"
+        empty = (await found.client.get(path)).json()
+        assert (empty["points"], empty["complete"], "pods that logged them are gone" in empty["missing"]) == (
+            [],
+            False,
+            True,
+        )
+        first = [line(1), line(2), "[rank 0] noise", line(3, 9.0)]
+        found.pod(job, 0, "\n".join(first) + "\n", attempt=0, phase="Failed")
+        found.pod(job, 0, "\n".join([line(3), "step 3  validation loss 2.2500", line(4)]) + "\n", attempt=1)
+        found.pod(job, 1, line(77) + "\n", attempt=1)
+        history = (await found.client.get(path)).json()
+        assert [point["step"] for point in history["points"]] == [1, 2, 3, 4]
+        assert history["points"][2] == {
+            "step": 3,
+            "loss": 2.5,
+            "validation_loss": 2.25,
+            "learning_rate": 3e-4,
+            "gradient_norm": 0.9,
+            "tokens_per_second": 12345.0,
+        }
+        assert (history["complete"], history["missing"]) == (True, "")
+        later = (await found.client.get(path, params={"after_step": 3})).json()
+        assert [point["step"] for point in later["points"]] == [4]
+
+    tell(story)
+
+
+def test_lines_are_merged_by_time_and_stay_in_their_pods_order() -> None:
+    a = [log_line("a", text) for text in ("2026-01-01T00:00:01.5Z one", "no time", "2026-01-01T00:00:03Z three")]
+    b = [log_line("b", text) for text in ("2026-01-01T00:00:01.25Z zero", "2026-01-01T00:00:02.000000001Z two")]
+    assert [found.text for found in merged([a, b])] == ["zero", "one", "no time", "two", "three"]
+    assert a[0] == LogLine("2026-01-01T00:00:01.5Z", "a", "one")
+    assert log_line("a", "2026-01-01T00:00:01Z").text == ""
+
+
+def test_metrics_that_are_no_numbers_are_null() -> None:
+    json_line = '{"kind": "step", "step": 3, "loss": NaN, "learning_rate": 0.5, "grad_norm": 1.0, "tokens_per_s": 2.0}'
+    (first, second) = metric_points([line(2, float("nan")), json_line, '{"kind": "step"', "step into the light"])
+    assert (first.step, first.loss, first.gradient_norm) == (2, None, 0.9)
+    assert (second.step, second.loss, second.learning_rate) == (3, None, 0.5)
+
+
+def test_a_long_history_is_thinned_to_its_ends_and_validations() -> None:
+    points = metric_points([line(step) for step in range(1, 1001)] + ["step 500  validation loss 1.5"])
+    thin = thinned(points, 10)
+    assert (thin[0].step, thin[-1].step) == (1, 1000)
+    assert 10 <= len(thin) <= 11
+    assert 500 in [point.step for point in thin]
+    assert thinned(points, 1000) == points
+
+
+def test_a_silent_stream_shows_that_it_is_alive() -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        yield b"one"
+        await asyncio.sleep(0.2)
+        yield b"two"
+
+    async def story() -> None:
+        seen = [part async for part in with_heartbeat(silent(), 0.02)]
+        assert (seen[0], seen[-1]) == (b"one", b"two")
+        assert set(seen[1:-1]) == {b": alive\n\n"}
+
+    asyncio.run(story())

@@ -88,7 +88,7 @@ def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the
 
 
 def test_lamb_is_refused_where_a_tensor_is_cut_over_ranks() -> None:
-    with pytest.raises(ConfigError, match="lamb is not supported yet with parallelism.tensor 2"):
+    with pytest.raises(ConfigError, match=r"lamb is not supported yet with parallelism\.tensor 2"):
         check_supported(config(parallelism__tensor=2, optimization__optimizer="lamb"))
 
 

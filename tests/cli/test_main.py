@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "bench"]
+VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench"]
 VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -271,19 +270,6 @@ def test_compiled_grammars_are_kept_and_not_changed_by_their_requests(
     assert finish(make(), {"r": params(grammar, 5)}) == first
     assert grammars.compile(grammar) is kept
     assert not kept.is_stopped()
-
-
-def test_compiling_leaves_other_threads_running(grammars: GrammarCompiler) -> None:
-    """A large schema compiles in a thread of the compiler; this thread goes on meanwhile."""
-    schema = {"anyOf": [{"type": "object", "properties": {f"k{i}": PERSON}} for i in range(150)]}
-    turns = 0
-    compiled = grammars.submit(OutputGrammar.json_schema(schema))
-    waiting = threading.Event()
-    while not compiled.done():
-        waiting.wait(0.0005)
-        turns += 1
-    assert compiled.exception() is None
-    assert turns > 3
 
 
 def test_required_calls_follow_their_functions_schemas(make: Callable[..., LLMEngine], tokenizer: Tokenizer) -> None:

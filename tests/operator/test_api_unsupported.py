@@ -19,10 +19,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "TrainingJob",
         {"parallelism": {"tensor": 2, "pipeline": 2, "sequenceParallel": True}},
-        [
-            "spec.parallelism.pipeline 2 is not supported yet; allowed: 1",
-        ],
+        [],
     ),
+    ("TrainingJob", {"parallelism": {"pipeline": 2, "pipelineSchedule": "ZeroBubble", "stagesPerRank": 2}, "memory": {"zeroStage": 1}}, []),
+    ("TrainingJob", {"parallelism": {"pipeline": 2}, "memory": {"zeroStage": 3}}, ["spec.memory.zeroStage 3 is not supported yet with parallelism.pipeline 2; allowed: 0, 1"]),
+    ("TrainingJob", {"parallelism": {"pipeline": 2}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with parallelism.pipeline 2; leave it out"]),
     ("TrainingJob", {"checkpoint": {"storage": {"s3": {"bucket": "b"}}}}, ["spec.checkpoint.storage.s3 is not supported yet; use checkpoint.storage.claimName"]),
     ("TrainingJob", {"run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}}}, ["spec.run.elastic is not supported yet; leave it out"]),
     ("TrainingJob", {"scheduling": {"backend": "kueue"}}, ["spec.scheduling.backend kueue is not supported yet; allowed: auto, stoker"]),

@@ -30,6 +30,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
     "TrainingJob": {
         "model.architecture": list(ARCHITECTURES),
         "modelFrom.checkpoint.state": ["Weights", "All"],
+        "parallelism.pipelineSchedule": ["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"],
         "training.deterministic": ["Off", "SameLayout", "AnyDataParallel"],
         "optimization.schedule": ["cosine", "linear", "constant"],
         "data.sources[].format": ["auto", "text", "jsonl", "parquet", "tokens"],

@@ -50,7 +50,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("parallelism__pipeline", 2, "parallelism.pipeline 2 is not supported yet"),
         ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("parallelism__expert", 2, "parallelism.expert 2 is not supported yet"),
         ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
@@ -71,6 +70,47 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_supported(config(**{change: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"memory__zero_stage": 2},
+            "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
+        ),
+        (
+            {"model": {"num_experts": 8}},
+            "model.num_experts 8 is not supported yet with parallelism.pipeline 2; leave it out",
+        ),
+        (
+            {"parallelism__stages_per_rank": 2},
+            "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
+        ),
+        (
+            {"parallelism__pipeline_schedule": "Interleaved"},
+            "pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1",
+        ),
+        (
+            {
+                "parallelism__pipeline": 1,
+                "parallelism__pipeline_schedule": "ZeroBubble",
+                "parallelism__stages_per_rank": 2,
+            },
+            "stages_per_rank above 1 needs parallelism.pipeline above 1",
+        ),
+    ],
+)
+def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_supported(config(**{"parallelism__pipeline": 2, **changes}))
+
+
+def test_a_pipeline_with_several_stages_per_rank_is_taken() -> None:
+    dims = check_supported(
+        config(parallelism__pipeline=2, parallelism__pipeline_schedule="Interleaved", parallelism__stages_per_rank=3)
+    )
+    assert (dims.pipeline, dims.stages_per_rank, dims.data_parallel) == (2, 3, 2)
 
 
 def test_any_data_parallel_needs_a_power_of_two() -> None:

@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "model": ("stoker.cli.programs:model", "Convert and describe models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
     "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
+    "plot": ("stoker.cli.plot:plot", "Draw the loss, learning rate and gradient norm of a run."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
     "submit": ("stoker.cli.cluster:submit", "Create or change objects of a cluster."),
     "get": ("stoker.cli.cluster:get", "List objects of a cluster."),

@@ -35,7 +35,7 @@ from stoker.trainer.rank.router_meter import RouterReport
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
-from stoker.trainer.rank.train_step import ForwardPass, StepResult, TrainStep, validation_loss
+from stoker.trainer.rank.train_step import Passes, StepResult, TrainStep, validation_loss
 from stoker.trainer.rank.zero import Zero
 
 
@@ -75,7 +75,7 @@ class Loop:
         *,
         mesh: Mesh,
         batches: Batches,
-        forward: ForwardPass,
+        passes: Passes,
         zero: Zero,
         parts: list[Part],
         tensors: Sequence[TensorInfo],
@@ -99,7 +99,7 @@ class Loop:
         self._config = config
         self._mesh = mesh
         self._batches = batches
-        self._forward = forward
+        self._passes = passes
         self._zero = zero
         self._tensors = tensors
         self._snapshots = Snapshots(zero, parts)
@@ -109,7 +109,7 @@ class Loop:
         self._log = log
         self._watch = watch
         self._meta = meta
-        self._train_step = TrainStep(forward, zero, config.optimization.gradient_clipping, loss_scale)
+        self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping, loss_scale)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
         self._clock = StepClock(self._tokens_per_step)
 
@@ -193,7 +193,7 @@ class Loop:
             return
         self._channel.phase("Validating")
         batches = self._batches.validation(self._mesh.data_index, self._mesh.data_size)
-        loss, tokens = validation_loss(self._forward, self._zero, batches)
+        loss, tokens = validation_loss(self._passes, self._zero, batches)
         event = ValidationEvent(step=step, loss=loss, tokens=tokens)
         if self._mesh.leads:
             self._channel.send(event)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +49,27 @@ class StepResult:
     """Only of a model with experts."""
 
 
+class Passes(Protocol):
+    """Forward and backward passes of a rank's micro-batches: one after the other, or through a pipeline."""
+
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the routers that this rank computes."""
+        ...
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
+        """Run forward and backward of each micro-batch of a step, for the loss times `factor`.
+
+        Return their loss sums times `factor`, fp32 scalars; on ranks that compute no loss they are 0.
+        """
+        ...
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """Return the loss sums of micro-batches without gradient; none on ranks that compute no loss."""
+        ...
+
+
 class ForwardPass:
     """The model's forward pass up to the loss sum, with or without activation checkpointing."""
 
@@ -75,8 +97,28 @@ class ForwardPass:
         """Keep only each block's input and compute the block again in backward."""
 
     def new_meter(self) -> RouterMeter:
-        """Return a meter of the model's routers."""
+        """See `Passes`."""
         return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
+        """See `Passes`."""
+        return [self._backward(batch, zero, router, factor) for batch in batches]
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """See `Passes`."""
+        with torch.no_grad():
+            return [float(self.loss_sum(batch)) for batch in batches]
+
+    def _backward(self, batch: MicroBatch, zero: Zero, router: RouterMeter, factor: float) -> Tensor:
+        aux = router.new_aux()
+        loss_sum = self.loss_sum(batch, factor, aux)
+        router_loss = router.add(aux, float(batch.weights_T.sum()))
+        total = loss_sum if router_loss is None else loss_sum + factor * router_loss
+        total.backward()  # type: ignore[no-untyped-call]
+        zero.end_micro_batch()
+        return loss_sum.detach()
 
     def loss_sum(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target), times `factor`; fp32 scalar.
@@ -142,13 +184,13 @@ class ForwardPass:
 class TrainStep:
     """Runs the steps of one rank."""
 
-    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float, loss_scale: LossScale | None = None) -> None:
+    def __init__(self, passes: Passes, zero: Zero, clipping: float, loss_scale: LossScale | None = None) -> None:
         """`loss_scale`: for fp16."""
-        self._forward = forward
+        self._passes = passes
         self._zero = zero
         self._clipping = clipping
         self.loss_scale = loss_scale
-        self._router = forward.new_meter()
+        self._router = passes.new_meter()
 
     def __call__(
         self,
@@ -176,7 +218,7 @@ class TrainStep:
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor(target_tokens)
         divisor = factor * target_tokens
         self._zero.begin_step(num_batches)
-        sums = [self._backward(batch, factor) for batch in batches]
+        sums = self._passes.train(batches, self._zero, self._router, factor)
         assert len(sums) == num_batches
         self._zero.finish_reduce()
         mine = signals().numbers()
@@ -204,15 +246,6 @@ class TrainStep:
         merged = StepSignals.merge(signals.view(-1, width).tolist())
         return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
 
-    def _backward(self, batch: MicroBatch, factor: float) -> Tensor:
-        aux = self._router.new_aux()
-        loss_sum = self._forward.loss_sum(batch, factor, aux)
-        router_loss = self._router.add(aux, float(batch.weights_T.sum()))
-        total = loss_sum if router_loss is None else loss_sum + factor * router_loss
-        total.backward()  # type: ignore[no-untyped-call]
-        self._zero.end_micro_batch()
-        return loss_sum.detach()
-
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
         """Gather signals, routers' numbers and losses of all ranks in one small exchange.
 
@@ -230,17 +263,14 @@ def counted_once(by_rank: Tensor, mesh: Mesh) -> Tensor:
     return torch.stack([by_rank[rank] for rank in ranks])
 
 
-def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+def validation_loss(passes: Passes, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
     """Mean loss over the weighted targets of all ranks, and their number.
 
     Every rank has the same number of micro-batches.
     """
     zero.wait_parameters()
-    loss_sum, targets = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            loss_sum += float(forward.loss_sum(batch))
-            targets += int(batch.weights_T.sum())
+    batches = list(batches)
+    loss_sum, targets = sum(passes.evaluate(batches)), sum(int(batch.weights_T.sum()) for batch in batches)
     device = zero.states[0].bucket.device
     by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
     total = counted_once(by_rank, zero.mesh).sum(0).tolist()

@@ -13,8 +13,13 @@ STEP_NAMES = {
     "tokens_per_s": "train/tokens_per_s",
     "step_s": "train/step_s",
     "tokens": "train/tokens",
+    "skipped_steps": "train/skipped_steps",
+    "loss_scale": "train/loss_scale",
+    "router_balance_loss": "train/router_balance_loss",
+    "router_z_loss": "train/router_z_loss",
+    "expert_imbalance": "train/expert_imbalance",
 }
-"""Field of a step -> its name in a target."""
+"""Field of a step -> its name in a target. A step without a value has no such number."""
 VALIDATION_LOSS = "validation/loss"
 
 
@@ -31,7 +36,8 @@ class MetricTarget(Protocol):
 
 
 def step_numbers(event: StepEvent) -> dict[str, float]:
-    return {name: float(getattr(event, field)) for field, name in STEP_NAMES.items()}
+    found = {name: getattr(event, field) for field, name in STEP_NAMES.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def validation_numbers(event: ValidationEvent) -> dict[str, float]:

@@ -60,7 +60,11 @@ REPLICATE = (
     Layout(replicate=2, shard=2, tensor=2, changes=SEQUENCE, zero_stage=2, model=TIED),
     Layout(replicate=2, shard=2, tensor=2, zero_stage=0),
 )
-ROWS = (*DATA, *TENSOR, *REPLICATE)
+PIPELINE = (
+    Layout(pipeline=2, tensor=2),
+    Layout(pipeline=2, tensor=2, changes=SEQUENCE),
+)
+ROWS = (*DATA, *TENSOR, *REPLICATE, *PIPELINE)
 
 
 @pytest.fixture(scope="module")

@@ -52,8 +52,9 @@ SMALL = replace(TINY, hidden_size=128, intermediate_size=192, num_heads=4, num_k
 class SyntheticBatches:
     """Random documents in packed sequences; as in the real loader, the order depends on seed and index only."""
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, vocab_size: int = TINY.vocab_size) -> None:
         self.training = config.training
+        self.vocab_size = vocab_size
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         count = self.training.global_batch_size // self.training.micro_batch_size // dp_size
@@ -63,7 +64,7 @@ class SyntheticBatches:
     def micro_batch(self, index: int) -> MicroBatch:
         random = np.random.default_rng([self.training.seed, index])
         size = self.training.micro_batch_size * self.training.sequence_length
-        tokens = random.integers(0, TINY.vocab_size, size + 1)
+        tokens = random.integers(0, self.vocab_size, size + 1)
         cuts = np.unique(np.concatenate([[0, size], random.integers(1, size, 2)])).astype(np.int32)
         positions = np.concatenate([np.arange(length) for length in np.diff(cuts)])
         weights = (random.random(size) < 0.8).astype(np.float32)
@@ -142,10 +143,21 @@ def data_parallel(ranks: int) -> ParallelDims:
     return ParallelDims(shard=ranks)
 
 
-def context_of(dims: ParallelDims, device: str = "cpu", groups: AxisGroups | None = None) -> RankContext | None:
-    """Return the context of the first ranks of the world; None on the others (collective)."""
-    groups = groups or AxisGroups(torch.device(device))
-    mesh, save_group = open_mesh(dims, groups), make_save_group(range(dims.world_size))
+def context_of(
+    dims: ParallelDims,
+    device: str = "cpu",
+    groups: AxisGroups | None = None,
+    save_groups: dict[int, SaveGroup | None] | None = None,
+) -> RankContext | None:
+    """Return the context of the first ranks of the world; None on the others (collective).
+
+    `groups` and `save_groups` keep what was opened for later calls.
+    """
+    mesh = open_mesh(dims, groups or AxisGroups(torch.device(device)))
+    save_groups = {} if save_groups is None else save_groups
+    if dims.world_size not in save_groups:
+        save_groups[dims.world_size] = make_save_group(range(dims.world_size))
+    save_group = save_groups[dims.world_size]
     if mesh is None or save_group is None:
         return None
     return RankContext(
@@ -164,7 +176,7 @@ def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
 
 
 def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, InitialWeights]:
-    """Return a decoder and its initialiser: the same numbers on every device."""
+    """Return this rank's part of a decoder and its initialiser: the same numbers on every device."""
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
     decoder = Decoder(model, make_ops(config, device)[0], device="meta")
@@ -176,7 +188,8 @@ def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
     mesh, ops = context.mesh, make_ops(config, context.device)[0]
-    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length, mesh.tensor)
+    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut)
     return held, InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
 
 
@@ -190,7 +203,8 @@ class DecoderStore:
         return {name: part.global_shape for name, part in self._parts.items()}
 
     def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-        return self._parts[name].local()
+        whole = self._parts[name].local()
+        return whole[tuple(slice(begin, begin + extent) for begin, extent in zip(start, size, strict=True))]
 
 
 def train(
@@ -207,7 +221,7 @@ def train(
     assert config.training.total_steps is not None
     inputs = RunInputs(
         model=held,
-        batches=batches or SyntheticBatches(config),
+        batches=batches or SyntheticBatches(config, min(model.vocab_size, TINY.vocab_size)),
         files=travelling_files(held, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",

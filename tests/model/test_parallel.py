@@ -18,10 +18,10 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
-TOKENS = torch.arange(23) * 7 % 96
-POSITIONS = torch.cat((torch.arange(14), torch.arange(9)))
-BOUNDS = torch.tensor([0, 14, 23])
-WEIGHTS = (torch.arange(23) % 4 > 0).float()
+TOKENS = torch.arange(24) * 7 % 96
+POSITIONS = torch.cat((torch.arange(14), torch.arange(10)))
+BOUNDS = torch.tensor([0, 14, 24])
+WEIGHTS = (torch.arange(24) % 4 > 0).float()
 
 
 def run_pass(decoder: Decoder) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def run_pass(decoder: Decoder) -> dict[str, Any]:
     gradients = {}
     for part in decoder.named_parts():
         assert part.parameter.grad is not None
-        gradients[part.hf_name] = (part.start, part.size, part.parameter.grad[part.row_start : part.row_end].clone())
+        gradient = part.parameter.grad[part.row_start : part.row_end].clone()
+        gradients[part.hf_name] = (part.start, part.size, part.shard_dim is None, gradient)
     return {
         "logits": decoder.logits(hidden).detach(),
         "loss": result.loss_sum.item(),
@@ -55,9 +56,13 @@ def serve(decoder: Decoder) -> torch.Tensor:
 def work(rank: int, folder: str, config: ModelConfig) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    decoder = Decoder(config, Ops(), group=dist.group.WORLD)
-    decoder.init_weights(5)
-    torch.save(run_pass(decoder) | {"served": serve(decoder)}, f"{folder}/{rank}.pt")
+    for sequence_parallel in (False, True):
+        decoder = Decoder(config, Ops(), group=dist.group.WORLD, sequence_parallel=sequence_parallel)
+        decoder.init_weights(5)
+        served = {} if sequence_parallel else {"served": serve(decoder)}
+        torch.save(run_pass(decoder) | served, f"{folder}/{rank}-{sequence_parallel}.pt")
+    with pytest.raises(ValueError, match="tokens: 13 cannot be cut over tensor parallel size 2: 13 % 2 = 1"):
+        decoder.embed(TOKENS[:13])
     dist.destroy_process_group()
 
 
@@ -70,17 +75,30 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
     one.init_weights(5)
     expected = run_pass(one)
     spawn(work, (str(tmp_path), config), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for result in ranks:
-        torch.testing.assert_close(result["logits"], expected["logits"], rtol=0, atol=1e-5)
-        torch.testing.assert_close(result["served"], expected["logits"][:14], rtol=0, atol=1e-5)
-        torch.testing.assert_close(result["logprobs"], expected["logprobs"], rtol=0, atol=1e-5)
-        assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
-    for hf_name, (_, size, whole) in expected["gradients"].items():
-        joined = torch.full(size, torch.nan)
+    for sequence_parallel in (False, True):
+        ranks = [torch.load(tmp_path / f"{rank}-{sequence_parallel}.pt") for rank in range(2)]
         for result in ranks:
-            start, local_size, local = result["gradients"][hf_name]
-            joined[tuple(slice(a, a + n) for a, n in zip(start, local_size, strict=True))] = local
+            assert_same_values(result, expected)
+        assert_same_gradients([result["gradients"] for result in ranks], expected["gradients"])
+
+
+def assert_same_values(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    torch.testing.assert_close(result["logits"], expected["logits"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(result["logprobs"], expected["logprobs"], rtol=0, atol=1e-5)
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    if "served" in result:
+        torch.testing.assert_close(result["served"], expected["logits"][:14], rtol=0, atol=1e-5)
+
+
+def assert_same_gradients(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """A cut parameter's gradients join, those of one that every rank holds whole add up."""
+    for hf_name, (_, size, _, whole) in expected.items():
+        is_replicated = ranks[0][hf_name][2]
+        joined = torch.full(size, 0.0 if is_replicated else torch.nan)
+        for gradients in ranks:
+            start, local_size, _, local = gradients[hf_name]
+            box = tuple(slice(a, a + n) for a, n in zip(start, local_size, strict=True))
+            joined[box] = joined[box] + local if is_replicated else local
         torch.testing.assert_close(joined, whole, rtol=1e-5, atol=2e-5, msg=partial("{}: {}".format, hf_name))
 
 

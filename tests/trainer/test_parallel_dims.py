@@ -50,11 +50,8 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("parallelism__tensor", 2, "parallelism.tensor 2 is not supported yet"),
         ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("parallelism__expert", 2, "parallelism.expert 2 is not supported yet"),
-        ("parallelism__replicate", 2, "parallelism.replicate 2 is not supported yet"),
-        ("parallelism__sequence_parallel", True, "parallelism.sequence_parallel true is not supported yet"),
         ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
         ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
         ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
@@ -116,6 +113,24 @@ def test_any_data_parallel_needs_a_power_of_two() -> None:
         check_supported(
             config(gang__ranks_per_node=3, training__global_batch_size=9, training__deterministic="AnyDataParallel")
         )
+
+
+def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the_arithmetic() -> None:
+    cut = {"parallelism__tensor": 4, "parallelism__sequence_parallel": True}
+    assert check_supported(config(**cut, training__sequence_length=62, training__micro_batch_size=2)).tensor == 4
+    with pytest.raises(ConfigError, match=r"1 x sequence_length 62 = 62 tokens .* context 1 x tensor 4 = 4"):
+        check_supported(config(**cut, training__sequence_length=62))
+
+
+def test_lamb_is_refused_where_a_tensor_is_cut_over_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"lamb is not supported yet with parallelism\.tensor 2"):
+        check_supported(config(parallelism__tensor=2, optimization__optimizer="lamb"))
+
+
+def test_any_data_parallel_needs_a_power_of_two_of_tensor_ranks() -> None:
+    fields = {"gang__ranks_per_node": 3, "parallelism__tensor": 3, "training__deterministic": "AnyDataParallel"}
+    with pytest.raises(ConfigError, match=r"power of two of parallelism.tensor, got 3"):
+        check_supported(config(**fields))
 
 
 def test_a_plain_configuration_is_taken() -> None:

@@ -1,6 +1,6 @@
 """One decoder block: attention and the feed-forward part around a residual stream.
 
-T tokens, D hidden, N heads, K kv heads, H head_dim.
+T tokens, t tokens of this rank (sequence parallel), D hidden, N heads, K kv heads, H head_dim.
 
 Owns the parameters of its layer; made by `decoder`. Independent of caches and of the rest of the model.
 """
@@ -8,6 +8,7 @@ Owns the parameters of its layer; made by `decoder`. Independent of caches and o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,10 @@ from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.feed_forward import DenseFeedForward
 from stoker.model.kernels.ops import Ops
-from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, copy_to_group, shard_size
+from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable
+from stoker.model.tensor_group import shard_size
 
 
 class Block(nn.Module):
@@ -37,9 +39,10 @@ class Block(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: ProcessGroup | None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        self.ops, self.layer, self.rope, self.group = ops, layer, rope, group
+        self.ops, self.layer, self.rope = ops, layer, rope
         self.head_dim, self.norm_eps, self.window = config.head_dim, config.norm_eps, config.window(layer)
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         self.num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
@@ -50,12 +53,14 @@ class Block(nn.Module):
         )
         hidden = config.hidden_size
 
+        cut: Any = {"group": group, "sequence_parallel": sequence_parallel}
+
         def norm(suffix: str, size: int) -> Norm:
-            return Norm(f"{name}.{suffix}", size, config.norm_eps, ops, dtype=dtype, device=device)
+            return Norm(f"{name}.{suffix}", size, config.norm_eps, ops, dtype=dtype, device=device, **cut)
 
         def column(sections: dict[str, int], has_bias: bool) -> ColumnParallelLinear:
             named = [Section(f"{name}.{suffix}", rows) for suffix, rows in sections.items()]
-            return ColumnParallelLinear(named, hidden, ops, bias=has_bias, dtype=dtype, device=device, group=group)
+            return ColumnParallelLinear(named, hidden, ops, bias=has_bias, dtype=dtype, device=device, **cut)
 
         def row(suffix: str, in_features: int, has_bias: bool) -> RowParallelLinear:
             return RowParallelLinear(
@@ -65,7 +70,7 @@ class Block(nn.Module):
                 bias=has_bias,
                 dtype=dtype,
                 device=device,
-                group=group,
+                **cut,
             )
 
         self.attention_norm = norm("input_layernorm", hidden)
@@ -78,14 +83,12 @@ class Block(nn.Module):
         self.o_proj = row("self_attn.o_proj", heads, config.attention_bias)
         self.mlp_norm = norm("post_attention_layernorm", hidden)
         feed_forward = Experts if config.has_experts(layer) else DenseFeedForward
-        self.feed_forward = feed_forward(config, layer, ops, dtype=dtype, device=device, group=group)
+        self.feed_forward = feed_forward(config, layer, ops, dtype=dtype, device=device, **cut)
 
     @property
     def attention(self) -> LayerAttention:
         """Return this layer's attention, built anew because parameters may have been replaced or gathered."""
-        # Each rank norms its own heads with the same weight, so the weight's gradient is a sum over tp.
-        q_norm = None if self.q_norm is None else copy_to_group(self.q_norm.weight, self.group)
-        k_norm = None if self.k_norm is None else copy_to_group(self.k_norm.weight, self.group)
+        # Each rank norms its own heads with the same weight: its gradient is a part, as that of any replicated weight.
         return LayerAttention(
             self.layer,
             self.num_heads,
@@ -95,28 +98,28 @@ class Block(nn.Module):
             self.norm_eps,
             self.rope,
             self.window,
-            q_norm,
-            k_norm,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
         )
 
     def forward(
         self,
-        x_TD: Tensor,
-        update_TD: Tensor | None,
+        x_tD: Tensor,
+        update_tD: Tensor | None,
         positions_T: Tensor,
         attend: Attend,
         aux: Aux | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream comes and goes as two parts whose sum it is, so that the kernel of the next norm adds
-        them; the first block has no update.
+        them; the first block has no update. With sequence parallelism it holds this rank's tokens.
 
         Losses of a router leave through `aux`.
         """
-        qkv_TE, x_TD = self.qkv_proj.of_norm(self.attention_norm, x_TD, update_TD)
+        qkv_TE, x_tD = self.qkv_proj.of_norm(self.attention_norm, x_tD, update_tD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
-        attended_TD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
-        update_TD, x_TD = self.feed_forward(self.mlp_norm, x_TD, attended_TD, aux)
-        return x_TD, update_TD
+        attended_tD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+        update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux)
+        return x_tD, update_tD
 
     def split_heads(self, qkv_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of one product: q_TNH, k_TKH, v_TKH."""

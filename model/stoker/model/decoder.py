@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,9 @@ from stoker.model.rotary import RotaryTable
 class Decoder(nn.Module):
     """A decoder of any family, or the slice `layers` of one (a pipeline stage).
 
-    Parameters are uninitialised until `init_weights` or a loader fills them.
+    Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
+    it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
+    group's size.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         group: ProcessGroup | None = None,
+        sequence_parallel: bool = False,
         layers: range | None = None,
     ) -> None:
         super().__init__()
@@ -50,20 +54,14 @@ class Decoder(nn.Module):
         self.rope = RotaryTable(config)
         self.is_packed = False
 
+        made: Any = {"dtype": dtype, "device": device, "group": group, "sequence_parallel": sequence_parallel}
+
         def table(name: str) -> VocabParallel:
-            return VocabParallel(
-                Section(name, config.vocab_size), config.hidden_size, ops, dtype=dtype, device=device, group=group
-            )
+            return VocabParallel(Section(name, config.vocab_size), config.hidden_size, ops, **made)
 
         self.embedding = table("model.embed_tokens") if self.is_first else None
-        self.blocks = nn.ModuleList(
-            Block(config, layer, ops, self.rope, dtype=dtype, device=device, group=group) for layer in self.layers
-        )
-        self.final_norm = (
-            Norm("model.norm", config.hidden_size, config.norm_eps, ops, dtype=dtype, device=device)
-            if self.is_last
-            else None
-        )
+        self.blocks = nn.ModuleList(Block(config, layer, ops, self.rope, **made) for layer in self.layers)
+        self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None
         tied_here = config.tie_embeddings and self.is_first
         head_name = "model.embed_tokens" if config.tie_embeddings else "lm_head"
         self.lm_head = table(head_name) if self.is_last and not tied_here else None
@@ -117,9 +115,7 @@ class Decoder(nn.Module):
 
     def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
         """Compute output layer and loss together (see `Ops.cross_entropy`). The result is the same on every rank."""
-        return self.ops.cross_entropy(
-            hidden_TD, self.head.weight, targets_T, weights_T, first_token=self.head.first_token, group=self.group
-        )
+        return self.head.cross_entropy(hidden_TD, targets_T, weights_T)
 
     @torch.no_grad()
     def pack_weights(self) -> None:

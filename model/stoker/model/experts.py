@@ -18,8 +18,17 @@ from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.expert_rows import count_rows, sort_rows
 from stoker.model.kernels.ops import Ops
-from stoker.model.parallel import Norm, copy_to_group, group_rank, reduce_from_group, shard_size
+from stoker.model.parallel import Norm
 from stoker.model.parameter import Part
+from stoker.model.tensor_group import (
+    copy_to_group,
+    counted_once,
+    gather_tokens_of_whole,
+    group_rank,
+    reduce_from_group,
+    scatter_tokens,
+    shard_size,
+)
 
 BALANCE, Z, TOKENS = "router balance loss", "router z loss", "tokens per expert"
 """Names of what leaves through `aux`: two scalars with gradient, and int64 [E]."""
@@ -37,6 +46,7 @@ class Experts(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: ProcessGroup | None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         names = config.family.experts
@@ -44,6 +54,7 @@ class Experts(nn.Module):
         assert config.num_experts is not None
         assert config.num_experts_per_token is not None
         self.ops, self.group, self.layer, self.names = ops, group, layer, names
+        self.sequence_parallel = sequence_parallel
         self.hf_name = f"model.layers.{layer}.{names.part}"
         self.num_experts, self.num_choices = config.num_experts, config.num_experts_per_token
         self.normalise, self.hidden, self.width = config.norm_topk_prob, config.hidden_size, config.expert_size
@@ -60,12 +71,14 @@ class Experts(nn.Module):
     def forward(self, norm: Norm, x_TD: Tensor, attended_TD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
         normed_TD, x_TD = norm.of_sum(x_TD, attended_TD)
+        if self.sequence_parallel:
+            normed_TD = gather_tokens_of_whole(normed_TD, self.group)
         return self.compute(normed_TD, aux), x_TD
 
     def compute(self, x_TD: Tensor, aux: Aux | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_TD."""
         # Two bytes would make many logits equal: the router's product is in float32 whatever the model's dtype.
-        logits_TE = self.ops.linear(x_TD.float(), self.router.float())
+        logits_TE = self.ops.linear(x_TD.float(), counted_once(self.router, self.group).float())
         weights_TK, experts_TK = self.ops.route(logits_TE, self.num_choices, self.normalise)
         if aux is not None:
             note_routing(aux, self.layer, logits_TE, experts_TK)
@@ -74,7 +87,8 @@ class Experts(nn.Module):
         rows = sort_rows(experts_TK, self.num_experts)
         gate_up_SF = self.ops.grouped_linear(self.ops.dispatch(x_TD, rows), self.gate_up, rows.ends)
         y_SD = self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, rows.ends)
-        return reduce_from_group(self.ops.combine(y_SD, weights_TK, rows), self.group)
+        leave = scatter_tokens if self.sequence_parallel else reduce_from_group
+        return leave(self.ops.combine(y_SD, weights_TK, rows), self.group)
 
     def parts(self, prefix: str) -> Iterator[Part]:
         """Yield the router, then gate, up and down of each expert."""

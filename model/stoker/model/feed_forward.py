@@ -6,6 +6,7 @@ Its twin with experts is `experts.Experts`; a block holds one of the two. T toke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,15 @@ class DenseFeedForward(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: ProcessGroup | None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         name, hidden, width = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
         sections = [Section(f"{name}.gate_proj", width), Section(f"{name}.up_proj", width)]
-        self.gate_up_proj = ColumnParallelLinear(
-            sections, hidden, ops, bias=False, dtype=dtype, device=device, group=group
-        )
+        cut: Any = {"group": group, "sequence_parallel": sequence_parallel}
+        self.gate_up_proj = ColumnParallelLinear(sections, hidden, ops, bias=False, dtype=dtype, device=device, **cut)
         self.down_proj = RowParallelLinear(
-            Section(f"{name}.down_proj", hidden), width, ops, bias=False, dtype=dtype, device=device, group=group
+            Section(f"{name}.down_proj", hidden), width, ops, bias=False, dtype=dtype, device=device, **cut
         )
 
     def forward(

@@ -24,7 +24,7 @@ from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
 from stoker.model.paged_plan import HostPlan
-from stoker.model.parallel import shard_size
+from stoker.model.tensor_group import shard_size
 
 __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
 

@@ -78,12 +78,9 @@ _PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
 _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
-    "parallelism.tensor": only(1),
     "parallelism.expert": only(1),
     "parallelism.context": only(1),
     "parallelism.context_method": only("AllGather"),
-    "parallelism.replicate": only(1),
-    "parallelism.sequence_parallel": only(False),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
     "memory.precision": only("fp32", "fp16", "bf16"),
     "memory.fp8_recipe": only("Tensorwise"),

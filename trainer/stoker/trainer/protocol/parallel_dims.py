@@ -194,7 +194,10 @@ def check_supported(config: TrainerConfig) -> ParallelDims:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
-    problems = refusals("trainer", config) + _batch_problems(config, dims) + _pipeline_problems(config)
+    problems = refusals("trainer", config) + _batch_problems(config, dims)
+    problems += _token_problems(config, dims) + _pipeline_problems(config)
+    if config.optimization.optimizer == "lamb" and dims.tensor > 1:
+        problems.append(f"optimization.optimizer lamb is not supported yet with parallelism.tensor {dims.tensor}")
     if problems:
         raise ConfigError("\n".join(problems))
     return dims
@@ -209,11 +212,27 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
             f"training.global_batch_size {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
             f"x micro_batch_size {training.micro_batch_size} = {rows}"
         )
-    if training.deterministic == "AnyDataParallel" and size & (size - 1):
-        problems.append(
-            f"training.deterministic AnyDataParallel needs a power of two of data-parallel ranks, got {size}"
-        )
+    if training.deterministic == "AnyDataParallel":
+        sizes = {"data-parallel ranks": size, "parallelism.tensor": dims.tensor, "parallelism.context": dims.context}
+        problems += [
+            f"training.deterministic AnyDataParallel needs a power of two of {name}, got {count}"
+            for name, count in sizes.items()
+            if count & (count - 1)
+        ]
     return problems
+
+
+def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
+    """Sequence parallelism cuts the tokens of a micro-batch evenly over the ranks of `tensor`."""
+    training = config.training
+    tokens = training.micro_batch_size * training.sequence_length
+    if not config.parallelism.sequence_parallel or tokens % (dims.context * dims.tensor) == 0:
+        return []
+    return [
+        f"parallelism.sequence_parallel: training.micro_batch_size {training.micro_batch_size} x sequence_length "
+        f"{training.sequence_length} = {tokens} tokens are not a multiple of context {dims.context} x tensor "
+        f"{dims.tensor} = {dims.context * dims.tensor}"
+    ]
 
 
 def _pipeline_problems(config: TrainerConfig) -> list[str]:

@@ -52,7 +52,7 @@ def collect_run_inputs(
     """Open the corpus and make an empty model. A run that resumes does not load initial weights.
 
     Raises:
-        ConfigError: `model` is not a model's configuration.
+        ConfigError: `model` is not a model's configuration, or cannot be cut over the mesh.
         ModelUnusable: `model_from` cannot be used.
         DataError: the corpus cannot be used.
     """
@@ -68,7 +68,8 @@ def collect_run_inputs(
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
     report("BuildingModel")
-    held = empty_model(model, ops, mesh.dims, mesh.stage, config.training.sequence_length, mesh.tensor)
+    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut)
     return RunInputs(
         model=held,
         batches=loader,

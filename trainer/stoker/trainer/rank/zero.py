@@ -176,7 +176,7 @@ class Zero:
 
     def ready(self, unit: str) -> None:
         """Wait until the parameters of a unit have their new values. Call it before forward uses them."""
-        for state in self._by_unit[unit]:
+        for state in self._by_unit[unit if unit in self._by_unit else EVERY_UNIT]:  # a unit of shared parameters alone
             state.wait_parameters()
         if self.gathered is not None:
             self.gathered.use(unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -58,6 +59,7 @@ def empty_model(
     stage: int,
     sequence_length: int,
     group: ProcessGroup | None = None,
+    sequence_parallel: bool = False,
 ) -> Model:
     """Return the model of a rank on the meta device, fp32: the whole one, or its slices of a pipeline.
 
@@ -65,13 +67,19 @@ def empty_model(
         stage: the rank's index on the pipeline axis.
         sequence_length: tokens of a sequence, for the cost of attention.
         group: the tensor-parallel ranks.
+        sequence_parallel: hidden states between the products are cut by tokens over that group.
 
     Raises:
-        ConfigError: the model has fewer layers than the pipeline has stages, or it has experts.
+        ConfigError: the model has fewer layers than the pipeline has stages, it has experts, or it cannot be cut over
+            the group; the message shows the arithmetic.
     """
 
     def decoder(layers: range | None) -> Decoder:
-        return Decoder(config, ops, dtype=torch.float32, device="meta", group=group, layers=layers)
+        made: Any = {"group": group, "sequence_parallel": sequence_parallel, "layers": layers}
+        try:
+            return Decoder(config, ops, dtype=torch.float32, device="meta", **made)
+        except ValueError as error:
+            raise ConfigError(f"parallelism: {error}") from error
 
     if dims.pipeline == 1:
         return decoder(None)

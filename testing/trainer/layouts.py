@@ -1,0 +1,225 @@
+"""Layouts of ranks, each a row of a table: a tiny model trained in it, and what one rank gives, for comparison.
+
+`LayoutWorld` starts its processes once. A row runs on the first ranks of the world, through the real loop and its last
+save; whole tensors are read from the checkpoint. Each group of ranks is opened once for all rows.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stoker.checkpoint.manifest import Box
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.checkpoint.verify import verify
+from stoker.model.config import ModelConfig
+from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.rank.build import RankContext
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.mesh import AxisGroups
+from stoker.trainer.rank.save_group import SaveGroup
+from testing.trainer.rank_world import RankWorld
+from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, context_of, tiny_config, train
+
+STEPS = 10
+ROW_S = 180.0
+"""Limit for one row on a busy machine."""
+TOLERANCE = 1e-6
+"""Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
+MOMENT_TOLERANCE = 2e-6
+"""The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
+MODEL = ModelConfig(
+    architecture="qwen3",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    tie_embeddings=False,
+    max_position_embeddings=64,
+    initializer_range=0.1,
+)
+TIED = replace(MODEL, tie_embeddings=True)
+DEEP = replace(MODEL, num_layers=4)
+"""For pipelines of up to four stages."""
+
+State = dict[str, NDArray[np.float32]]
+"""Whole tensors of a checkpoint by name: `model.NAME`, `optimizer.exp_avg.NAME`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One row: sizes of the axes, and further fields of the trainer's configuration (`section__field`)."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+    zero_stage: int = 1
+    recompute: bool = False
+    micro_batch: int = 1
+    """Sequences in one micro-batch; a global batch has 8."""
+    model: ModelConfig = MODEL
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dims(self) -> ParallelDims:
+        names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
+        return ParallelDims(**{name: getattr(self, name) for name in names})
+
+    def __str__(self) -> str:
+        """Its name in the output of tests."""
+        names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
+        sizes = [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        extra = [f"{name.split('__')[-1]}={value}" for name, value in self.changes.items()]
+        recompute = ["recompute"] if self.recompute else []
+        kind = ["tied"] if self.model.tie_embeddings else []
+        return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])
+
+    def config(self, folder: Path | str, **changes: Any) -> TrainerConfig:
+        """The configuration of a run in this layout."""
+        names = ("pipeline", "replicate", "context", "tensor", "expert")
+        fields: dict[str, Any] = {f"parallelism__{name}": getattr(self, name) for name in names}
+        fields |= {
+            "gang__ranks_per_node": self.dims.world_size,
+            "training__total_steps": STEPS,
+            "training__sequence_length": 32,
+            "training__global_batch_size": 8,
+            "training__micro_batch_size": self.micro_batch,
+            "training__deterministic": "Off",
+            "memory__zero_stage": self.zero_stage,
+            "memory__activation_checkpointing": "full" if self.recompute else "none",
+            "optimization__learning_rate": 1e-3,
+            "optimization__epsilon": 1e-6,
+            "optimization__schedule": "constant",
+        }
+        return tiny_config(folder, **{**fields, **self.changes, **changes})
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: (step, loss, gradient norm) of each step, and the state that its last save holds."""
+
+    losses: list[tuple[int, float, float]]
+    state: State
+
+
+def run_alone(layout: Layout, folder: Path | str, **changes: Any) -> Result:
+    """Run the row's training on one rank of this process."""
+    context = alone()
+    train_layout(replace(layout, **ONE, zero_stage=1, recompute=False, changes={}), context, folder, changes)
+    return Result(losses_of(context), read_state(folder))
+
+
+ONE: dict[str, int] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert"), 1)
+
+
+@cache
+def reference(model: ModelConfig, micro_batch: int = 1) -> Result:
+    """What one rank gives for a model, in the plainest layout."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_alone(Layout(model=model, micro_batch=micro_batch), folder)
+
+
+class MotifBatches(SyntheticBatches):
+    """Documents that repeat a motif: every parameter gets a gradient that is far above the rounding of its sum."""
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        batch = super().micro_batch(index)
+        motifs_ST = np.random.default_rng([7, index]).integers(0, self.vocab_size, (len(batch.cu_seqlens), 3))
+        documents_T = np.searchsorted(batch.cu_seqlens, np.arange(len(batch.tokens_T)), side="right") - 1
+        tokens_T = motifs_ST[documents_T, batch.positions_T % 3]
+        targets_T = motifs_ST[documents_T, (batch.positions_T + 1) % 3]
+        return replace(batch, tokens_T=tokens_T, targets_T=targets_T)
+
+
+def train_layout(layout: Layout, context: RankContext, folder: Path | str, changes: Mapping[str, Any]) -> None:
+    """Train the row on this rank."""
+    config = layout.config(folder, **changes)
+    train(config, context, layout.model, MotifBatches(config, layout.model.vocab_size))
+
+
+def read_state(folder: Path | str) -> State:
+    """The newest checkpoint below the run's folder, whole; proves that its pieces cover each tensor once."""
+    found = CheckpointRoot(Path(folder) / "root").committed()[0]
+    checked = verify(found.path, found.digest)
+    assert checked.ok, checked.problems
+    reader = CheckpointReader(found.path, found.digest)
+    return {
+        name: np.asarray(reader.read(name, Box.whole(info.shape), (0, math.prod(info.shape)))).reshape(info.shape)
+        for name, info in reader.manifest.tensors.items()
+    }
+
+
+def relative_difference(got: State, expected: State) -> dict[str, float]:
+    """||difference|| / ||reference|| of every tensor; a missing or extra one is an error."""
+    assert got.keys() == expected.keys()
+    return {
+        name: float(np.linalg.norm(got[name].astype(np.float64) - value) / max(np.linalg.norm(value), 1e-30))
+        for name, value in expected.items()
+    }
+
+
+class LayoutWorld:
+    """Gloo ranks for all rows; a row uses the first of them."""
+
+    def __init__(self, size: int = 8) -> None:
+        # torch imports its compiler at the first recomputation: once here, not in each rank.
+        self._world = RankWorld(size, open_groups, start_s=600.0, preload=(__name__, "torch._dynamo"))
+
+    def run(self, layout: Layout, folder: Path | str, **changes: Any) -> Result:
+        """Train the row. Every rank must report the same losses."""
+        answers = self._world.call(run_row, layout, str(folder), changes, timeout_s=ROW_S)[: layout.dims.world_size]
+        assert answers == [answers[0]] * len(answers)
+        return Result(answers[0], read_state(folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._world.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True)
+class OpenGroups:
+    """What a rank of the world keeps between rows."""
+
+    axes: AxisGroups
+    saves: dict[int, SaveGroup | None]
+
+
+def open_groups(_rank: int, _size: int) -> OpenGroups:
+    return OpenGroups(AxisGroups(torch.device("cpu")), {})
+
+
+def run_row(held: OpenGroups, layout: Layout, folder: str, changes: dict[str, Any]) -> Any:
+    """Train the row on this rank; None where the row does not use it."""
+    context = context_of(layout.dims, groups=held.axes, save_groups=held.saves)
+    if context is None:
+        return None
+    train_layout(layout, context, folder, changes)
+    return losses_of(context)
+
+
+def losses_of(context: RankContext) -> list[tuple[int, float, float]]:
+    assert isinstance(context.channel, RecordingChannel)
+    return [(event.step, event.loss, event.grad_norm) for event in context.channel.all(StepEvent)]

@@ -6,12 +6,13 @@
     python bench/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
 
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
-lengths), temperature 0.6, end tokens ignored: output tokens per second. P4, P5: one stream, 128 tokens in and 512 out:
-milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64 to 256
-tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's tokens, and
-the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is `engine_gpu_start.py`. Each
-row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one that fails or passes `--limit-s`
-leaves `<row>.error.txt`. The last line is JSON of all.
+lengths), temperature 0.6, end tokens ignored: output tokens per second. P3: 256 requests of 1,024 tokens in and 256
+out: all tokens per second; `:first-graphs` is the first round of a fresh server. P4, P5: one stream, 128 tokens in and
+512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64
+to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
+tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
+`engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
+that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Options:
     no_graphs: bool = False
     decode_graphs: bool = False
     """Graphs of decode steps only."""
+    first_graphs: bool = False
+    """Only the graphs that a server captures before it is ready, and no warm-up: its first round."""
     no_overlap: bool = False
     profile: bool = False
     rounds: int = 1
@@ -136,7 +139,8 @@ def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
     name, options = parse_row(spec)
     row = ROWS[name]
     engine, about = open_engine(row, options)
-    warm_up(engine, row)
+    if not options.first_graphs:
+        warm_up(engine, row)
     with timed_parts(engine) as parts:
         rounds = [row.run(engine) for _ in range(options.rounds)]
     best = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
@@ -205,9 +209,11 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
         runner.graphs.shapes = replace(runner.graphs.shapes, mixed=())
     torch.cuda.synchronize()
     opened, free_bytes = time.perf_counter(), torch.cuda.mem_get_info()[0]
-    graphs = 0
-    while runner.capture_next_graph():
-        graphs += 1
+    if options.first_graphs:
+        runner.capture_first_graphs(1.0)
+    while not options.first_graphs and runner.capture_next_graph():
+        pass
+    graphs = len(runner.graphs.graphs) if runner.graphs is not None else 0
     torch.cuda.synchronize()
     graph_bytes = free_bytes - torch.cuda.mem_get_info()[0]
     about = {
@@ -263,6 +269,23 @@ def throughput(engine: LLMEngine) -> dict[str, float]:
         "seconds": round(seconds, 3),
         "seconds_until_all_run": round(prefilled, 3),
         "input_tokens": sum(map(len, prompts)),
+        "output_tokens": tokens,
+        "steps": steps,
+    }
+
+
+def long_answers(engine: LLMEngine) -> dict[str, float]:
+    """Measure 256 requests of 1,024 tokens in and 256 out: tokens per second, both counted."""
+    rng = random.Random(0)
+    begin = time.perf_counter()
+    for index in range(256):
+        prompt = [rng.randint(0, 10000) for _ in range(1024)]
+        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=256, seed=index)
+        engine.add_request(str(index), prompt, params)
+    seconds, tokens, steps = drain(engine, begin)
+    return {
+        "total_tokens_per_s": round((256 * 1024 + tokens) / seconds, 1),
+        "seconds": round(seconds, 3),
         "output_tokens": tokens,
         "steps": steps,
     }
@@ -351,6 +374,7 @@ def drain(engine: LLMEngine, begin: float) -> tuple[float, int, int]:
 ROWS = {
     "P1": Row(QWEN3_06B, throughput, 4096, 16384, 256, ">= 20000 tokens/s"),
     "P2": Row(LLAMA31_8B, throughput, 4096, 16384, 256, ">= 8500 tokens/s"),
+    "P3": Row(LLAMA31_8B, long_answers, 4096, 16384, 256, ">= 33000 tokens/s"),
     "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
     "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
     "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),

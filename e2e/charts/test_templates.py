@@ -17,6 +17,17 @@ from stoker.gateway.config import ApiServerConfig, GatewayConfig
 from stoker.operator.service.config import OperatorConfig
 
 
+def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
+    values = {"metrics": {"dashboards": {"enabled": True}, "prometheusRule": {"enabled": True}}}
+    found = rendered(STOKER, values, "--api-versions", "monitoring.coreos.com/v1")
+    (boards,) = (item for item in found if item["metadata"]["name"] == "stoker-dashboards")
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    files = {f"stoker-{path.name}": path.read_text() for path in (STOKER / "files" / "dashboards").glob("*.json")}
+    assert boards["data"] == files
+    (rule,) = (item for item in found if item["kind"] == "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((STOKER / "files" / "alerts.yaml").read_text())
+
+
 @pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])
 def test_helm_finds_nothing_to_criticise(chart: Any) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(chart))

@@ -23,11 +23,15 @@ from stoker.engine.core.messages import (
     Finish,
     Heartbeat,
     Hello,
+    Inspect,
+    Inspected,
     Message,
     ModelFacts,
     Outputs,
     Refused,
     RequestFacts,
+    RequestProgress,
+    RequestState,
     Stats,
     Stop,
     pack,
@@ -112,6 +116,8 @@ class FakeCore:
         self.finished: list[tuple[str, int]] = []
         self.requests: list[AddRequest] = []
         self.stopped = asyncio.Event()
+        self.progress: RequestState = "DECODING"
+        """What an inspection of a running request finds."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -154,6 +160,11 @@ class FakeCore:
                     self.running.discard(request_id)
             elif isinstance(message, Finish):
                 self.finished.append((message.request_id, message.choice))
+            elif isinstance(message, Inspect):
+                known = [
+                    RequestProgress(one, self.progress, 0, 1) for one in message.request_ids if one in self.running
+                ]
+                await self.send(Inspected(message.query, tuple(known)))
             elif isinstance(message, Drain):
                 await self.set_state(CoreState("Draining", "draining", self.facts))
                 self._tasks["drain"] = asyncio.create_task(self._drain(message.deadline_s))
@@ -181,6 +192,7 @@ class FakeCore:
             free_blocks=40, cached_blocks=8, owned_blocks=16, prompt_tokens=100, generation_tokens=50, preemptions=3,
             prefix_queries=90, prefix_hits=30, finished={"stop": 4, "length": 1, "abort": 0, "error": 0}, refused={},
             step_tokens=(2, 2, 0, 0, 0, 1, *(0,) * 8), step_tokens_sum=150, block_audits=3, leaked_blocks=0,
+            prompt_tokens_per_s=40.0, generation_tokens_per_s=20.0, num_devices=4,
         )  # fmt: skip
 
     async def _answer(self, request: AddRequest) -> None:

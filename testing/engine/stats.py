@@ -25,4 +25,7 @@ STATS = Stats(
     step_tokens_sum=9,
     block_audits=4,
     leaked_blocks=0,
+    prompt_tokens_per_s=0.0,
+    generation_tokens_per_s=0.0,
+    num_devices=1,
 )

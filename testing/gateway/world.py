@@ -78,6 +78,8 @@ class World:
     """A client of the gateway with the administrator's token."""
     server: ApiServer | None
     gateway: Gateway
+    api: Any
+    """The cluster's API as an ASGI application, without identities."""
 
     def put_status(self, found: Mapping[str, Any], **status: Any) -> Object:
         """Write the status of a resource, as the operator would."""
@@ -168,7 +170,14 @@ async def world(
         ids = map(str, itertools.count())
         gateway = Gateway(GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
         client = await _client(stack, gateway, sockets)
-        yield World(which, objects, folders, access, client, server, gateway)
+        yield World(which, objects, folders, access, client, server, gateway, api)
+
+
+@asynccontextmanager
+async def serve_api(found: World) -> AsyncIterator[str]:
+    """The cluster's API on a port of its own; its URL."""
+    async with AsyncExitStack() as stack:
+        yield await _serve(stack, found.api)
 
 
 async def _access(

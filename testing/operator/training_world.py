@@ -96,6 +96,7 @@ class Run:
             "step": step,
             "total_steps": 100,
             "loss": 2.5,
+            "sources": [{"name": "web", "samples": 8 * step, "sequences": 32}],
             "saves": list(saves),
         }
         leader = next(p for p in self.gang if p["metadata"]["labels"]["stoker.dev/node-rank"] == "0")

@@ -35,10 +35,12 @@ from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, context_of, tiny_config, train
 
 STEPS = 10
-ROW_S = 90.0
+ROW_S = 180.0
 """Limit for one row on a busy machine."""
 TOLERANCE = 1e-6
-"""Largest ||difference|| / ||reference|| of a tensor after `STEPS` steps in fp32."""
+"""Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
+MOMENT_TOLERANCE = 2e-6
+"""The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
 MODEL = ModelConfig(
     architecture="qwen3",
     vocab_size=64,
@@ -121,6 +123,7 @@ class Layout:
             "memory__activation_checkpointing": "full" if self.recompute else "none",
             "optimization__learning_rate": 1e-3,
             "optimization__epsilon": 1e-6,
+            "optimization__schedule": "constant",
         }
         return tiny_config(folder, **{**fields, **self.changes, **changes})
 
@@ -195,7 +198,8 @@ class LayoutWorld:
     """Gloo ranks for all rows; a row uses the first of them."""
 
     def __init__(self, size: int = 8) -> None:
-        self._world = RankWorld(size, open_groups)
+        # torch imports its compiler at the first recomputation: once here, not in each rank.
+        self._world = RankWorld(size, open_groups, start_s=600.0, preload=(__name__, "torch._dynamo"))
 
     def run(self, layout: Layout, folder: Path | str, **changes: Any) -> Result:
         """Train the row. Every rank must report the same losses."""

@@ -64,9 +64,18 @@ class RankWorld:
     """
 
     def __init__(
-        self, size: int, setup: Setup | None = None, *, backend: str = "gloo", start_s: float = START_S
+        self,
+        size: int,
+        setup: Setup | None = None,
+        *,
+        backend: str = "gloo",
+        start_s: float = START_S,
+        preload: tuple[str, ...] = (),
     ) -> None:
-        self.size = size
+        """`preload`: modules that one server imports before it forks all processes (CPU only); else each imports its
+        own.
+        """
+        self.size, self._preload = size, preload
         self._setup, self._backend, self._start_s = setup or rank_and_size, backend, start_s
         self._ranks: list[Rank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -81,7 +90,9 @@ class RankWorld:
         return self._answers(timeout_s, getattr(function, "__name__", "call"))
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context("forkserver" if self._preload else "spawn")
+        if self._preload:
+            context.set_forkserver_preload([*self._preload])
         with socket.create_server(("127.0.0.1", 0)) as listener:
             for rank in range(self.size):
                 ours, theirs = context.Pipe()

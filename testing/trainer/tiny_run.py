@@ -18,7 +18,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.channel import Event, RankChannel
+from stoker.trainer.protocol.channel import Event, RankChannel, SourceProgress
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, open_loop
@@ -26,9 +26,10 @@ from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loss_scale import LossScale
-from stoker.trainer.rank.mesh import AxisGroups, Mesh, one_rank_mesh, open_mesh
+from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
+from stoker.trainer.rank.pipeline.slices import Model, empty_model
 from stoker.trainer.rank.resume import choose_resume
-from stoker.trainer.rank.run_inputs import RunInputs, make_decoder, travelling_files
+from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
 
 TINY = ModelConfig(
@@ -74,6 +75,10 @@ class SyntheticBatches:
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         return (self.micro_batch(1_000_000 + index) for index in range(dp_rank, 4, dp_size))
+
+    def progress(self, step: int) -> list[SourceProgress]:
+        samples = step * self.training.global_batch_size
+        return [SourceProgress(name="synthetic", samples=samples, sequences=1000)]
 
     def cursor(self, step: int) -> dict[str, Any]:
         return {"step": step, "fingerprint": "synthetic"}
@@ -170,14 +175,22 @@ def tiny_decoder(config: TrainerConfig, model: ModelConfig = TINY) -> Decoder:
     return decoder
 
 
-def empty_decoder(
-    config: TrainerConfig, device: torch.device, model: ModelConfig, mesh: Mesh | None = None
-) -> tuple[Decoder, InitialWeights]:
+def empty_decoder(config: TrainerConfig, device: torch.device, model: ModelConfig) -> tuple[Decoder, InitialWeights]:
     """Return this rank's part of a decoder and its initialiser: the same numbers on every device."""
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
-    decoder = make_decoder(config, mesh or one_rank_mesh(), model, make_ops(config, device)[0])
+    decoder = Decoder(model, make_ops(config, device)[0], device="meta")
     return decoder, InitialWeights(decoder, DecoderStore(whole), lambda _done, _total: None)
+
+
+def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig) -> tuple[Model, InitialWeights]:
+    """Return the part of a model that a rank holds, and its initialiser: the same numbers in every layout."""
+    whole = Decoder(model, Ops())
+    whole.init_weights(config.training.seed)
+    mesh, ops = context.mesh, make_ops(config, context.device)[0]
+    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert)
+    return held, InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
 
 
 class DecoderStore:
@@ -202,14 +215,14 @@ def train(
     loss_scale: LossScale | None = None,
 ) -> Cause:
     """Start or resume a run and run its loop; the events are in `context.channel`."""
-    decoder, start = empty_decoder(config, context.device, model, context.mesh)
+    held, start = empty_slices(config, context, model)
     root = CheckpointRoot(Path(config.checkpoint.root))
     resume = choose_resume(config, root, context.save_group, lambda message: context.channel.phase("Loading", message))
     assert config.training.total_steps is not None
     inputs = RunInputs(
-        decoder=decoder,
+        model=held,
         batches=batches or SyntheticBatches(config, min(model.vocab_size, TINY.vocab_size)),
-        files=travelling_files(decoder, config.memory.precision, {}),
+        files=travelling_files(held, config.memory.precision, {}),
         total_steps=config.training.total_steps,
         fingerprint="synthetic",
         initial_weights=start,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "bench", "submit"]
+VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench"]
+VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
 
 
 def stoker(*words: str, code: int = 0) -> str:
@@ -36,7 +37,7 @@ def test_help_of_a_verb_has_an_example(words: list[str]) -> None:
     assert "stoker " + words[0] in out
 
 
-INSTEAD = {"bench": "make bench", "submit": "kubectl apply -f FILE"}
+INSTEAD = {"bench": "make bench"}
 
 
 @pytest.mark.parametrize("verb", INSTEAD)
@@ -60,6 +61,11 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
         ["local", "get", "--no-such"],
         ["local", "apply"],
         ["local", "describe", "pod"],
+        ["submit"],
+        ["get", "spaceships"],
+        ["get", "tj", "--kubeconfig", "/nowhere"],
+        ["resume"],
+        ["completion", "cmd"],
         ["train"],
         ["serve"],
         ["chat", "--no-such"],

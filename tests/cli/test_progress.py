@@ -59,7 +59,7 @@ class Silent:
 def follow(film: Film, *wanted: Name, timeout_s: float | None = 60) -> tuple[bool | None, float, list[str]]:
     screen = Silent()
     since = "2026-01-01T12:00:00Z"
-    follower = Follower(film, screen, wanted, since, film.sleep, lambda: film.time_s)  # type: ignore[arg-type]
+    follower = Follower(film, screen, wanted, since, film.sleep, lambda: film.time_s)
     return follower.until_settled(timeout_s), film.time_s, screen.said
 
 

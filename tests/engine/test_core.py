@@ -415,8 +415,8 @@ class Warming(InProcess):
         super().__init__(runner)
         self.warmed = 0
 
-    def capture_next_graph(self) -> bool:
-        self.warmed += 1
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        self.warmed += self.warmed < 4
         return self.warmed < 4
 
 

@@ -64,6 +64,8 @@ def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
                 f"vllm:time_to_first_token_seconds_count{labels} 3.0",
                 f"vllm:request_params_n_count{labels} 2.0",
                 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 4.0',
+                'stoker:tokens_per_second_per_gpu{engine="0",kind="prompt",model_name="tiny"} 10.0',
+                'stoker:tokens_per_second_per_gpu{engine="0",kind="generation",model_name="tiny"} 5.0',
                 'vllm:cache_config_info{block_size="16",engine="0",model_name="tiny",num_gpu_blocks="64"} 1.0',
                 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 2.0',
                 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0',

@@ -16,8 +16,9 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.scheduler import Scheduler
-from stoker.engine.execution.executor import OnDevice
+from stoker.engine.execution.executor import OnDevice, PendingOutput
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput
 from stoker.engine.sampling import SamplingParams
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
@@ -65,6 +66,14 @@ def decoder_of(twin: Any, ops: Ops, dtype: torch.dtype) -> Decoder:
     return decoder.requires_grad_(False)
 
 
+class CapturesBetweenSteps(OnDevice):
+    """Captures a graph before each step, one that steps have lacked if there is any."""
+
+    def submit(self, step: StepInput) -> PendingOutput:
+        self.capture_next_graph()
+        return super().submit(step)
+
+
 def engine_of(
     twin: Any,
     *,
@@ -98,7 +107,7 @@ def engine_of(
         max_queued_requests=1000,
         chunk_tokens=chunk,
     )
-    return LLMEngine(OnDevice(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
+    return LLMEngine(CapturesBetweenSteps(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 
 
 def prompts_of(count: int, longest: int = 300) -> list[list[int]]:

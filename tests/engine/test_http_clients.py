@@ -79,10 +79,12 @@ def test_the_openapi_document_names_every_route_and_its_body(tmp_path: Path) -> 
     async def scenario() -> None:
         async with serving(tmp_path, api_keys=("k",)) as s:
             document = (await s.http.get("/openapi.json")).json()
+            asked = {"Authorization": "Bearer k", "X-Request-Id": "mine"}
+            await s.http.post(CHAT, json={"messages": MESSAGES}, headers=asked)
             assert document["openapi"].startswith("3.1")
             for path, methods in document["paths"].items():
                 for method in methods:
-                    url, key = path.replace("{model}", "tiny"), {"Authorization": "Bearer k"}
+                    url, key = path.replace("{model}", "tiny").replace("{id}", "mine"), {"Authorization": "Bearer k"}
                     answer = await s.http.request(method, url, headers=key, content="{}" if method == "post" else "")
                     assert answer.status_code in (200, 400), (method, path)
             schemas = document["components"]["schemas"]

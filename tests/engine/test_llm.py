@@ -109,6 +109,8 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     for completion in three.completions:
         assert completion.logprobs is not None
         assert len(completion.logprobs) == len(completion.tokens) == 4
+        assert completion.cumulative_logprob == pytest.approx(sum(one.logprob for one in completion.logprobs))
+    assert one.completions[0].cumulative_logprob is None
     with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
         llm.generate(["ab", "cd"], [GREEDY])
 
@@ -133,6 +135,17 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
         llm.generate(prompts, GREEDY, progress=False)
     assert not llm.engine.has_unfinished
     assert llm.engine.stats().owned_blocks == 0
+
+
+def test_unfinished_requests_are_counted(llm: LLM) -> None:
+    for number in range(2):
+        llm.engine.add_request(f"r{number}", [3, 4], SamplingParams(n=2, max_tokens=number + 1, ignore_eos=True))
+    counts = [llm.engine.num_unfinished]
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+        counts.append(llm.engine.num_unfinished)
+    assert (counts[0], counts[-1]) == (2, 0)
+    assert sorted(counts, reverse=True) == counts
 
 
 def test_the_bar_shows_prompts_and_throughput(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
 FACTS = m.RequestFacts(3, 2, 1, 0, 1.0, 1.5, 2.0, 2.0, 3.0)
@@ -20,6 +21,9 @@ MODEL = m.ModelFacts("/m", "/m", None, "bfloat16", 100, 64, (2,), 16, 8)
 MESSAGES = [
     m.Hello(),
     m.AddRequest("a", (1, 2, 3), SamplingParams(temperature=0.5, logit_bias={3: 1.5}, stop=("x",), seed=-7), 12.5, -1),
+    m.AddRequest("a", (1,), SamplingParams(grammar=OutputGrammar.regex("a"), bad_sequences=((1, 2),)), 12.5),
+    m.Inspect("q", ("a", "b")),
+    m.Inspected("q", (m.RequestProgress("a", "PREEMPTED", 2, 1),)),
     m.Abort(("a", "b")),
     m.Finish("a", 2),
     m.Ping(),
@@ -29,7 +33,9 @@ MESSAGES = [
     m.CoreState("Serving", "", MODEL),
     m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
     m.Refused("a", "queue_full", "1024 requests wait", None),
-    m.Stats(1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0),
+    m.Stats(
+        1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0, 1.5, 2.5, 4
+    ),
     m.Heartbeat(10.0, 0.03),
 ]
 

@@ -63,7 +63,6 @@ BAD_COMPLETIONS = [
         "only allowed with stream=true",
         id="options, no stream",
     ),
-    pytest.param({"prompt": "x", "best_of": 2}, "best_of", "not supported yet: best_of", id="best_of"),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
     pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),

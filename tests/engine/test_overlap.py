@@ -35,7 +35,7 @@ class Late:
         assert sum(not one.done for one in self.steps) <= 2, "at most one step under way while another is prepared"
         return self.steps[-1]
 
-    def capture_next_graph(self) -> bool:
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.execution.pass_inputs import ALIGNMENT, pack_inputs, packed_length, sample_places, split
-from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, decode_sizes, most_tokens, pass_shapes
+from stoker.engine.execution.pass_shape import (
+    MOST_TOKENS,
+    WORTH_ROWS,
+    PassShape,
+    decode_sizes,
+    lost_rows,
+    pass_shapes,
+    stand_in,
+)
 from stoker.engine.execution.step import StepInput
 from stoker.engine.execution.step_rows import no_rows, step_rows
-from stoker.model.config import ModelConfig
 
 MANY = pass_shapes(256, MOST_TOKENS)
 CASES = [
     pytest.param((1, 1, 0), PassShape(1, 1, 0), id="one decodes"),
     pytest.param((9, 9, 0), PassShape(16, 16, 0), id="nine decode"),
-    pytest.param((128, 0, 1), PassShape(128, 0, 4), id="a prompt alone"),
-    pytest.param((129, 1, 1), PassShape(192, 8, 6), id="a prompt beside a decode"),
-    pytest.param((200, 160, 4), PassShape(256, 256, 8), id="many decode"),
-    pytest.param((100, 90, 4), PassShape(128, 128, 4), id="decodes fill the rows at most"),
-    pytest.param((60, 0, 5), PassShape(192, 0, 6), id="many short prompts"),
-    pytest.param((1, 1, 2), PassShape(16, 8, 4), id="a decode that forks"),
+    pytest.param((128, 0, 1), PassShape(128, 8, 4, False), id="a prompt alone"),
+    pytest.param((129, 1, 1), PassShape(192, 8, 6, False), id="a prompt beside a decode"),
+    pytest.param((200, 160, 4), PassShape(256, 256, 8, False), id="many decode"),
+    pytest.param((100, 90, 4), PassShape(128, 128, 4, False), id="decodes fill the rows at most"),
+    pytest.param((60, 0, 5), PassShape(192, 8, 6, False), id="many short prompts"),
+    pytest.param((1, 1, 2), PassShape(16, 8, 4, False), id="a decode that forks"),
     pytest.param((2049, 1, 1), None, id="too long"),
     pytest.param((300, 0, 65), None, id="too many prompts"),
 ]
@@ -41,7 +47,9 @@ def test_a_step_takes_the_smallest_pass_that_holds_it(step: tuple[int, int, int]
 def test_every_kind_holds_its_own_numbers_and_fits_the_largest(num_seats: int, max_tokens: int) -> None:
     shapes = pass_shapes(num_seats, max_tokens)
     every = (*shapes.decodes, *shapes.mixed)
-    assert sorted(shapes.idle[len(shapes.first) :]) == sorted(every)
+    unsampled = {shape for shape in shapes.order if not shape.prompts and not shape.samples}
+    assert sorted(set(shapes.order) - unsampled) == sorted(every)
+    assert len(set(shapes.order)) == len(shapes.order)
     for shape in every:
         assert shapes.choose(*shape[:3]) == shape
         assert shape.decodes <= min(shape.tokens, num_seats)
@@ -51,14 +59,62 @@ def test_every_kind_holds_its_own_numbers_and_fits_the_largest(num_seats: int, m
     assert max(shape.tokens for shape in shapes.mixed) == max_tokens
 
 
-def test_idle_time_begins_with_what_the_first_requests_need() -> None:
-    first, largest, alone, *_ = [*MANY.first, *MANY.idle[len(MANY.first) :]][3:]
+def test_capture_begins_with_what_the_first_requests_need() -> None:
+    first, largest, *_ = MANY.order[3:]
     assert first == PassShape(8, 8, 0)
-    assert largest == MANY.mixed[-1] == MANY.largest
-    assert alone == PassShape(MOST_TOKENS, 0, 64)
+    assert largest == MANY.mixed[-1] == MANY.largest._replace(samples=False)
     decodes_alone = replace(MANY, mixed=())
-    assert decodes_alone.idle == (*MANY.first, *reversed(MANY.decodes))
+    assert decodes_alone.order[:6] == (*MANY.first, PassShape(256, 256, 0), PassShape(16, 16, 0))
     assert decodes_alone.choose(128, 0, 1) is None
+
+
+STEPS = st.one_of(
+    st.integers(1, 256).map(lambda decodes: (decodes, decodes, 0)),
+    st.tuples(st.integers(0, 200), st.integers(1, 8), st.integers(1, 225)).map(
+        lambda one: (one[0] + one[1] * one[2], one[0], one[1])
+    ),
+)
+
+
+@given(STEPS, st.sampled_from([(True, False), (True, True), (False, False)]), st.integers(0, len(MANY.order)))
+def test_a_stand_in_holds_the_step_with_little_padding(
+    step: tuple[int, int, int], kind: tuple[bool, bool], num_captured: int
+) -> None:
+    """The step is `(tokens, decodes, prompts)`; some first shapes are captured."""
+    wanted = MANY.choose(*step)
+    assert wanted is not None
+    if not wanted.prompts:
+        wanted = wanted._replace(samples=kind[0], filtered=kind[1])
+    captured = MANY.order[:num_captured]
+    found = stand_in(wanted, *step, captured)
+    lost = lost_rows(wanted, found)
+    if found is None:
+        assert lost == WORTH_ROWS
+        assert not any(
+            all(map(int.__ge__, shape[:3], step)) and shape[:3] == wanted[:3] and not shape.samples
+            for shape in captured
+        )
+        return
+    assert found in captured
+    assert all(map(int.__ge__, found[:3], step))
+    assert bool(found.prompts) == bool(wanted.prompts)
+    assert not found.samples or (found.samples, found.filtered) == (wanted.samples, wanted.filtered)
+    assert found.tokens <= step[0] + WORTH_ROWS
+    assert 1 <= lost <= WORTH_ROWS
+
+
+@given(STEPS)
+def test_the_cover_serves_every_step(step: tuple[int, int, int]) -> None:
+    wanted = MANY.choose(*step)
+    assert wanted is not None
+    captured = (*MANY.first, *MANY.cover)
+    found = stand_in(wanted, *step, captured)
+    assert found is not None
+    if not wanted.prompts:
+        assert found.tokens <= 2 * step[0] or found.tokens == 1
+        assert stand_in(wanted._replace(filtered=True), *step, captured) is not None
+    else:
+        assert found.tokens <= max(2 * step[0], 64) + 256
 
 
 def test_padding_is_at_most_half_of_the_rows() -> None:
@@ -72,26 +128,6 @@ def test_decode_sizes_end_with_the_seats() -> None:
     assert decode_sizes(1) == (1,)
     assert decode_sizes(5) == (1, 2, 4, 5)
     assert decode_sizes(300)[-3:] == (256, 288, 300)
-
-
-def model_of(**dimensions: Any) -> ModelConfig:
-    return ModelConfig(
-        architecture="llama",
-        vocab_size=128256,
-        head_dim=128,
-        rope_theta=1e4,
-        norm_eps=1e-5,
-        max_position_embeddings=4096,
-        **dimensions,
-    )
-
-
-def test_a_larger_model_s_passes_with_prompts_are_shorter() -> None:
-    small = model_of(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, num_kv_heads=8)
-    large = model_of(hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8)
-    assert most_tokens(small, 8192) == MOST_TOKENS
-    assert most_tokens(large, 8192) == 384
-    assert most_tokens(large, 100) == 100
 
 
 CHUNKS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -21,6 +20,8 @@ from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.token_constraint import packed
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.token_mask import mask_logits
+from stoker.engine.http.openai.tool_parser import LISTED, ToolCallParser
+from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
@@ -271,14 +272,23 @@ def test_compiled_grammars_are_kept_and_not_changed_by_their_requests(
     assert not kept.is_stopped()
 
 
-def test_compiling_leaves_other_threads_running(grammars: GrammarCompiler) -> None:
-    """A large schema compiles in a thread of the compiler; this thread goes on meanwhile."""
-    schema = {"anyOf": [{"type": "object", "properties": {f"k{i}": PERSON}} for i in range(150)]}
-    turns = 0
-    compiled = grammars.submit(OutputGrammar.json_schema(schema))
-    waiting = threading.Event()
-    while not compiled.done():
-        waiting.wait(0.0005)
-        turns += 1
-    assert compiled.exception() is None
-    assert turns > 3
+def test_required_calls_follow_their_functions_schemas(make: Callable[..., LLMEngine], tokenizer: Tokenizer) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "pet", "parameters": {
+            "$defs": {"kind": {"enum": ["cat", "dog"]}}, "properties": {"kind": {"$ref": "#/$defs/kind"}},
+            "required": ["kind"], "additionalProperties": False}}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]  # fmt: skip
+    use = tool_use(tools, "required", False)
+    assert use.grammar is not None
+    blank = {token: -100.0 for token in range(3, VOCABULARY) if not tokenizer.decode([token]).strip()}
+    asked = {f"r{seed}": params(use.grammar, seed, logit_bias=blank) for seed in range(5)}
+    for tokens, reason in finish(make(), asked).values():
+        assert reason == "stop"
+        text = tokenizer.decode(tokens)
+        assert follows(text, json.loads(use.grammar.text))
+        parser = ToolCallParser(LISTED, forced=True)
+        begin, arguments = [*parser.add(text), *parser.finish()]
+        assert (begin.text, json.loads(arguments.text)) in [
+            ("stop", {}), ("pet", {"kind": "cat"}), ("pet", {"kind": "dog"}),
+        ]  # fmt: skip

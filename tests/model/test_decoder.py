@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -81,9 +82,25 @@ def test_slices_of_layers_give_what_the_whole_gives(llama: ModelConfig, make_dec
     assert sorted(names) == sorted(source)
 
 
-def test_a_slice_of_a_tied_model_is_refused(qwen3: ModelConfig) -> None:
-    with pytest.raises(ValueError, match="not supported yet: a slice of a model with tied embeddings"):
-        Decoder(qwen3, Ops(), layers=range(1))
+def test_slices_of_a_tied_model_share_its_table(qwen3: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:
+    tied = replace(qwen3, tie_embeddings=True)
+    whole, first, last = (
+        make_decoder(tied),
+        Decoder(tied, Ops(), layers=range(1)),
+        Decoder(tied, Ops(), layers=range(1, 2)),
+    )
+    source = {part.hf_name: part.local() for part in whole.named_parts()}
+    parts = [part for stage in (first, last) for part in stage.named_parts()]
+    for part in parts:
+        part.local().copy_(source[part.hf_name])
+    tokens, positions, cu_seqlens = packed()
+    attend = PackedAttend(whole.ops, "auto", cu_seqlens)
+    x, update = first.blocks[0](first.embed(tokens), None, positions, attend)
+    x, update = last.blocks[0](x, update, positions, attend)
+    assert torch.equal(last.logits(last.norm(x, update)), whole.logits(whole(tokens, positions, attend)))
+    assert [part.hf_name for part in parts if part.is_copy] == ["model.embed_tokens.weight"]
+    assert sorted(part.hf_name for part in parts if not part.is_copy) == sorted(source)
+    assert not any(part.is_copy for part in whole.named_parts())
 
 
 def test_parts_cover_every_parameter_once(config: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:

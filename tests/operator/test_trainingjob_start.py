@@ -44,6 +44,30 @@ def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
     assert run.cluster.plan(JOB).empty
 
 
+def test_progress_by_data_source_is_in_the_status() -> None:
+    run = Run()
+    run.start()
+    run.train(6)
+    assert run.status["progress"]["sources"] == [{"name": "web", "samples": 48, "epochs": "1.5"}]
+
+
+def test_keys_of_logging_services_are_variables_of_the_pod_and_not_in_its_configuration() -> None:
+    wandb = {"project": "p", "apiKeySecretRef": {"name": "wandb", "key": "api-key"}}
+    mlflow = {"trackingUri": "https://x", "experiment": "e", "tokenSecretRef": {"name": "mlflow", "key": "token"}}
+    run = Run(logging={"wandb": wandb, "mlflow": mlflow})
+    run.cluster.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "wandb"}, "data": {"api-key": "eA=="}})
+    run.cluster.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mlflow"}, "data": {"token": "eA=="}})
+    run.cluster.settle()
+    env = {item["name"]: item for item in run.gang[0]["spec"]["containers"][0]["env"]}
+    assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
+    assert env["MLFLOW_TRACKING_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "mlflow", "key": "token"}}
+    assert env["WANDB_CACHE_DIR"]["value"] == "/var/stoker/work/wandb"
+    (config,) = (found for found in run.cluster.of_kind("ConfigMap") if "config.json" in found.get("data", {}))
+    logging = json.loads(config["data"]["config.json"])["logging"]
+    assert logging["wandb"] == {"project": "p", "tags": []}
+    assert logging["mlflow"] == {"tracking_uri": "https://x", "experiment": "e"}
+
+
 def test_the_configuration_of_a_new_attempt_names_what_to_resume() -> None:
     run = Run()
     run.start()

@@ -36,6 +36,21 @@ def test_two_pods_that_share_one_address_find_each_other_by_their_ports(new_clus
     assert [found["status"]["layout"]["worldSize"] for found in saves] == [2, 2]
 
 
+def test_a_job_cut_over_its_tensor_ranks_trains_and_one_that_does_not_fit_is_refused(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cut = {"workers.ranksPerPod": 2, "parallelism": {"tensor": 2, "sequenceParallel": True}, "training.totalSteps": 20}
+    uneven = cut | {"workers.ranksPerPod": 4, "parallelism": {"tensor": 4}}
+    refused = cluster.try_apply(job("uneven", uneven))[0]
+    assert "numKvHeads 2 is not a multiple of tensor 4" in refused["error"]
+
+    cluster.apply(corpus(), claim("checkpoints"), claim("logs"), job("cut", cut))
+    done = cluster.wait_for_phase("TrainingJob", "cut", "Completed", "Failed")["status"]
+
+    assert (done["phase"], done["restarts"], done["newestVerifiedCheckpoint"]["step"]) == ("Completed", 0, 20)
+    layout = cluster.all("Checkpoint", job="cut")[0]["status"]["layout"]
+    assert (layout["worldSize"], layout["dataParallel"], layout["tensor"]) == (2, 1, 2)
+
+
 def test_a_run_without_an_operator_saves_on_ctrl_c_and_the_next_one_ends_as_if_nothing_had_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

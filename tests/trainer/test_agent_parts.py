@@ -7,16 +7,26 @@ import signal
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from rich.console import Console as RichConsole
 
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.agent.console import Console, duration
+from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diagnose, read_oom_kills
 from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.protocol.channel import EndEvent, PhaseEvent, PlanEvent, RetentionEvent, SaveEvent, StepEvent
+from stoker.trainer.protocol.channel import (
+    EndEvent,
+    PhaseEvent,
+    PlanEvent,
+    RetentionEvent,
+    SaveEvent,
+    SourcesEvent,
+    StepEvent,
+)
 from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
 from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
 
@@ -331,3 +341,12 @@ def test_the_plan_against_the_first_steps_is_in_the_status_and_in_the_log() -> N
     console.show(event)
     console.close(None)
     assert screen.getvalue() == "plan: step 1 s measured\n"
+
+
+def test_progress_by_source_is_in_the_status_and_in_the_metrics() -> None:
+    state = state_of()
+    web = {"name": "web", "samples": 12, "sequences": 40}
+    state.apply(0, SourcesEvent(sources=[web]), clock=1, unix=1)
+    assert state.status()["sources"] == [web]
+    shown = generate_latest(registry_of(state, lambda: 1.0)).decode()
+    assert 'stoker_trainer_source_samples{source="web"} 12.0' in shown

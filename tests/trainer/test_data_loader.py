@@ -19,7 +19,7 @@ from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
-from stoker.trainer.rank.data.source import Conversation, Document
+from stoker.trainer.rank.data.source import Conversation, Document, Tokens
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Bytes:
 
     vocab_size: int = 259
     pad_id: int = 258
+    end_id: int = 256
     fingerprint: str = "bytes"
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
         return [self._encode(document) for document in documents]
 
     def _encode(self, document: Document) -> Encoded:
+        assert not isinstance(document, Tokens)
         if not isinstance(document, Conversation):
             return Encoded([*document.text.encode(), *([256] if document.ends else [])])
         ids: list[int] = []
@@ -370,3 +372,12 @@ def test_a_pad_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     loader = Loader(open_corpus(config, Bytes(pad_id=259)), config)
     with pytest.raises(DataError, match=r"the padding token is 259; the tokenizer's vocabulary has 259, from 0 on"):
         [batch for step in range(10) for batch in loader.micro_batches(step, 0, 1)]
+
+
+def test_the_progress_of_each_source_counts_its_samples(tmp_path: Path) -> None:
+    sources = [text_source(tmp_path, "books", weight=3.0), text_source(tmp_path, "news")]
+    loader = loader_for(tmp_path, {"sources": sources})
+    books, news = loader.progress(step=6)  # of 8 samples each
+    assert (books.name, books.samples) == ("books", 36)
+    assert (news.name, news.samples) == ("news", 12)
+    assert [books.sequences, news.sequences] == [len(source) for source in loader.corpus.sources]

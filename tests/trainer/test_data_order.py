@@ -91,3 +91,14 @@ def test_far_samples_are_as_cheap_as_near_ones(sample: int) -> None:
 
 
 GOLDEN = [4, 7, 0, 1, 6, 5, 8, 9, 3, 2]
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.3, 1.0, 2.0, 7.0]), min_size=1, max_size=5),
+    st.integers(0, 400),
+)
+def test_the_samples_drawn_of_each_source_are_those_of_the_order(weights: list[float], samples: int) -> None:
+    sizes = tuple(range(3, 3 + len(weights)))
+    order = Order(seed=0, names=tuple(map(str, sizes)), sizes=sizes, weights=tuple(weights))
+    walked = Counter(sample.source for sample in order.samples(0, samples))
+    assert order.drawn(samples) == tuple(walked[source] for source in range(len(weights)))

@@ -9,7 +9,8 @@ import pytest
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
-from stoker.trainer.rank.data.source import PIECE_BYTES, Conversation, Document, Text, list_files, read_documents
+from stoker.trainer.rank.data.files import list_files
+from stoker.trainer.rank.data.source import PIECE_BYTES, Conversation, Document, Text, read_documents
 
 
 def read(path: Path | str, **fields: Any) -> list[Document]:

@@ -20,12 +20,12 @@ from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.kernels.expert_rows import Routes
 from stoker.model.kernels.ops import Ops
+from stoker.pod.config_file import ConfigError
 from stoker.trainer.agent.metrics import router_metrics
 from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.parallel_dims import ParallelDims
-from stoker.trainer.rank.mesh import one_rank_mesh
-from stoker.trainer.rank.run_inputs import check_experts
+from stoker.trainer.rank.pipeline.slices import check_experts
 from stoker.trainer.rank.schedule import learning_rate
 from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, tiny_config, tiny_decoder, train
 
@@ -161,10 +161,11 @@ def test_the_log_and_the_metrics_hold_losses_and_tokens_of_each_expert(tmp_path:
     ("dims", "model", "message"),
     [
         (ParallelDims(shard=2, expert=2), TINY, "expert 2 needs a model with experts, got architecture qwen3"),
-        (ParallelDims(tensor=2), SPARSE, "tensor 2 with a model with experts is not supported yet"),
-        (ParallelDims(context=2), SPARSE, "context 2 with a model with experts is not supported yet"),
+        (ParallelDims(tensor=2), SPARSE, "tensor 2 is not supported yet for a model with experts"),
+        (ParallelDims(pipeline=2), SPARSE, "pipeline 2 is not supported yet for a model with experts"),
+        (ParallelDims(context=2), SPARSE, "context 2 is not supported yet for a model with experts"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_experts_is_refused(dims: ParallelDims, model: ModelConfig, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_experts(replace(one_rank_mesh(), dims=dims), model)
+    with pytest.raises(ConfigError, match=message):
+        check_experts(model, dims)

@@ -50,17 +50,10 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("parallelism__pipeline", 2, "parallelism.pipeline 2 is not supported yet"),
         ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
         ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
         ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
-        (
-            "memory__activation_checkpointing",
-            "selective",
-            "memory.activation_checkpointing selective is not supported yet",
-        ),
-        ("logging__tensorboard", "runs", "logging.tensorboard runs is not supported yet"),
         (
             "training__global_batch_size",
             6,
@@ -71,6 +64,47 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_supported(config(**{change: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"memory__zero_stage": 2},
+            "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
+        ),
+        (
+            {"model": {"num_experts": 8}},
+            "model.num_experts 8 is not supported yet with parallelism.pipeline 2; leave it out",
+        ),
+        (
+            {"parallelism__stages_per_rank": 2},
+            "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
+        ),
+        (
+            {"parallelism__pipeline_schedule": "Interleaved"},
+            "pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1",
+        ),
+        (
+            {
+                "parallelism__pipeline": 1,
+                "parallelism__pipeline_schedule": "ZeroBubble",
+                "parallelism__stages_per_rank": 2,
+            },
+            "stages_per_rank above 1 needs parallelism.pipeline above 1",
+        ),
+    ],
+)
+def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_supported(config(**{"parallelism__pipeline": 2, **changes}))
+
+
+def test_a_pipeline_with_several_stages_per_rank_is_taken() -> None:
+    dims = check_supported(
+        config(parallelism__pipeline=2, parallelism__pipeline_schedule="Interleaved", parallelism__stages_per_rank=3)
+    )
+    assert (dims.pipeline, dims.stages_per_rank, dims.data_parallel) == (2, 3, 2)
 
 
 def test_any_data_parallel_needs_a_power_of_two() -> None:
@@ -85,6 +119,11 @@ def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the
     assert check_supported(config(**cut, training__sequence_length=62, training__micro_batch_size=2)).tensor == 4
     with pytest.raises(ConfigError, match=r"1 x sequence_length 62 = 62 tokens .* context 1 x tensor 4 = 4"):
         check_supported(config(**cut, training__sequence_length=62))
+
+
+def test_lamb_is_refused_where_a_tensor_is_cut_over_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"lamb is not supported yet with parallelism\.tensor 2"):
+        check_supported(config(parallelism__tensor=2, optimization__optimizer="lamb"))
 
 
 def test_any_data_parallel_needs_a_power_of_two_of_tensor_ranks() -> None:
@@ -158,3 +197,9 @@ def test_an_expert_group_that_does_not_fit_is_refused_with_the_arithmetic() -> N
 def test_each_rank_gets_an_equal_share_of_the_micro_batches() -> None:
     fields = config(training__global_batch_size=24, training__micro_batch_size=2)
     assert check_supported(fields).micro_batches_per_rank(fields.training) == 3
+
+
+def test_selective_checkpointing_is_refused_in_a_pipeline() -> None:
+    asked = config(parallelism__pipeline=2, memory__activation_checkpointing="selective")
+    with pytest.raises(ConfigError, match=r"selective is not supported yet with parallelism.pipeline 2; allowed: none"):
+        check_supported(asked)

@@ -79,7 +79,7 @@ def agrees(held: tuple[int, int], fingerprints: list[str]) -> str:
     config = tiny_config()
     decoder, _ = empty_decoder(config, torch.device("cpu"), TINY)
     inputs = RunInputs(
-        decoder=decoder,
+        model=decoder,
         batches=SyntheticBatches(config),
         files={},
         total_steps=6,

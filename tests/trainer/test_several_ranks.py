@@ -47,10 +47,22 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 3": {"memory__zero_stage": 3},
     "stage 3, bf16": {"memory__zero_stage": 3, "memory__precision": "bf16"},
     "stage 3, recompute": {"memory__zero_stage": 3, "memory__activation_checkpointing": "full"},
+    "stage 3, selective": {"memory__zero_stage": 3, "memory__activation_checkpointing": "selective"},
     "stage 3, serial": {"memory__zero_stage": 3, "training__deterministic": "SameLayout"},
     "one micro-batch": {"training__micro_batch_size": 2, "training__deterministic": "SameLayout"},
 }
-BITWISE = ("any", "stage 0", "bf16", "fp16", "lamb", "recompute", "stage 3", "stage 3, bf16", "stage 3, recompute")
+BITWISE = (
+    "any",
+    "stage 0",
+    "bf16",
+    "fp16",
+    "lamb",
+    "recompute",
+    "stage 3",
+    "stage 3, bf16",
+    "stage 3, recompute",
+    "stage 3, selective",
+)
 """AnyDataParallel: the same bits whatever the number of ranks."""
 
 

@@ -25,11 +25,13 @@ TOPICS = ("the fire", "the boiler", "a ship", "the harbour", "coal", "steam", "t
 class Run:
     """One folder in which the trainer is started, perhaps several times."""
 
-    def __init__(self, folder: Path, corpus: Path, ranks: int) -> None:
+    def __init__(self, folder: Path, corpus: Path, ranks: int, parallelism: dict[str, Any] | None = None) -> None:
         self.folder = folder
         self.socket = folder / "control"
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(self._config(corpus, ranks)))
+        (folder / "config.json").write_text(
+            json.dumps(self._config(corpus, ranks) | {"parallelism": parallelism or {}})
+        )
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -190,3 +192,22 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
     agent.communicate(timeout=60)
     assert (agent.returncode, run.termination_message.cause) == (0, Cause.COMPLETED)
     assert run.losses == uninterrupted.losses
+
+
+def test_a_tensor_parallel_run_that_was_killed_resumes_bitwise(tmp_path: Path, corpus: Path) -> None:
+    cut = {"tensor": 2, "sequence_parallel": True}
+    calm, hit = Run(tmp_path / "calm", corpus, 2, cut), Run(tmp_path / "hit", corpus, 2, cut)
+    undisturbed = calm.start()
+    output, _ = undisturbed.communicate(timeout=240)
+    assert undisturbed.returncode == 0, output
+
+    agent = hit.start()
+    wait_for_line(agent, "step 10  save step-00000010.0a1b2c3d committed, verified")
+    os.kill(pid_of_rank(agent, random.randrange(2)), signal.SIGKILL)
+    agent.communicate(timeout=60)
+    assert (agent.returncode, hit.termination_message.cause) == (73, Cause.RANK_KILLED)
+
+    agent = hit.start()
+    output, _ = agent.communicate(timeout=240)
+    assert agent.returncode == 0, output
+    assert hit.losses == calm.losses

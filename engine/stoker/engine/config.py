@@ -52,6 +52,9 @@ class CacheConfig(Config):
 class SchedulerConfig(Config):
     max_batch_tokens: int = Field(default=2048, ge=1)
     """Token budget of one step, for decode and prefill chunks together."""
+    mixed_tokens: int | None = Field(default=None, ge=1)
+    """Prompt tokens of a step beside sequences that decode, while few prompts wait: fewer shorten the gaps between
+    tokens, more the time to the first. Default: what a GPU computes in about 11 ms; on a CPU the step's budget."""
     max_requests: int = Field(default=256, ge=1)
     """Sequences in one step."""
     max_queued_requests: int = Field(default=1024, ge=1)
@@ -93,6 +96,8 @@ class EngineConfig(Config):
     identity: EngineIdentity = EngineIdentity()
     listen: ListenConfig = ListenConfig()
     termination_log: str | None = None
+    timeline: str | None = None
+    """File for a time line of steps and requests (`core.timeline`), to find out what slow tokens waited for."""
     work_dir: str | None = None
     """Scratch folder (sockets between processes, converted weights); default: a temporary one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -102,6 +107,9 @@ class EngineConfig(Config):
     """Compute logprobs that equal the trainer's bit for bit, independent of batch, chunks and cache."""
     graphs: bool = True
     """Run steps as CUDA graphs where kernels are fused, except long prefills. The tokens do not change."""
+    capture_s: float = Field(default=1.0, ge=0, le=600)
+    """Longest time that graphs are captured before the engine is ready, beyond the first few; the others follow when no
+    request runs, or rarely between two steps. Until then larger graphs stand in."""
     threads: int | None = Field(default=None, ge=1)
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig

@@ -9,6 +9,7 @@ Called by user scripts; owns an engine in the caller's thread, without a core pr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ class Completion:
     """The reason, when `finish_reason` is `error`."""
     facts: RequestFacts | None = None
     """Counts and times; None where a stop text ended the choice."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the chosen tokens' log-probabilities; None where they were not requested."""
+        return None if self.logprobs is None else math.fsum(score.logprob for score in self.logprobs)
 
 
 @dataclass

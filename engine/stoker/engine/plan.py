@@ -26,6 +26,10 @@ BLOCK_SIZES = {"cuda": 64, "cpu": 16}
 """Default tokens per block. Attention over larger blocks is faster on a GPU (figures in docs/serving.md); smaller
 blocks share more of a prefix."""
 
+MIXED_WORK = 4.2e12
+"""Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
+LEAST_MIXED_TOKENS = 64
+
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
 
@@ -49,10 +53,16 @@ class EnginePlan:
     max_batch_tokens: int
     num_seats: int
     tensor: int
+    mixed_tokens: int | None = None
+    """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
     """Prepare the next step while the device computes one."""
     graphs: bool = True
     """Capture steps as CUDA graphs."""
+    capture_s: float = 0.0
+    """Seconds in which graphs are captured before the first request, beyond the first few."""
+    timed: bool = False
+    """Keep the device times of steps for a time line."""
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
@@ -80,8 +90,11 @@ def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
+        mixed_tokens=choose_mixed_tokens(config, source.config, device),
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
         graphs=config.graphs,
+        capture_s=config.capture_s,
+        timed=config.timeline is not None,
     )
 
 
@@ -125,6 +138,19 @@ def choose_threads(config: EngineConfig) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return config.threads or max(1, cores // config.parallelism.tensor)
+
+
+def choose_mixed_tokens(config: EngineConfig, model: ModelConfig, device: str) -> int | None:
+    """Prompt tokens of a step beside decodes: as configured, else what a GPU computes in about 11 ms."""
+    scheduler = config.scheduler
+    if scheduler.mixed_tokens is not None or device == "cpu":
+        return scheduler.mixed_tokens
+    return mixed_tokens(model.num_parameters // config.parallelism.tensor, scheduler.max_batch_tokens)
+
+
+def mixed_tokens(num_parameters: int, most: int) -> int:
+    """Prompt tokens beside decodes for a rank of this size, of at most `most` tokens in a step."""
+    return max(min(int(MIXED_WORK / num_parameters) // 64 * 64, most), min(LEAST_MIXED_TOKENS, most))
 
 
 def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> int:

@@ -107,8 +107,10 @@ class Router:
 
     async def _health(self, _: Request) -> Response:
         """Answer `/health`: 200 if a request can be answered now."""
-        ready = self._ready() and bool(self.backends.ready)
-        return JSONResponse({"ready_backends": len(self.backends.ready)}, status_code=200 if ready else 503)
+        ready, num_ready = self._ready() and bool(self.backends.ready), len(self.backends.ready)
+        whole = num_ready == sum(not backend["draining"] for backend in self.backends.status())
+        status = "unhealthy" if not ready else "healthy" if whole else "degraded"
+        return JSONResponse({"status": status, "ready_backends": num_ready}, status_code=200 if ready else 503)
 
     async def _put_backends(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         accepted = self.backends.apply(parse_snapshot(body))

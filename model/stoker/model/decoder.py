@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,7 +67,9 @@ class Decoder(nn.Module):
             Block(config, layer, ops, self.rope, expert_group=expert_group, **made) for layer in self.layers
         )
         self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None
-        self.lm_head = table("lm_head") if self.is_last and not config.tie_embeddings else None
+        tied_here = config.tie_embeddings and self.is_first
+        head_name = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+        self.lm_head = table(head_name) if self.is_last and not tied_here else None
 
     @property
     def is_first(self) -> bool:
@@ -79,10 +82,19 @@ class Decoder(nn.Module):
         return self.layers.stop == self.config.num_layers
 
     @property
+    def has_table_copy(self) -> bool:
+        """Whether `lm_head` is a copy of a tied table whose original is the first slice's embedding.
+
+        The owner of the parameters adds the gradients of both and keeps them equal.
+        """
+        return self.config.tie_embeddings and self.is_last and not self.is_first
+
+    @property
     def head(self) -> VocabParallel:
         """The output layer: a table of its own, or the embedding's."""
-        head = self.embedding if self.config.tie_embeddings else self.lm_head
-        assert head is not None, "the output layer belongs to the last slice"
+        assert self.is_last, "the output layer belongs to the last slice"
+        head = self.embedding if self.lm_head is None else self.lm_head
+        assert head is not None
         return head
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None = None) -> Tensor:
@@ -138,7 +150,7 @@ class Decoder(nn.Module):
         if self.final_norm is not None:
             yield from self.final_norm.parts("final_norm")
         if self.lm_head is not None:
-            yield from self.lm_head.parts("lm_head")
+            yield from (replace(part, is_copy=self.has_table_copy) for part in self.lm_head.parts("lm_head"))
 
     def experts(self) -> Iterator[Experts]:
         """Yield the feed-forward parts with experts."""
@@ -178,8 +190,6 @@ def check_layers(config: ModelConfig, layers: range | None) -> range:
     layers = whole if layers is None else layers
     if layers.step != 1 or not layers or layers.start < 0 or layers.stop > config.num_layers:
         raise ValueError(f"layers must be a run within 0..{config.num_layers}, not {layers}")
-    if config.tie_embeddings and layers != whole:
-        raise ValueError("layers: not supported yet: a slice of a model with tied embeddings")
     return layers
 
 

@@ -33,6 +33,8 @@ class Part:
     """Dim of the whole tensor that is cut over the tensor-parallel group; None: every rank holds all of it
     (replicated).
     """
+    is_copy: bool = False
+    """Another slice of the model holds the original: load it, but do not save it, nor count it in a norm."""
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -78,28 +78,16 @@ _PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
 _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
-    "parallelism.pipeline": only(1),
-    "parallelism.pipeline_schedule": only("OneFOneB"),
-    "parallelism.stages_per_rank": only(1),
     "parallelism.context": only(1),
     "parallelism.context_method": only("AllGather"),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
     "memory.precision": only("fp32", "fp16", "bf16"),
     "memory.fp8_recipe": only("Tensorwise"),
     "memory.zero_stage": only(0, 1, 2, 3),
-    "memory.activation_checkpointing": only("none", "full"),
+    "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
     "memory.cpu_offload": only(False),
     "memory.nvme_offload": absent(),
-    "data.sources[].url": absent(instead="data.sources[].path"),
-    "data.sources[].format": only("auto", "text", "jsonl"),
-    "data.validation.source.url": absent(instead="data.validation.source.path"),
-    "data.validation.source.format": only("auto", "text", "jsonl"),
-    "guards.checksum_every_steps": absent(),
-    "guards.loss_spike": only("Off"),
-    "logging.tensorboard": absent(instead="logging.jsonl or /metrics"),
-    "logging.wandb": absent(instead="logging.jsonl or /metrics"),
-    "logging.mlflow": absent(instead="logging.jsonl or /metrics"),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
@@ -164,6 +152,13 @@ GANG: Mapping[str, Row] = {"scheduling.backend": only("stoker")}
 """Rows of a TrainingJob with more than one pod, instead of those above."""
 
 
+PIPELINE: Mapping[str, Row] = {"memory.zero_stage": only(0, 1), "model.num_experts": absent()}
+"""Rows of a run with more than one pipeline rank, beside those above.
+
+ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch; the losses of routers do not pass stages.
+"""
+
+
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
 
@@ -175,6 +170,9 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
         rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
+    if program in ("trainer", "TrainingJob") and (stages := _value_at(config, "parallelism.pipeline", 1)) > 1:
+        names = {path: _camel(path) if program == "TrainingJob" else path for path in PIPELINE}
+        rows |= {names[path]: (row, f" with parallelism.pipeline {stages}") for path, row in PIPELINE.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     return [

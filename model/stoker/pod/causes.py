@@ -28,6 +28,8 @@ class Cause(StrEnum):
     RANK_FAILED = "RankFailed"
     RANK_KILLED = "RankKilled"
     NON_FINITE = "NonFinite"
+    LOSS_SPIKED = "LossSpiked"
+    STATE_DIVERGED = "StateDiverged"
     STORAGE_ERROR = "StorageError"
     PEER_LOST = "PeerLost"
     TASK_FAILED = "TaskFailed"
@@ -65,7 +67,12 @@ class CauseRow:
 CAUSES: tuple[CauseRow, ...] = (
     CauseRow(Cause.OUT_OF_MEMORY, 69, Action.RETRY, True, "a rank, or the whole pod, ran out of memory"),
     CauseRow(Cause.RANK_KILLED, 73, Action.RETRY, True, "a process died by a signal"),
+    CauseRow(Cause.STATE_DIVERGED, 70, Action.RETRY, True, "ranks that hold the same state have different bits"),
     CauseRow(Cause.NON_FINITE, 75, Action.RETRY, True, "loss or gradient norm is not finite"),
+    CauseRow(
+        *(Cause.LOSS_SPIKED, 80, Action.RETRY, True),
+        "the loss spiked; the next attempt leaves out the samples of that step",
+    ),
     CauseRow(Cause.CONFIG_INVALID, 64, Action.FAIL, True, "the configuration or the command line is wrong"),
     CauseRow(
         *(Cause.MODEL_ERROR, 66, Action.FAIL, True),

@@ -11,17 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.local_gateway import gateway
 from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
-from stoker.operator.cluster.kinds import Kind, find_kind
+from stoker.cli.targets import belongs_to, fail, kind_of, named_once, prefixed
+from stoker.operator.cluster.kinds import Kind
 from stoker.operator.cluster.local.folders import StateFolders, default_state_folder
 from stoker.operator.cluster.local.state_lock import StateFolderTaken, lock_state
-from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -149,8 +149,8 @@ def get(kind: str | None, name: str | None, as_json: bool, namespace: str, state
     from stoker.cli.printers import aligned, table, utc_now
 
     client = _client(state)
-    word, name = _named_once(kind, name) if kind is not None else (None, None)
-    kinds = [_kind(one) for one in (OVERVIEW if word is None else (word,))]
+    word, name = named_once(kind, name) if kind is not None else (None, None)
+    kinds = [kind_of(one) for one in (OVERVIEW if word is None else (word,))]
     found: dict[Kind, list[dict[str, Any]]] = {}
     for one in kinds:
         items = _ask(lambda one=one: client.objects(one.name, namespace=namespace, name=name))  # type: ignore[misc]
@@ -181,11 +181,11 @@ def describe(kind: str, name: str | None, as_json: bool, namespace: str, state: 
     """
     from stoker.cli.printers import described, utc_now
 
-    word, chosen = _named_once(kind, name)
+    word, chosen = named_once(kind, name)
     if not chosen:
         raise click.UsageError("give KIND NAME, or KIND/NAME")
     client = _client(state)
-    found = _ask(lambda: client.objects(_kind(word).name, namespace=namespace, name=chosen))[0]
+    found = _ask(lambda: client.objects(kind_of(word).name, namespace=namespace, name=chosen))[0]
     uid = found["metadata"]["uid"]
     all_events = _ask(lambda: client.objects("Event", namespace=namespace))
     events = [event for event in all_events if event["involvedObject"].get("uid") == uid]
@@ -213,7 +213,7 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
         while offsets:
             for pod in list(offsets):
                 part = _ask(lambda pod=pod: client.logs(namespace, pod, offsets[pod]))  # type: ignore[misc]
-                _print_log(part["text"], f"[{pod}] " if prefix else "")
+                click.echo(prefixed(part["text"], f"[{pod}] " if prefix else ""), nl=False)
                 offsets[pod] = part["offset"]
                 if part["ended"] or not (follow or part["text"]):
                     del offsets[pod]
@@ -250,7 +250,7 @@ def delete(
     if bool(files) == bool(kind and names):
         raise click.UsageError("give KIND NAME..., or -f FILE")
     client = _client(state)
-    targets = [(_kind(kind).name, namespace, name) for name in names] if kind else _named(files, namespace)
+    targets = [(kind_of(kind).name, namespace, name) for name in names] if kind else _named(files, namespace)
     missing = 0
     for target in targets:
         missing += _delete(client, *target, wait=wait)
@@ -282,7 +282,7 @@ def down(grace_s: float | None, purge: bool, state: Path | None) -> None:
     except NotRunning as error:
         click.echo(str(error), err=True)
     except SupervisorError as error:
-        _fail(f"{error}{unchanged}", FAILED)
+        fail(f"{error}{unchanged}", FAILED)
     if purge and client.folders.root.exists():
         _purge(client.folders)
 
@@ -324,7 +324,7 @@ def _manifests(files: Sequence[Path], claims: Sequence[str], namespace: str) -> 
     try:
         objects = read_manifests(files, namespace)
     except ManifestError as error:
-        _fail(str(error), WRONG_INPUT)
+        fail(str(error), WRONG_INPUT)
     others = [
         o for o in objects if o.get("kind") != "PersistentVolumeClaim" or o["metadata"].get("name") not in folders
     ]
@@ -339,9 +339,9 @@ def parse_claims(claims: Sequence[str]) -> dict[str, Path]:
         if not name or not folder:
             raise click.UsageError(f"--claim {claim}: NAME=DIR is needed")
         if not Path(folder).expanduser().is_dir():
-            _fail(f"--claim {claim}: {folder} is not a folder", WRONG_INPUT)
+            fail(f"--claim {claim}: {folder} is not a folder", WRONG_INPUT)
         if name in found:
-            _fail(f"--claim {claim}: {name} is given twice", WRONG_INPUT)
+            fail(f"--claim {claim}: {name} is given twice", WRONG_INPUT)
         found[name] = Path(folder).expanduser().resolve()
     return found
 
@@ -457,12 +457,12 @@ def _bring_down(client: SupervisorClient, *, quiet: bool) -> None:
 def _purge(folders: StateFolders) -> None:
     """Delete a state folder while its lock is held, so that no supervisor can be using it."""
     if not (folders.lock.exists() or (folders.objects.is_dir() and folders.supervisor_log.exists())):
-        _fail(f"{folders.root} is not a state folder of stoker local; nothing was deleted", WRONG_INPUT)
+        fail(f"{folders.root} is not a state folder of stoker local; nothing was deleted", WRONG_INPUT)
     try:
         with lock_state(folders):
             shutil.rmtree(folders.root)
     except StateFolderTaken as taken:
-        _fail(f"{taken}; nothing was deleted", FAILED)
+        fail(f"{taken}; nothing was deleted", FAILED)
     click.echo(f"deleted {folders.root}")
 
 
@@ -476,28 +476,15 @@ def _pods_of(client: SupervisorClient, target: str, namespace: str) -> list[str]
     kind_word, slash, name = target.rpartition("/")
     if not slash:
         return [target]
-    kind = _kind(kind_word)
+    kind = kind_of(kind_word)
     if kind.name == "Pod":
         return [name]
     owner = client.objects(kind.name, namespace=namespace, name=name)[0]
     uid = owner["metadata"]["uid"]
-    own = [pod for pod in client.objects("Pod", namespace=namespace) if _belongs_to(uid, pod)]
+    own = [pod for pod in client.objects("Pod", namespace=namespace) if belongs_to(uid, pod)]
     if not own:
         raise SupervisorError(f"{target} has no pods")
     return [pod["metadata"]["name"] for pod in own]
-
-
-def _belongs_to(uid: str, pod: dict[str, Any]) -> bool:
-    """Whether a pod carries an object's uid in a label, or is owned by it."""
-    labels = pod["metadata"].get("labels") or {}
-    labelled = uid in (labels.get(JOB_UID), labels.get(DEPLOYMENT_UID), labels.get(CHECKPOINT_UID))
-    return labelled or any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
-
-
-def _print_log(text: str, prefix: str) -> None:
-    if prefix:
-        text = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
-    click.echo(text, nl=False)
 
 
 def _named(files: Sequence[Path], namespace: str) -> list[tuple[str, str, str]]:
@@ -510,10 +497,10 @@ def _delete(client: SupervisorClient, kind: str, namespace: str, name: str, *, w
     try:
         gone = client.delete(kind, namespace, name)
     except NotRunning as error:
-        _fail(str(error), FAILED)
+        fail(str(error), FAILED)
     except SupervisorError as error:
         if error.status != NOT_FOUND:
-            _fail(str(error), FAILED)
+            fail(str(error), FAILED)
         click.echo(str(error), err=True)
         return 1
     while wait and not gone:
@@ -531,26 +518,6 @@ def _ask(question: Callable[[], T]) -> T:
     try:
         return question()
     except NotRunning as error:
-        _fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
+        fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
     except SupervisorError as error:
-        _fail(str(error), FAILED)
-
-
-def _named_once(kind: str, name: str | None) -> tuple[str, str | None]:
-    """Split KIND/NAME, or take the two words as they are."""
-    word, slash, own = kind.partition("/")
-    if slash and name:
-        raise click.UsageError(f"the name is given twice: {own} and {name}")
-    return word, own or name
-
-
-def _kind(word: str) -> Kind:
-    try:
-        return find_kind(word)
-    except ValueError as error:
-        _fail(str(error), WRONG_INPUT)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"error: {message}", err=True)
-    sys.exit(code)
+        fail(str(error), FAILED)

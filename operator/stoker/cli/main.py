@@ -16,8 +16,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "model": ("stoker.cli.programs:model", "Convert and describe models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare and export checkpoints."),
     "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
+    "plot": ("stoker.cli.plot:plot", "Draw the loss, learning rate and gradient norm of a run."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
-    "submit": ("stoker.cli.programs:submit", "Hand manifests to a cluster (not built yet)."),
+    "submit": ("stoker.cli.cluster:submit", "Create or change objects of a cluster."),
+    "get": ("stoker.cli.cluster:get", "List objects of a cluster."),
+    "describe": ("stoker.cli.cluster:describe", "Show one object of a cluster with its events."),
+    "logs": ("stoker.cli.cluster:logs", "Print the log of a pod of a cluster."),
+    "delete": ("stoker.cli.cluster:delete", "Delete objects of a cluster."),
+    "save": ("stoker.cli.job_actions:save", "Ask a running job to save now."),
+    "suspend": ("stoker.cli.job_actions:suspend", "Suspend a job."),
+    "resume": ("stoker.cli.job_actions:resume", "Resume a suspended or finished job."),
+    "top": ("stoker.cli.job_actions:top", "Show the GPUs of the nodes, and the jobs that run."),
+    "completion": ("stoker.cli.completion:completion", "Print the completion script of a shell."),
 }
 
 
@@ -56,6 +66,11 @@ def stoker() -> None:
 def main() -> None:
     """Entry point of the program."""
     run_click(stoker, "stoker")
+
+
+def kubectl_main() -> None:
+    """Entry point of the plugin `kubectl stoker`."""
+    run_click(stoker, "kubectl stoker")
 
 
 if __name__ == "__main__":

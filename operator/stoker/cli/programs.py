@@ -128,8 +128,3 @@ bench = _not_built(
     "Measure throughput and latency.",
     "Until then: `make bench` in the repository measures this machine; bench/README.md explains the figures.",
 )
-submit = _not_built(
-    "submit",
-    "Hand manifests to a cluster.",
-    "Until then: `kubectl apply -f FILE` on Kubernetes, `stoker local apply -f FILE` on this machine.",
-)

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
-from stoker.cli.supervisor_client import SupervisorClient
 
 LOOK_S = 0.5
 QUIET_S = 5.0
@@ -29,6 +28,15 @@ class Name(NamedTuple):
     name: str
 
 
+class ObjectsClient(Protocol):
+    """A cluster as `Follower` asks it: the supervisor, or an API server."""
+
+    @property
+    def problems(self) -> list[str]: ...
+
+    def objects(self, kind: str) -> list[dict[str, Any]]: ...
+
+
 class Screen(Protocol):
     """The place where progress is shown."""
 
@@ -41,9 +49,9 @@ class Screen(Protocol):
 
 @dataclass
 class Follower:
-    """Polls one supervisor twice a second."""
+    """Polls one cluster twice a second."""
 
-    client: SupervisorClient
+    client: ObjectsClient
     screen: Screen
     wanted: Collection[Name]
     """Objects that must settle."""

@@ -6,6 +6,8 @@
     ├── OtherModel       the checkpoint to resume from is of another model
     ├── StorageFailed    a save could not be written, or does not read back
     ├── NonFinite        loss or gradient norm is not finite
+    ├── LossSpiked       the loss is far above those before it, and the run goes on without its samples
+    ├── StateDiverged    ranks that hold the same state do not
     └── ChannelError     a line between agent and rank is not part of the protocol
 
 Beside them the trainer raises `ConfigError` (stoker.pod) and the errors of `stoker.checkpoint`.
@@ -37,6 +39,14 @@ class StorageFailed(TrainerError):
 
 class NonFinite(TrainerError):
     """Loss or gradient norm is infinite or not a number; the weights are still those before the step."""
+
+
+class LossSpiked(TrainerError):
+    """The loss is far above those before it; the weights are still those before the step."""
+
+
+class StateDiverged(TrainerError):
+    """Ranks that hold the same state have different bits; the message names them."""
 
 
 class ChannelError(TrainerError):

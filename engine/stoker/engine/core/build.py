@@ -17,8 +17,11 @@ from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
 from stoker.engine.execution.load import Progress, load_runner
+from stoker.engine.execution.pass_shape import TOKENS
 from stoker.engine.execution.ranks import Ranks
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
@@ -48,8 +51,19 @@ def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> t
         max_requests=plan.num_seats,
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
+        budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
     )
-    return LLMEngine(executor, scheduler, limits, overlap=plan.overlap, grammars=reading.result()), plan
+    engine = LLMEngine(
+        executor,
+        scheduler,
+        limits,
+        overlap=plan.overlap,
+        grammars=reading.result(),
+        num_devices=plan.tensor if plan.device == "cuda" else 1,
+    )
+    if config.timeline is not None:
+        engine.timeline = FileTimeline(Path(config.timeline))
+    return engine, plan
 
 
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:

@@ -58,6 +58,9 @@ class CompilingRequests:
             one.compiled.cancel()
             self._waiting.remove(one)
 
+    def holds(self, front: str, request_id: str) -> bool:
+        return any((one.front, one.request.request_id) == (front, request_id) for one in self._waiting)
+
     def ready(self) -> Iterator[tuple[Compiling, RequestRefused | None]]:
         """Take out those that are compiled, refused or out of time, with the refusal."""
         now_s = self._clock()

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import zmq
 from stoker.checkpoint.errors import CheckpointCorrupt
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
+from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.compiling import CompilingRequests
 from stoker.engine.core.engine import Addressed, LLMEngine
 from stoker.engine.core.messages import (
@@ -36,12 +37,15 @@ from stoker.engine.core.messages import (
     Finish,
     Heartbeat,
     Hello,
+    Inspect,
+    Inspected,
     Message,
     ModelFacts,
     Outputs,
     Phase,
     Ping,
     Refused,
+    RequestProgress,
     Stop,
     pack,
     request_id_in,
@@ -78,6 +82,8 @@ LOADING_CAUSES = (
     CauseRule(OSError, Cause.MODEL_ERROR),
 )
 """Causes of a model that could not be loaded; any other error is Internal."""
+SPIN_S = 0.001
+"""Waits below it are shorter than a poll can be."""
 COMPILING_MS = 1
 """Longest wait for a message while a grammar is being compiled."""
 IDLE_MS = 50
@@ -140,6 +146,7 @@ class Core:
         self._captures = False
         """Graphs are left to capture in idle time."""
         self.pace = StepPace(quiet)
+        self.capture_pace = CapturePace()
         self._promised_s = quiet.first_s
         """The longest silence that the last heartbeat announced."""
         self._step_tokens = [0, 0]
@@ -168,17 +175,36 @@ class Core:
     def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """One turn of the loop: read messages, then load, step or capture, then regular duties."""
         self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
+        if self.engine is not None and self.engine.has_unfinished:
+            self._listen_until(self.engine.open_until_s)
         self._add_compiled()
         if self.engine is None:
             self._follow_loading(loading)
         elif self.engine.has_unfinished:
             self._step(self.engine)
+            self._capture_when_due(self.engine)
         elif self._captures:
-            self._promise(self.pace.limits.first_s)
-            self._captures = self.engine.executor.capture_next_graph()
+            self._captures = self._capture(self.engine)
         self._follow_drain()
         self._audit_when_due()
         self._tick()
+
+    def _capture_when_due(self, engine: LLMEngine) -> None:
+        """Capture a graph that steps lack, although requests run; rarely. In idle time more are captured."""
+        self._captures = True
+        if self.capture_pace.due(self.clock()):
+            began_s = self.clock()
+            if self._capture(engine, wanted=True):
+                self.capture_pace.record(began_s, self.clock())
+
+    def _capture(self, engine: LLMEngine, *, wanted: bool = False) -> bool:
+        began_s = self.clock()
+        if not wanted:
+            self._promise(self.pace.limits.first_s)
+        captured = engine.executor.capture_next_graph(wanted=wanted)
+        if captured:
+            engine.timeline.captured(began_s)
+        return captured
 
     def _close(self, loader: ThreadPoolExecutor) -> None:
         loader.shutdown(wait=self.engine is not None, cancel_futures=True)
@@ -254,6 +280,7 @@ class Core:
             if not engine.has_unfinished:
                 self._broadcast(engine.stats())  # before the last answers, so that a reader of both sees an idle engine
             self._send_deltas(deltas)
+            engine.timeline.sent()
             self.pace.record(max(self._step_tokens), self.clock() - began_s)
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)
@@ -335,14 +362,25 @@ class Core:
         self._excuse_fronts()
         if wait and not self._socket.poll(COMPILING_MS if self._compiling else IDLE_MS):
             return
-        while self.cause is None:
-            try:
-                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            front = identity.hex()
-            self._seen_s[front] = self.clock()
-            self._read(front, frame)
+        while self.cause is None and self._read_one():
+            pass
+
+    def _listen_until(self, until_s: float) -> None:
+        """Handle messages until a time shortly before the device needs its next step."""
+        while self.cause is None and (left_s := until_s - self.clock()) > 0:
+            if not self._read_one() and left_s > SPIN_S:
+                self._socket.poll(int(1000 * left_s))  # whole milliseconds; the rest passes in turns of this loop
+
+    def _read_one(self) -> bool:
+        """Handle one waiting message. False: there is none."""
+        try:
+            identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        front = identity.hex()
+        self._seen_s[front] = self.clock()
+        self._read(front, frame)
+        return True
 
     def _excuse_fronts(self) -> None:
         """After a long step or a stop of this process, excuse the fronts: their pings wait to be read."""
@@ -373,6 +411,8 @@ class Core:
             case Finish(request_id=request_id, choice=choice):
                 if self.engine is not None:
                     self.engine.finish_choice(request_id, choice, front=front)
+            case Inspect(query=query, request_ids=request_ids):
+                self._send(front, Inspected(query, tuple(self._progress_of(front, request_ids))))
             case Drain(deadline_s=deadline_s):
                 self._drain(deadline_s)
             case Stop():
@@ -381,6 +421,15 @@ class Core:
                 pass
             case _:
                 log.error("front %s sent %s, which only a core may send", front, type(message).__name__)
+
+    def _progress_of(self, front: str, request_ids: Iterable[str]) -> Iterator[RequestProgress]:
+        """How far those requests are that have not ended. One whose grammar is being compiled is queued."""
+        for request_id in request_ids:
+            progress = None if self.engine is None else self.engine.progress(request_id, front=front)
+            if progress is None and self._compiling.holds(front, request_id):
+                progress = RequestProgress(request_id, "QUEUED", 0, 0)
+            if progress is not None:
+                yield progress
 
     def _greet(self, front: str, protocol: int) -> None:
         if protocol != PROTOCOL:
@@ -446,7 +495,7 @@ class Core:
 
     def _send_deltas(self, addressed: Iterable[Addressed]) -> None:
         by_front: dict[str, list[Delta]] = defaultdict(list)
-        for front, delta in addressed:
+        for front, delta in sorted(addressed, key=lambda one: one[1].facts is None):  # first tokens and last ones first
             by_front[front].append(delta)
         for front, deltas in by_front.items():
             self._send(front, Outputs(tuple(deltas)))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import zmq
@@ -23,10 +24,13 @@ from stoker.engine.core.messages import (
     Drain,
     Finish,
     Hello,
+    Inspect,
+    Inspected,
     Message,
     Outputs,
     Ping,
     Refused,
+    RequestProgress,
     Stats,
     Stop,
     pack,
@@ -36,6 +40,8 @@ from stoker.engine.errors import ProtocolError, RequestRefused
 
 log = logging.getLogger("stoker.engine")
 PING_S = 5.0
+INSPECT_S = 5.0
+"""Longest wait for the progress of requests: a core reads messages between two steps."""
 PATIENCE = WatchLimits()
 
 
@@ -63,6 +69,7 @@ class CoreClient:
         self.stats: Stats | None = None
         self.on_state: Callable[[CoreState], None] = lambda _: None
         self._news: dict[str, asyncio.Queue[News]] = {}
+        self._queries: dict[str, asyncio.Future[tuple[RequestProgress, ...]]] = {}
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,6 +145,26 @@ class CoreClient:
             if running.open_choices and self._lost is None:
                 self.send(Abort((request.request_id,)))
 
+    async def inspect(self, request_ids: Sequence[str]) -> tuple[RequestProgress, ...]:
+        """How far those of the requests are that have not ended.
+
+        Raises:
+            CoreLost: the core has ended or does not answer.
+        """
+        if self._lost is not None:
+            raise CoreLost(self._lost)
+        query = uuid.uuid4().hex
+        answer: asyncio.Future[tuple[RequestProgress, ...]] = asyncio.get_running_loop().create_future()
+        self._queries[query] = answer
+        self.send(Inspect(query, tuple(request_ids)))
+        try:
+            async with asyncio.timeout(INSPECT_S):
+                return await answer
+        except TimeoutError as error:
+            raise CoreLost(f"no answer in {INSPECT_S:g} s") from error
+        finally:
+            del self._queries[query]
+
     def drain(self, deadline_s: float) -> None:
         """Let running requests end within `deadline_s` seconds and take no new ones."""
         self.send(Drain(deadline_s))
@@ -184,6 +211,10 @@ class CoreClient:
                 self._hand_over(delta.request_id, delta)
         elif isinstance(message, Refused):
             self._hand_over(message.request_id, message)
+        elif isinstance(message, Inspected):
+            answer = self._queries.get(message.query)
+            if answer is not None and not answer.done():
+                answer.set_result(message.requests)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, CoreState):

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
-from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, Stats
+from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
+from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_constraint import TokenConstraint
+from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
@@ -57,8 +60,11 @@ class LLMEngine:
         *,
         overlap: bool = False,
         grammars: GrammarCompiler | None = None,
+        num_devices: int = 1,
     ) -> None:
         """`grammars`: compiles structured output; without it such requests are refused."""
+        self.num_devices = num_devices
+        self._token_rate = TokenRate()
         self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
         self.overlap, self.grammars = overlap, grammars
         self.requests: dict[RequestKey, Request] = {}
@@ -75,6 +81,10 @@ class LLMEngine:
         self.num_leaked_blocks = 0
         self.before_step: Callable[[int], None] = lambda _: None
         """Called with the number of tokens of each step, before it is computed."""
+        self.step_clock = StepClock()
+        self._device_free_s = 0.0
+        """When the device had computed the last step that was collected, and so began the next."""
+        self.timeline: Timeline = NO_TIMELINE
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -115,6 +125,7 @@ class LLMEngine:
             self.progressed_s = now_s  # before it there was no work
         self._arrivals += 1
         self.requests[request.key] = request
+        self.timeline.queued(request_id)
         self.scheduler.add(request)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
@@ -138,6 +149,7 @@ class LLMEngine:
     def close(self) -> None:
         """Release processes, threads and memory. May be called twice."""
         self.executor.close()
+        self.timeline.close()
         if self.grammars is not None:
             self.grammars.close()
 
@@ -145,10 +157,20 @@ class LLMEngine:
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
 
+    @property
+    def open_until_s(self) -> float:
+        """Time until which the next step may be left to requests that arrive; the device is busy until then."""
+        if not self._submitted or not self.scheduler.takes_more:
+            return 0.0
+        last = self._submitted[-1]
+        return self.step_clock.open_until(last.size, self._device_free_s)
+
     def step(self) -> list[Addressed]:
         """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
         computed."""
+        self.timeline.mark(self.num_steps, "begun")
         schedule = self.scheduler.schedule(self.clock())
+        self.timeline.mark(self.num_steps, "planned")
         if schedule.chunks:
             self._begin_step(schedule.num_tokens)
             self._submitted.append(self._submit(schedule))
@@ -157,10 +179,23 @@ class LLMEngine:
             self._collect(self._submitted.popleft(), deltas)
         return deltas
 
+    def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
+        """How far a request is; None for one that has ended."""
+        request = self.requests.get((front, request_id))
+        return None if request is None else request.progress
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests of which some choice has not ended, waiting or running."""
+        return len(self.requests)
+
     def stats(self) -> Stats:
         scheduler, blocks = self.scheduler, self.scheduler.blocks
+        now_s = self.clock()
+        counts = TokenCounts(now_s, self.num_prompt_tokens, self.num_generated_tokens)
+        prompt_rate, generation_rate = self._token_rate.record(counts)
         return Stats(
-            time_s=self.clock(),
+            time_s=now_s,
             steps=self.num_steps,
             progressed_s=self.progressed_s,
             running=len(scheduler.running),
@@ -180,6 +215,9 @@ class LLMEngine:
             step_tokens_sum=self.num_step_tokens,
             block_audits=self.num_audits,
             leaked_blocks=self.num_leaked_blocks,
+            prompt_tokens_per_s=prompt_rate,
+            generation_tokens_per_s=generation_rate,
+            num_devices=self.num_devices,
         )
 
     def audit(self) -> BlockAudit:
@@ -253,9 +291,13 @@ class LLMEngine:
         self.before_step(num_tokens)
 
     def _submit(self, schedule: Schedule) -> SubmittedStep:
-        step = build_step_input(self.num_steps, schedule, self.scheduler.blocks)
+        number = self.num_steps
+        step = build_step_input(number, schedule, self.scheduler.blocks)
         self.num_steps += 1
-        return SubmittedStep(schedule, step, self.executor.submit(step))
+        self.timeline.mark(number, "built")
+        submitted = SubmittedStep(schedule, step, self.executor.submit(step), self.clock())
+        self.timeline.mark(number, "submitted")
+        return submitted
 
     def _outcome(self, submitted: SubmittedStep) -> StepOutcome:
         """Wait for a step. One that failed is computed again in parts."""
@@ -268,7 +310,12 @@ class LLMEngine:
 
     def _collect(self, submitted: SubmittedStep, deltas: list[Addressed]) -> None:
         """Read one step's output into its sequences."""
+        step = submitted.step.number
+        self.timeline.mark(step, "waiting")
+        waiting_s = self.clock()
         output, errors, gone = self._outcome(submitted)
+        self.timeline.mark(step, "waited")
+        self._note_end(submitted, waiting_s)
         tokens, valid, logprobs = output.tokens, output.valid, output.logprobs
         self.progressed_s = self.clock()
         sample = 0
@@ -283,6 +330,13 @@ class LLMEngine:
                     if not sequence.state.finished and number not in gone:
                         self._append_token(sequence, tokens[number], valid[number], logprobs[number], deltas)
             sample = end
+        self.timeline.taken(step, submitted.schedule, submitted.pending)
+
+    def _note_end(self, submitted: SubmittedStep, waiting_s: float) -> None:
+        now_s = self.clock()
+        began_s = max(self._device_free_s, submitted.submitted_s)
+        self.step_clock.record(submitted.size, waiting_s - began_s, now_s - waiting_s)
+        self._device_free_s = now_s
 
     # Collecting results.
 
@@ -341,6 +395,7 @@ class LLMEngine:
     def _finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.end(sequence, reason)
         self.num_finished[reason] += 1
+        self.timeline.ended(sequence)
         if sequence.request.finished:
             del self.requests[sequence.request.key]
 

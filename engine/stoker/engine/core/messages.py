@@ -38,6 +38,8 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
+"""PREFILLING is also the recomputation after a preemption."""
 Phase = Literal["Loading", "Warming", "Serving", "Draining", "Drained", "Failed"]
 
 
@@ -77,6 +79,14 @@ class Finish:
 
     request_id: str
     choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask how far these requests are; answered by `Inspected` with the same `query`."""
+
+    query: str
+    request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +204,24 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """How far a request is that has not ended."""
+
+    request_id: str
+    state: RequestState
+    cached_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The requests of an `Inspect` that have not ended."""
+
+    query: str
+    requests: tuple[RequestProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Sign of life of the core's loop. A front that receives nothing for longer than `quiet_s` counts the core as
     stalled."""
@@ -252,10 +280,15 @@ class Stats:
     """Number of audits of the cache."""
     leaked_blocks: int
     """Blocks that an audit found lost and gave back."""
+    prompt_tokens_per_s: float
+    """Over the last ten seconds, as is the next; of the whole replica."""
+    generation_tokens_per_s: float
+    num_devices: int
+    """GPUs of the replica; 1 on a CPU."""
 
 
-FrontMessage = Hello | AddRequest | Abort | Finish | Ping | Drain | Stop
-CoreMessage = CoreState | Outputs | Refused | Stats | Heartbeat
+FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
+CoreMessage = CoreState | Outputs | Refused | Inspected | Stats | Heartbeat
 Message = FrontMessage | CoreMessage
 
 _CLASSES: tuple[type[Any], ...] = (
@@ -271,9 +304,18 @@ _CLASSES: tuple[type[Any], ...] = (
     Refused,
     Stats,
     Heartbeat,
+    Inspect,
+    Inspected,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
-_NESTED: tuple[type[Any], ...] = (ModelFacts, TokenLogprobs, RequestFacts, SamplingParams, OutputGrammar)
+_NESTED: tuple[type[Any], ...] = (
+    ModelFacts,
+    TokenLogprobs,
+    RequestFacts,
+    RequestProgress,
+    SamplingParams,
+    OutputGrammar,
+)
 _FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {Delta: Delta._fields}
 
 
@@ -337,5 +379,6 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     SamplingParams: {"grammar": _one(OutputGrammar)},
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
+    Inspected: {"requests": _many(RequestProgress)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
 }

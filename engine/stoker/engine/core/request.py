@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stoker.engine.core.messages import FinishReason, RequestFacts
+from stoker.engine.core.messages import FinishReason, RequestFacts, RequestProgress, RequestState
 from stoker.engine.core.token_constraint import TokenConstraint
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
@@ -72,6 +72,20 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(sequence.state.finished for sequence in self.sequences)
+
+    @property
+    def progress(self) -> RequestProgress:
+        """How far it is: as far as its furthest choice."""
+        open_ones = [sequence for sequence in self.sequences if not sequence.state.finished]
+        running = [sequence for sequence in open_ones if sequence.state is State.RUNNING]
+        preemptions = sum(sequence.preemptions for sequence in self.sequences)
+        state: RequestState
+        if running:
+            decodes = any(one.first_token_s is not None and one.missing <= 1 for one in running)
+            state = "DECODING" if decodes else "PREFILLING"
+        else:
+            state = "PREEMPTED" if any(one.preemptions for one in open_ones) else "QUEUED"
+        return RequestProgress(self.key[1], state, self.cached_tokens, preemptions)
 
     def fork(self) -> list[Sequence]:
         """Create choices 1 to n-1, when the prompt of choice 0 is about to be complete."""

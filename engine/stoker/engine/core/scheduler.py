@@ -2,8 +2,8 @@
 rank.
 
 The order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes,
-then fills the budget with chunks of prompts, then admits from the queue. There are never more seats than tokens in the
-budget, so a prompt in progress always advances.
+then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. There are never more seats
+than tokens in the largest budget, so a prompt in progress always advances.
 
 A sequence that cannot grow takes blocks from lower-ranked ones. These are preempted: computed again later, with their
 output kept. Without a lower-ranked one it pauses and keeps its blocks. The first in rank can always grow, so some
@@ -22,11 +22,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 from stoker.engine.core.blocks import BlockAudit, BlockManager, Copy
 from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
+from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.errors import RequestRefused
 
 
@@ -79,9 +81,12 @@ class Scheduler:
         max_requests: int,
         max_queued_requests: int,
         chunk_tokens: int | None = None,
+        budget: StepBudget | None = None,
     ) -> None:
+        """`budget`: of a step's tokens, at most `max_batch_tokens`, which is the default."""
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
+        self.budget = budget or StepBudget(max_batch_tokens)
         self.chunk_tokens = min(chunk_tokens or max_batch_tokens, max_batch_tokens)
         self.num_seats = min(max_requests, max_batch_tokens)
         self.max_queued_requests = max_queued_requests
@@ -98,6 +103,11 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether a request that arrived now would take part in the next step."""
+        return not self.waiting and len(self._free_seats) > self._reserved_seats
 
     def check(self, num_prompt: int, max_tokens: int, num_choices: int) -> None:
         """Refuse a request that could never run, or that does not fit the queue now, with the numbers."""
@@ -138,8 +148,9 @@ class Scheduler:
         """Decide the next step; it is empty only when no sequence runs or waits."""
         step = Schedule()
         self._make_room_for_priority(step)
-        if self._schedule_running(step):
-            self._admit(step, now_s)
+        budget = self._step_tokens()
+        if self._schedule_running(step, budget):
+            self._admit(step, budget - step.num_tokens, now_s)
         if step.chunks:
             step.cleared, self._dirty = self._dirty, []
         return step
@@ -174,9 +185,16 @@ class Scheduler:
 
     # Running sequences.
 
-    def _schedule_running(self, step: Schedule) -> bool:
+    def _step_tokens(self) -> int:
+        """The budget of the next step."""
+        if self.budget.mixed is None:
+            return self.budget.most
+        missing = [sequence.missing for sequence in self.running]
+        waiting = sum(len(sequence.tokens) for sequence in islice(self.waiting, self.budget.most))
+        return self.budget.tokens(missing.count(1), sum(count for count in missing if count > 1) + waiting)
+
+    def _schedule_running(self, step: Schedule, budget: int) -> bool:
         """Schedule running sequences, those that decode first. True if none had to pause or was preempted."""
-        budget = self.max_batch_tokens
         undisturbed = True
         done: set[Sequence] = set()
         for sequence, missing in self._in_order_of_service():
@@ -271,10 +289,9 @@ class Scheduler:
 
     # Admission.
 
-    def _admit(self, step: Schedule, now_s: float) -> None:
+    def _admit(self, step: Schedule, budget: int, now_s: float) -> None:
         """Admit strictly in order. A prompt that does not fit yet is not overtaken, so that long ones get their
         turn."""
-        budget = self.max_batch_tokens - step.num_tokens
         while self.waiting and budget > 0 and self._has_seats(self.waiting[0]):
             sequence = self.waiting[0]
             if sequence in step.preempted or sequence.num_pending:

@@ -27,6 +27,12 @@ class SubmittedStep:
     schedule: Schedule
     step: StepInput
     pending: PendingOutput
+    submitted_s: float = 0.0
+
+    @property
+    def size(self) -> tuple[bool, int]:
+        """Whether it has prompts, and its tokens."""
+        return self.step.num_tokens > len(self.step.seats), self.step.num_tokens
 
 
 class StepOutcome(NamedTuple):

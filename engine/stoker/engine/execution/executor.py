@@ -29,7 +29,7 @@ class StepLauncher(Protocol):
     """One rank whose device computes beside the host."""
 
     def launch(self, step: StepInput) -> PendingOutput: ...
-    def capture_next_graph(self) -> bool: ...
+    def capture_next_graph(self, *, wanted: bool = False) -> bool: ...
 
 
 class Executor(Protocol):
@@ -39,8 +39,11 @@ class Executor(Protocol):
         """Start a step. Errors are raised by the result, never here."""
         ...
 
-    def capture_next_graph(self) -> bool:
-        """Capture one more CUDA graph in idle time, a fraction of a second. False: none is left to capture."""
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        """Capture one more CUDA graph between two steps, a fraction of a second. False: none is left to capture.
+
+        `wanted`: only one whose lack has cost much.
+        """
         ...
 
     def close(self) -> None:
@@ -62,7 +65,7 @@ class InProcess:
             future.set_exception(error)
         return future
 
-    def capture_next_graph(self) -> bool:
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
         return False
 
     def close(self) -> None:
@@ -81,8 +84,8 @@ class OnDevice:
         except Exception as error:  # noqa: BLE001 - the result carries it to who waits
             return failed(error)
 
-    def capture_next_graph(self) -> bool:
-        return self.runner.capture_next_graph()
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        return self.runner.capture_next_graph(wanted=wanted)
 
     def close(self) -> None:
         pass

@@ -62,8 +62,8 @@ def load_runner(
         max_batch_tokens=plan.max_batch_tokens,
         attention=plan.attention,
         graphs=plan.graphs,
+        timed=plan.timed,
     )
     progress("CapturingGraphs")
-    while runner.capture_next_graph(first=True):
-        pass
+    runner.capture_first_graphs(plan.capture_s)
     return runner

@@ -1,36 +1,47 @@
 """The shapes of passes: which are worth a CUDA graph, and which of them a step takes. Pure: no device, no tensor.
 
 A pass has `tokens` rows: first those of at most `decodes` sequences that decode, then those of at most `prompts` chunks
-of prompts; the rest is padding. A pass without prompts has one row per sequence. Launching a pass costs the host about
-as much time as some hundred tokens of an 8B model cost the device. Longer passes gain nothing from a graph and lose by
-padding.
+of prompts; the rest is padding. A pass without prompts has one row per sequence. Launching the kernels of a pass one by
+one costs the host 16 ms with 32 layers, often twice that, and what has arrived or is computed meanwhile waits; a graph
+costs it less than one. Longer passes than `MOST_TOKENS` keep the device busy for several times as long.
 
 Called by the runner and `step_graphs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stoker.model.config import ModelConfig
-
-LAYER_WORK = 1e11
-"""Parameters of a layer times tokens that an H200 computes in the time of the layer's launches, 0.3 ms."""
 MOST_TOKENS = 2048
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MOST_TOKENS)
-"""Sizes of passes with prompts. At most half of a pass's rows are padding, mostly a quarter and less."""
-DECODES = (0, 8, 64)
-"""Decodes of passes with prompts, beside the number of seats. An unused row costs only its part of the output layer."""
+TOKENS = (
+    16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 528, 544, 576, 640, 768, 896, 1024, 1280, 1536, 1792, MOST_TOKENS,
+)  # fmt: skip
+"""Sizes of passes with prompts. At most half of a pass's rows are padding, above 512 a fifth. 528 and 544 are for a
+prompt of 512 beside decodes; 448 would be slower than 512 (figures in bench/README.md)."""
+DECODES = (8, 64)
+"""Decodes of passes with prompts, beside the number of seats. An unused row costs next to nothing, but the attention
+splits the keys of few decodes into more parts."""
+FEW_DECODES_TOKENS = 640
+"""Longest pass with prompts that also has a shape for the fewest decodes."""
 TOKENS_PER_PROMPT = 32
 FEWEST_PROMPTS = 4
 FIRST_DECODES = 4
-"""Decode shapes captured before the first request; the others are captured in idle time."""
+"""Decode shapes that are always captured before the first request."""
+COVER_TOKENS = (64, 128, 256, 576, 1024, 1536, MOST_TOKENS)
+COVER_DECODES = (16, 32, 64, 128, 256)
+"""Sizes captured next, so that every step soon has a graph whose padding is worth it."""
+COVER_UNSAMPLED = (8, 64)
+"""Decode shapes without output layer and sampler, beside the number of seats: for rows that request filters or more."""
+ROWS_PER_DECODE = 8
+"""Rows of decodes that cost about as much as one of a prompt: few rows wait for the weights, not for products."""
+WORTH_ROWS = 512
+"""Rows of padding that cost the device about as much as launching one by one costs the host."""
 
 
 class PassShape(NamedTuple):
-    """The fixed size of a pass, and what it computes."""
+    """The fixed size of a pass, and what it computes. One with prompts ends with hidden states."""
 
     tokens: int
     decodes: int
@@ -72,13 +83,24 @@ class PassShapes:
         return self.decodes[:FIRST_DECODES]
 
     @property
-    def idle(self) -> tuple[PassShape, ...]:
-        """Order of capture in idle time. The largest comes first, so that all share its memory; then by use: prompts
-        alone, decodes, both."""
-        rest = self.mixed[-2::-1]
-        alone = [shape for shape in rest if not shape.decodes]
-        both = [shape for shape in rest if shape.decodes]
-        return (*self.first, *self.mixed[-1:], *alone, *reversed(self.decodes), *both)
+    def cover(self) -> tuple[PassShape, ...]:
+        """Shapes that together serve every step with little padding. The largest comes first, so that all share its
+        memory; then those of decodes, which most steps are."""
+        most = self.decodes[-1:]
+        mixed = [
+            shape
+            for shape in reversed(self.mixed)
+            if (shape.tokens in COVER_TOKENS and shape.decodes != DECODES[0]) or shape == self.mixed[-1]
+        ]
+        decodes = [shape for shape in self.decodes if shape.decodes in COVER_DECODES]
+        unsampled = [shape for shape in self.decodes if shape.decodes in COVER_UNSAMPLED]
+        plain = [shape._replace(samples=False) for shape in dict.fromkeys((*unsampled, *most))]
+        return tuple(dict.fromkeys((*mixed[:1], *most, *decodes, *mixed, *plain)))
+
+    @property
+    def order(self) -> tuple[PassShape, ...]:
+        """Order of capture."""
+        return tuple(dict.fromkeys((*self.first, *self.cover, *reversed(self.decodes), *reversed(self.mixed))))
 
     @property
     def largest(self) -> PassShape:
@@ -103,10 +125,34 @@ def mixed_shapes(num_seats: int, max_tokens: int) -> Iterator[PassShape]:
     for tokens in (*(size for size in TOKENS if size < max_tokens), max_tokens):
         prompts = min(max(FEWEST_PROMPTS, tokens // TOKENS_PER_PROMPT), num_seats)
         for decodes in (*DECODES, num_seats):
-            yield PassShape(tokens, min(decodes, num_seats, tokens), prompts)
+            if decodes != DECODES[0] or tokens <= FEW_DECODES_TOKENS:
+                yield PassShape(tokens, min(decodes, num_seats, tokens), prompts, samples=False)
 
 
-def most_tokens(model: ModelConfig, max_batch_tokens: int) -> int:
-    """Largest pass with prompts. Beyond it the device is busy for longer than the launches take."""
-    worth = LAYER_WORK / (model.num_parameters / model.num_layers)
-    return min(max((size for size in TOKENS if size <= worth), default=TOKENS[0]), max_batch_tokens)
+def lost_rows(wanted: PassShape, found: PassShape | None) -> int:
+    """What a step loses without the graph of the wanted shape, in rows of a prompt: the padding of the stand-in
+    `found`, or the launches one by one; at least 1."""
+    if found is None:
+        return WORTH_ROWS
+    rows = found.tokens - wanted.tokens
+    return max(rows if wanted.prompts else rows // ROWS_PER_DECODE, 1)
+
+
+def stand_in(
+    wanted: PassShape, num_tokens: int, num_decodes: int, num_prompts: int, captured: Iterable[PassShape]
+) -> PassShape | None:
+    """The captured shape with the least padding that can take a step in place of the wanted one. None: launching its
+    kernels one by one costs less.
+
+    A shape that ends with hidden states can take any step of its kind.
+    """
+    kinds = {(wanted.samples, wanted.filtered), (False, False)}
+    able = (
+        shape
+        for shape in captured
+        if bool(shape.prompts) == bool(wanted.prompts)
+        and (shape.samples, shape.filtered) in kinds
+        and all(map(int.__ge__, shape[:3], (num_tokens, num_decodes, num_prompts)))
+        and shape.tokens <= num_tokens + WORTH_ROWS
+    )
+    return min(able, key=lambda shape: (shape.tokens, not shape.samples, shape.decodes), default=None)

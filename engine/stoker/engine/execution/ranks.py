@@ -71,7 +71,7 @@ class Ranks:
             future.set_exception(lost)
         return future
 
-    def capture_next_graph(self) -> bool:
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
         return False
 
     def close(self) -> None:

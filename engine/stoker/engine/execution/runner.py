@@ -4,15 +4,18 @@ The host knows how far every sequence goes, so positions, slots and tables are b
 The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
 starts a step and returns at once where the device computes beside the host; the result waits for the device once. With
 fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
-busy for longer than the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden, V vocabulary,
-L longest sequence.
+busy for several times as long as the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden,
+V vocabulary, L longest sequence.
 
 Called by an executor, one step at a time. It has no requests and no scheduler.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,11 +23,11 @@ from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import PassShape, most_tokens, pass_shapes
+from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.staging import Fetched, Staging
-from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
+from stoker.engine.execution.step import StepInput, StepOutput, StepTrace, TokenLogprobs
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
@@ -32,8 +35,28 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
+WANTED_ROWS = 8192
+"""Rows of padding that a graph would have saved before it is captured while requests wait: several times the rows that
+the device could compute meanwhile."""
 _SCORED_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """A step's beginning on the device, and the end of the step before it; None on a CPU."""
+
+    way: str
+    shape: tuple[int, int]
+    begin: torch.cuda.Event | None
+    before: torch.cuda.Event | None
+
+    def trace(self, fetched: Fetched) -> StepTrace:
+        device_ms = idle_ms = 0.0
+        if self.begin is not None and fetched.event is not None:
+            device_ms = self.begin.elapsed_time(fetched.event)
+            idle_ms = self.before.elapsed_time(self.begin) if self.before is not None else 0.0
+        return StepTrace(self.way, *self.shape, device_ms=device_ms, device_idle_ms=idle_ms)
 
 
 class LaunchedStep:
@@ -42,6 +65,15 @@ class LaunchedStep:
     def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
         self.number, self.fetched, self.unpack = number, fetched, unpack
         self.output: StepOutput | None = None
+        self.shape: PassShape | None = None
+        """The pass that it was padded to."""
+        self.timing: StepTiming | None = None
+        """Only where a time line is written."""
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """How the step was computed, once its result has been read."""
+        return self.timing.trace(self.fetched) if self.timing is not None else None
 
     def result(self) -> StepOutput:
         """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""
@@ -66,14 +98,20 @@ class Runner:
         max_batch_tokens: int,
         attention: str,
         graphs: bool | Capture = True,
+        timed: bool = False,
     ) -> None:
-        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them."""
+        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them.
+
+        `timed`: keep the times of steps for a time line.
+        """
         self.model, self.cache = model, cache
         self.device = cache.data.device
         self.max_model_len = max_model_len
-        self.staging = Staging(self.device)
+        self.staging = Staging(self.device, timed=timed)
+        self._last: torch.cuda.Event | None = None
+        """End of the last step, where a time line is written."""
         max_blocks = -(-max_model_len // cache.block_size)
-        shapes = pass_shapes(num_seats, most_tokens(model.config, max_batch_tokens))
+        shapes = pass_shapes(num_seats, min(MOST_TOKENS, max_batch_tokens))
         size = PagedSize(
             max_tokens=max(max_batch_tokens, shapes.largest.tokens),
             max_sequences=shapes.largest.sequences,
@@ -105,24 +143,49 @@ class Runner:
     def launch(self, step: StepInput) -> LaunchedStep:
         """Start one step. On the CPU it is done when this returns. Raises as `run`."""
         rows = step_rows(step)
-        size = None if self.graphs is None else self.graphs.shape_for(rows)
-        self._apply(step, tables_follow=size is not None and not size.prompts and not step.openings)
+        begin = self.staging.record() if self.staging.timed and not self.staging.is_host else None
+        launched = self._launch(step, rows)
+        if self.staging.timed:
+            self._time(launched, rows, begin)
+        return launched
+
+    def _time(self, launched: LaunchedStep, rows: StepRows, begin: torch.cuda.Event | None) -> None:
+        way, shape = "eager", (rows.num_tokens, rows.num_decodes)
+        if launched.shape is not None and self.graphs is not None:
+            way, shape = self.graphs.way, (launched.shape.tokens, launched.shape.decodes)
+        launched.timing = StepTiming(way, shape, begin, self._last)
+        self._last = launched.fetched.event
+
+    def _launch(self, step: StepInput, rows: StepRows) -> LaunchedStep:
+        decodes_alone = not rows.num_prompts and not rows.num_others
+        self._apply(step, tables_follow=self.graphs is not None and decodes_alone and not step.openings)
         try:
-            if self.graphs is None or size is None:
+            shape = self._shape(step, rows)
+            if self.graphs is None or shape is None:
                 return self._finish(step, rows, self._compute(rows))
-            shape = self._sampled_shape(size, step, rows)
             result = self.graphs.compute(shape, rows)
-            return self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
+            launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
+            launched.shape = shape
+            return launched
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
     @torch.inference_mode()
-    def capture_next_graph(self, *, first: bool = False) -> bool:
-        """Capture the graph of one more shape. False: none is left. `first`: only shapes needed before the first
-        request."""
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        """Capture the graph of one more shape. False: none is left. `wanted`: only one whose lack has cost much."""
         if self.graphs is None:
             return False
-        return self.graphs.capture_next(self.graphs.shapes.first if first else self.graphs.shapes.idle)
+        often = self.graphs.most_wanted(WANTED_ROWS if wanted else 1)
+        return self.graphs.capture_next(often if wanted else chain(often, self.graphs.shapes.order))
+
+    @torch.inference_mode()
+    def capture_first_graphs(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture the shapes that are always captured before the first request, then others for so many seconds."""
+        until_s = clock() + seconds
+        while self.graphs is not None and self.graphs.capture_next(self.graphs.shapes.first):
+            pass
+        while clock() < until_s and self.capture_next_graph():
+            pass
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:
@@ -156,13 +219,16 @@ class Runner:
 
     # Steps padded to a fixed size.
 
-    def _sampled_shape(self, size: PassShape, step: StepInput, rows: StepRows) -> PassShape:
-        """The variant of the shape that gives what the step's samples request."""
+    def _shape(self, step: StepInput, rows: StepRows) -> PassShape | None:
+        """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
+        if self.graphs is None:
+            return None
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored) or step.masks:
-            return size._replace(samples=False)
+            return self.graphs.shape_for(rows, samples=False, filtered=False)
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
-        return size._replace(samples=bool(plain), filtered=bool(plain and values.filtered[seats].any()))
+        filtered = plain and values.filtered[seats].any()
+        return self.graphs.shape_for(rows, samples=bool(plain), filtered=bool(filtered))
 
     def _sampled(self, step: StepInput, rows: StepRows, shape: PassShape, out_2B: Tensor) -> LaunchedStep:
         places, num_chunks = sample_places(shape, rows), len(step.seats)

@@ -27,8 +27,9 @@ _DTYPES = {
 class Staging:
     """Copies to and from one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, timed: bool = False) -> None:
+        """`timed`: events keep their times."""
+        self.device, self.timed = device, timed
         self.is_host = device.type == "cpu"
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
@@ -60,9 +61,13 @@ class Staging:
         if self.is_host:
             return Fetched([tensor.clone() for tensor in tensors], None)  # the next step may overwrite them
         copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return Fetched(copies, self.record())
+
+    def record(self) -> torch.cuda.Event:
+        """Record an event behind everything that was launched."""
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=self.timed)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
-        return Fetched(copies, event)
+        return event
 
 
 class Fetched:

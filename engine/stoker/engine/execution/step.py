@@ -102,6 +102,21 @@ class StepInput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrace:
+    """The way a step was computed, for a time line."""
+
+    way: str
+    """`graph`; `captured`: kernels launched one by one, then captured; `padded` or `eager`: launched one by one."""
+    padded_tokens: int
+    """Rows of the pass, padding included."""
+    padded_decodes: int
+    device_ms: float
+    """From the step's first kernel to the copies of its results; 0 on a CPU."""
+    device_idle_ms: float
+    """The device's pause before it; 0 on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at one output position, from the raw logits."""
 

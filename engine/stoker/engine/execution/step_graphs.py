@@ -1,8 +1,8 @@
 """Passes of fixed size: a step padded to the next shape, as a CUDA graph where one was captured.
 
-The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. A shape is
-captured in idle time, or after its first step, which ran without a graph. A graph's kernels read fixed buffers, and the
-next step overwrites their results.
+The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. Shapes are
+captured before the first request and between steps, never within one: until a shape has its graph, a larger one stands
+in for it. A graph's kernels read fixed buffers, and the next step overwrites their results.
 
 Owned by the runner.
 """
@@ -10,7 +10,8 @@ Owned by the runner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
-from stoker.engine.execution.pass_shape import PassShape, PassShapes
+from stoker.engine.execution.pass_shape import PassShape, PassShapes, lost_rows, stand_in
 from stoker.engine.execution.seats import DeviceSeatTables
 from stoker.engine.execution.staging import Staging
 from stoker.engine.execution.step_rows import StepRows, no_rows
@@ -102,24 +103,36 @@ class StepGraphs:
         self.model, self.cache, self.whole = model, cache, whole
         self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
         self.graphs: dict[PassShape, Replay] = {}
-        self.hidden: dict[PassShape, Tensor] = {}
-        """Hidden states that a graph without sampler leaves."""
+        self.wanted: Counter[PassShape] = Counter()
+        """Rows of padding that a shape without a graph would have saved, or what launching one by one costs in rows."""
         self.passes: dict[PassShape, _Pass] = {}
         largest, device = shapes.largest, staging.device
         self.numbers = torch.full((packed_length(largest),), -1, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
+        self.hidden = torch.zeros(largest.tokens, model.config.hidden_size, dtype=cache.data.dtype, device=device)
+        """Hidden states that a pass without sampler leaves."""
+        self.way = ""
+        """How the last step was computed (`StepTrace.way`)."""
 
-    def shape_for(self, rows: StepRows) -> PassShape | None:
-        """The smallest captured shape that fits this step, ignoring sampling.
+    def shape_for(self, rows: StepRows, *, samples: bool, filtered: bool) -> PassShape | None:
+        """The shape to pad this step to: the smallest, or the next larger one that has a graph.
 
-        None for steps with prompts when graphs are off: padding would only cost time.
+        `samples`, `filtered`: whether the pass may sample, and whether with filters; of decodes alone. None for steps
+        with prompts that have no graph: padding would only cost time.
         """
-        num_prompts = max(rows.num_prompts, rows.num_others)
-        if num_prompts and self.capture is None:
+        needs = (rows.num_tokens, rows.num_decodes, max(rows.num_prompts, rows.num_others))
+        exact = self.shapes.choose(*needs)
+        if exact is None:
             return None
-        return self.shapes.choose(rows.num_tokens, rows.num_decodes, num_prompts)
+        if not exact.prompts:
+            exact = exact._replace(samples=samples, filtered=filtered)
+        if exact in self.graphs:
+            return exact
+        found = stand_in(exact, *needs, self.graphs)
+        self.wanted[exact] += lost_rows(exact, found)
+        return found or (None if exact.prompts else exact)
 
     def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
         """Compute a step: sampled tokens and validity [2, B], or hidden states [T, D]. Valid until the next step."""
@@ -128,21 +141,25 @@ class StepGraphs:
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
         self.staging.fill(held.packed, pack_inputs(shape, rows, blocks_D))
         if shape in self.graphs:
+            self.way = "graph"
             self.graphs[shape]()
-            return held.out if shape.samples else self.hidden[shape]
-        result = self._launch_kernels(shape, held)
-        if self.capture is not None:
-            self._capture_graph(shape, held)
-        return result
+            return held.out if shape.samples else self.hidden[: shape.tokens]
+        self.way = "padded"
+        return self._launch_kernels(shape, held)
 
-    def capture_next(self, shapes: Sequence[PassShape]) -> bool:
+    def capture_next(self, shapes: Iterable[PassShape]) -> bool:
         """Capture the first of `shapes` without a graph. False: all have one."""
         missing = next((shape for shape in shapes if shape not in self.graphs), None)
         if missing is None or self.capture is None:
             return False
         self.warm_up(missing)  # compilation and allocation at a first call must not be captured
         self._capture_graph(missing, self._pass(missing))
+        self.wanted.pop(missing, None)
         return True
+
+    def most_wanted(self, at_least: int) -> Iterator[PassShape]:
+        """Shapes whose graphs would have saved at least so many rows, the most first."""
+        return (shape for shape, rows in self.wanted.most_common() if rows >= at_least)
 
     def warm_up(self, shape: PassShape) -> None:
         """Compute a step of padding alone."""
@@ -152,18 +169,18 @@ class StepGraphs:
         self._launch_kernels(shape, held)
 
     def _capture_graph(self, shape: PassShape, held: _Pass) -> None:
-        """Capture a shape. Without memory for it no more graphs are captured, and steps go on without them."""
+        """Capture a shape. After a failure, or without memory, no more graphs are captured; steps go on without."""
         assert self.capture is not None
 
         def body() -> None:
-            result = self._launch_kernels(shape, held)
-            if not shape.samples:
-                self.hidden[shape] = result
+            self._launch_kernels(shape, held)
 
         try:
             self.graphs[shape] = self.capture(body)
-        except torch.OutOfMemoryError as error:
-            log.warning("no memory for the graph of %s, nor for others: %s", shape, error)
+        except torch.AcceleratorError:
+            raise
+        except RuntimeError as error:
+            log.warning("no graph of %s, nor of others: %s", shape, error)
             self.capture = None
 
     def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
@@ -171,7 +188,7 @@ class StepGraphs:
         self._fill_pass(shape, held)
         hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
         if not shape.samples:
-            return hidden_TD
+            return self.hidden[: shape.tokens].copy_(hidden_TD)
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
 
         inputs, seats = held.inputs, self.seats

@@ -5,6 +5,7 @@ Pure; made once by `server`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +15,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from stoker.engine.http.openai.responses_body import ResponsesBody
 
 OPENAPI_PATH = "/openapi.json"
 DOCS_PATH = "/docs"
+REQUESTS_PATH = "/v1/requests"
 REF = "#/components/schemas/{model}"
 ERROR_SCHEMA = {
     "type": "object",
@@ -54,8 +57,11 @@ REFUSALS = (400, 401, 404, 405, 408, 413, 414, 429, 431, 500, 503)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatBody, statuses=REFUSALS),
     Operation("post", "/v1/completions", "Continue prompts", CompletionBody, statuses=REFUSALS),
+    Operation("post", "/v1/responses", "Answer statelessly, in typed events", ResponsesBody, statuses=REFUSALS),
     Operation("get", "/v1/models", "List the served names", statuses=(401,)),
     Operation("get", "/v1/models/{model}", "Show one served name", statuses=(401, 404)),
+    Operation("get", "/v1/requests/{id}", "Show the life of a request of this engine", statuses=(401, 404, 503)),
+    Operation("post", "/v1/embeddings", "Refused: this engine generates text", statuses=(400, 401)),
     Operation("post", "/tokenize", "Turn text or a conversation into token ids", TokenizeBody, statuses=REFUSALS),
     Operation("post", "/detokenize", "Turn token ids into text", DetokenizeBody, statuses=REFUSALS),
     Operation("get", "/health", "Whether requests are answered", needs_key=False, statuses=(503,)),
@@ -97,19 +103,20 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         schema = {"$ref": REF.format(model=operation.body.__name__)}
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{model}" in operation.path:
-        made["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if names := PATH_NAME.findall(operation.path):
+        made["parameters"] = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
     if operation.needs_key:
         made["security"] = [{}, {"apiKey": []}]
     return made
 
 
+PATH_NAME = re.compile(r"\{(\w+)\}")
 ID_CHARACTERS = str.maketrans({"/": "_", "{": None, "}": None})
 
 
 def _response(description: str, operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {}}
-    if operation.path in ("/v1/completions", "/v1/chat/completions"):
+    if operation.path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         content["text/event-stream"] = {}
     return {"description": description, "content": content}
 

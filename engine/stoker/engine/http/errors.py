@@ -32,6 +32,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
         headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -40,9 +41,14 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.more_headers = dict(headers or {})
+        self.more_fields = dict(fields or {})
+        """Fields of the answer beside `error`."""
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code}}
+        return {
+            **self.more_fields,
+            "error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code},
+        }
 
     def headers(self) -> dict[str, str]:
         retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}

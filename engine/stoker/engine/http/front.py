@@ -12,19 +12,25 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import CoreClient, CoreLost
 from stoker.engine.core.messages import CoreState, ModelFacts
-from stoker.engine.http.errors import ApiError, bad_request, model_not_found
+from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
-from stoker.engine.http.openai.completions import CompletionAnswer, EchoedPrompt
+from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFields, EchoedPrompt
 from stoker.engine.http.openai.logprobs import TokenNames
-from stoker.engine.http.openai.params import GenerationDefaults, chat_params, check_length, completion_params
-from stoker.engine.http.openai.parser_choice import ParserChoice
+from stoker.engine.http.openai.params import (
+    GenerationDefaults,
+    chat_params,
+    check_length,
+    completion_params,
+    truncated,
+)
+from stoker.engine.http.openai.parser_choice import AnswerParsers, ParserChoice
 from stoker.engine.http.openai.protocol import (
     ChatBody,
     ChatMessage,
@@ -33,13 +39,25 @@ from stoker.engine.http.openai.protocol import (
     GenerationBody,
     TokenizeBody,
 )
+from stoker.engine.http.openai.responses import ResponsesAnswer
+from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
+from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
 from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
 
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
+
+
+class PreparedChat(NamedTuple):
+    """A conversation that was checked; the core has not got it yet."""
+
+    codec: TextCodec
+    envelope: Envelope
+    generation: Generation
+    parsers: AnswerParsers
 
 
 class Front:
@@ -62,6 +80,7 @@ class Front:
         self.parsers = parsers
         self.clock = clock
         self.unix_time = unix_time
+        self.log = RequestLog()
         self.draining = False
         self.broken: str | None = None
         """Problem of this front that keeps it from serving although the core could."""
@@ -136,7 +155,9 @@ class Front:
 
     # Completions.
 
-    async def completion(self, body: CompletionBody, request_id: str, arrival_s: float) -> CompletionAnswer:
+    async def completion(
+        self, body: CompletionBody, call_id: str, arrival_s: float, request_id: str = ""
+    ) -> CompletionAnswer:
         """Tokenise and check a completion request. The core gets it when the answer is read.
 
         Raises:
@@ -148,22 +169,44 @@ class Front:
         prompts = await self._in_thread(_encode_all, codec, body)
         bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         jobs = []
-        for number, prompt in enumerate(prompts):
+        for number, whole in enumerate(prompts):
+            prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self._defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
-            job_id = f"{request_id}-{number}"
+            job_id = f"{call_id}-{number}"
             jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
         echoes = None
         if body.echo:
-            echoes = await self._in_thread(_echo_all, codec, prompts, body.skip_special_tokens)
+            shown = [job.prompt_tokens for job in jobs]
+            echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
         generation = self._generation(codec, jobs)
-        envelope = self._envelope("cmpl", name, facts)
-        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes)
+        envelope = self._envelope("cmpl-", name, facts)
+        self._log(envelope, generation, request_id)
+        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
+        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
-    async def chat(self, body: ChatBody, request_id: str, arrival_s: float) -> ChatAnswer:
+    async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
+        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-")
+        names = TokenNames(prepared.codec)
+        return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
+
+    async def responses(
+        self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""
+    ) -> ResponsesAnswer:
+        """Prepare a response: the chat request that it means."""
+        try:
+            prepared = await self._prepare(body.chat(), call_id, arrival_s, request_id, "resp_")
+        except ApiError as error:
+            raise renamed(error) from error
+        return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
+
+    async def _prepare(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str, prefix: str
+    ) -> PreparedChat:
+        """Render, tokenise and check a conversation."""
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
@@ -171,7 +214,8 @@ class Front:
         text = await self._in_thread(
             _render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
-        prompt = await self._in_thread(_encode_rendered, codec, text)
+        whole = await self._in_thread(_encode_rendered, codec, text)
+        prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
@@ -183,9 +227,10 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        generation = self._generation(codec, [Job(f"{request_id}-0", prompt, params, arrival_s, body.priority)])
-        envelope = self._envelope("chatcmpl", name, facts)
-        return ChatAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), parsers)
+        generation = self._generation(codec, [Job(f"{call_id}-0", prompt, params, arrival_s, body.priority)])
+        envelope = self._envelope(prefix, name, facts)
+        self._log(envelope, generation, request_id)
+        return PreparedChat(codec, envelope, generation, parsers)
 
     def _check(
         self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
@@ -204,7 +249,42 @@ class Front:
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
         fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
-        return Envelope(f"{prefix}-{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
+        return Envelope(f"{prefix}{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
+
+    def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
+        """Let the request be found, and follow its run."""
+        jobs = tuple(job.id for job in generation.jobs)
+        logged = LoggedRequest(envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage)
+        generation.follow = logged.follow
+        self.log.add(logged)
+
+    async def request(self, name: str) -> dict[str, Any]:
+        """`GET /v1/requests/{id}`: by the answer's id or by `X-Request-Id`.
+
+        Raises:
+            ApiError: 404, no recent request of this engine has the id; 503, the core does not answer.
+        """
+        logged = self.log.find(name)
+        if logged is None:
+            message = f"No recent request of this engine has the id {shortened(name)}."
+            raise ApiError(404, message, param="id", code="request_not_found")
+        if logged.end is not None:
+            return logged.body(())
+        try:
+            return logged.body(await self.core.inspect(logged.job_ids))
+        except CoreLost as lost:
+            raise ApiError(503, f"The engine core does not answer: {lost}", code="not_ready", retry_after_s=1) from lost
+
+    def health(self) -> dict[str, str]:
+        """`GET /health`: healthy, degraded (it answers, but not as it should) or unhealthy, with the reason."""
+        stats = self.core.stats
+        if self.draining or self.core.state.phase in ("Draining", "Drained"):
+            return {"status": "degraded", "reason": "draining: no new requests are taken"}
+        if not self.ready:
+            return {"status": "unhealthy", "reason": self.broken or self.core.problem}
+        if stats is not None and stats.leaked_blocks:
+            return {"status": "degraded", "reason": f"{stats.leaked_blocks} lost blocks of the cache were given back"}
+        return {"status": "healthy", "reason": ""}
 
     # Tokens.
 
@@ -248,7 +328,7 @@ class Front:
 
 
 def _usage_chunks(body: GenerationBody) -> UsageChunks:
-    return UsageChunks(last=body.wants_usage, running=body.wants_running_usage)
+    return UsageChunks(last=body.wants_usage, running=body.wants_running_usage, timing=body.include_timing)
 
 
 def _check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
@@ -48,6 +48,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    facts: dict[int, RequestFacts] = field(default_factory=dict)
+    """Counts and times of each choice that has begun, final ones of those that have ended."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Generation:
         metrics: FrontMetrics,
         clock: Callable[[], float],
     ) -> None:
+        self.follow: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered for the time of the run."""
         self.jobs = tuple(jobs)
         self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
         self._core = core
@@ -92,10 +96,17 @@ class Generation:
             ApiError: a job was refused, failed or was aborted; the others are aborted with it.
         """
         if len(self.jobs) == 1:
-            async with aclosing(self._run(0)) as only:
-                async for update in only:
-                    yield update
+            with self.follow():
+                async with aclosing(self._run(0)) as only:
+                    async for update in only:
+                        yield update
             return
+        with self.follow():
+            async with aclosing(self._run_all()) as updates:
+                async for update in updates:
+                    yield update
+
+    async def _run_all(self) -> AsyncGenerator[Update]:
         news: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
         turns = asyncio.Semaphore(JOBS_AT_ONCE)
         tasks = [asyncio.create_task(self._collect(number, news, turns)) for number in range(len(self.jobs))]
@@ -173,7 +184,7 @@ class _Follower:
             ApiError: the core gave the choice up.
         """
         if delta.facts is not None:
-            self._facts[delta.choice] = delta.facts
+            self._facts[delta.choice] = self._usage.facts[delta.choice] = delta.facts
             self._usage.cached_tokens = max(self._usage.cached_tokens, delta.facts.cached_tokens)
         if delta.finish_reason in ("error", "abort"):
             self._metrics.finished(self._facts.get(delta.choice))
@@ -190,6 +201,8 @@ class _Follower:
         return self._update(delta, piece, finish)
 
     def _finish_choice(self, choice: int, facts: RequestFacts | None) -> None:
+        if facts is not None:
+            self._usage.facts[choice] = facts
         self._metrics.finished(facts)
         self._output_tokens[choice] = facts.output_tokens if facts is not None else 0
         if len(self._output_tokens) == self._job.params.n:

@@ -167,6 +167,7 @@ class _CoreCollector(Collector):
             counter.add_metric(self._labels, value)
             yield counter
         yield _step_tokens(self._labels, stats)
+        yield _token_rates(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
         yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
 
@@ -211,6 +212,16 @@ def _step_tokens(labels: tuple[str, str], stats: Stats) -> HistogramMetricFamily
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)
     family.add_metric(labels, buckets, stats.step_tokens_sum)
     return family
+
+
+def _token_rates(labels: tuple[str, str], stats: Stats) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(
+        "stoker:tokens_per_second_per_gpu", "Tokens of the last 10 s by GPU (by engine on a CPU).",
+        labels=(*LABELS, "kind"),
+    )  # fmt: skip
+    gauge.add_metric((*labels, "prompt"), stats.prompt_tokens_per_s / stats.num_devices)
+    gauge.add_metric((*labels, "generation"), stats.generation_tokens_per_s / stats.num_devices)
+    return gauge
 
 
 def _by(name: str, text: str, label: str, labels: tuple[str, str], values: Mapping[str, int]) -> CounterMetricFamily:

@@ -20,11 +20,12 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, docs_page, openapi_document
+from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
 from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
 from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from stoker.engine.http.openai.responses_body import ResponsesBody
 from stoker.engine.http.openai.sse import DONE, event
 from stoker.engine.http.reply import Page, Reply
 from stoker.pod.asgi import (
@@ -45,6 +46,8 @@ log = logging.getLogger("stoker.engine")
 B = TypeVar("B", bound=BaseModel)
 Events = AsyncGenerator[bytes]
 POST: Sequence[str] = ("POST",)
+PARENTS = ("/v1/models", REQUESTS_PATH)
+"""Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
 OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
@@ -57,6 +60,8 @@ class HttpCall:
     path: str
     body: bytes
     id: str
+    request_id: str
+    """`X-Request-Id`, the client's or a new one."""
     arrival_s: float
 
     def parse(self, cls: type[B]) -> B:
@@ -110,11 +115,14 @@ class OpenAiServer:
         self._posts: dict[str, Handler] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
+            "/v1/responses": self._responses,
+            "/v1/embeddings": self._embeddings,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
         self._gets: dict[str, Handler] = {
             "/v1/models": self._models,
+            REQUESTS_PATH: self._request,
             "/health": self._health,
             "/ping": self._health,
             "/version": self._version,
@@ -147,8 +155,7 @@ class OpenAiServer:
     def _handler(self, method: str, path: str) -> Handler | None:
         """Return the handler of a path, or None for the paths of `own`."""
         routes, methods, known = self._posts, POST, path
-        if path.startswith("/v1/models/"):
-            known = "/v1/models"
+        known = next((parent for parent in PARENTS if path.startswith(f"{parent}/")), path)
         if known in self._gets:
             routes, methods = self._gets, GET
         elif path not in self._posts:
@@ -171,7 +178,7 @@ class OpenAiServer:
             self._count(scope, reply, 0, arrival_s)
             return
         size = len(body)
-        call = HttpCall(scope["path"], body, f"{uuid.uuid4().hex}", arrival_s)
+        call = HttpCall(scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s)
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
         try:
@@ -217,7 +224,7 @@ class OpenAiServer:
         )
 
     def _count(self, scope: Scope, reply: Reply, request_bytes: int, arrival_s: float) -> None:
-        path = "/v1/models" if scope["path"].startswith("/v1/models") else scope["path"]
+        path = next((parent for parent in PARENTS if scope["path"].startswith(parent)), scope["path"])
         known = path in self._posts or path in self._gets
         seconds = self.front.clock() - arrival_s
         self.front.metrics.answered(
@@ -228,15 +235,27 @@ class OpenAiServer:
 
     async def _completions(self, call: HttpCall) -> Mapping[str, Any] | Events:
         body = call.parse(CompletionBody)
-        return await _whole_or_stream(body, await self.front.completion(body, call.id, call.arrival_s))
+        return await _whole_or_stream(body, await self.front.completion(body, call.id, call.arrival_s, call.request_id))
 
     async def _chat(self, call: HttpCall) -> Mapping[str, Any] | Events:
         body = call.parse(ChatBody)
-        return await _whole_or_stream(body, await self.front.chat(body, call.id, call.arrival_s))
+        return await _whole_or_stream(body, await self.front.chat(body, call.id, call.arrival_s, call.request_id))
+
+    async def _responses(self, call: HttpCall) -> Mapping[str, Any] | Events:
+        body = call.parse(ResponsesBody)
+        answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
+        return _typed_events(answer) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
         return self.front.model(name) if name else self.front.models()
+
+    async def _request(self, call: HttpCall) -> Mapping[str, Any]:
+        return await self.front.request(call.path.removeprefix(REQUESTS_PATH).removeprefix("/"))
+
+    async def _embeddings(self, _: HttpCall) -> Mapping[str, Any]:
+        message = "This engine generates text: embeddings are not supported. Use a model server for embeddings."
+        raise ApiError(400, message, code="embeddings_not_supported")
 
     async def _tokenize(self, call: HttpCall) -> Mapping[str, Any]:
         return await self.front.tokenize(call.parse(TokenizeBody))
@@ -245,10 +264,12 @@ class OpenAiServer:
         return await self.front.detokenize(call.parse(DetokenizeBody))
 
     async def _health(self, _: HttpCall) -> Mapping[str, Any]:
-        """Answer 200 if requests are accepted, else 503."""
+        """Answer 200 if requests are accepted, else 503; the body has the status and its reason."""
+        health = self.front.health()
         if not self.front.ready:
-            raise ApiError(503, f"Not ready: {self.front.core.problem}", code="not_ready", retry_after_s=1)
-        return {}
+            message = f"Not ready: {health['reason']}"
+            raise ApiError(503, message, code="not_ready", retry_after_s=1, fields=health)
+        return health
 
     async def _version(self, _: HttpCall) -> Mapping[str, Any]:
         return {"version": self.version}
@@ -289,6 +310,13 @@ async def _events(answer: Answer) -> Events:
         async for chunk in chunks:
             yield event(chunk)
     yield DONE
+
+
+async def _typed_events(answer: Answer) -> Events:
+    """The events of `/v1/responses`, which have names and no `[DONE]`."""
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            yield f"event: {chunk['type']}\n".encode() + event(chunk)
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:

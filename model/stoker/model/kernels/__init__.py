@@ -6,7 +6,7 @@ implementation is chosen once, at construction. An implementation is a module wi
 Reading order: `ops.py`, `reference.py` (what each operation computes), `deterministic.py` (the same, with bits that
 do not depend on the batch), then `fused/`. Values that cross the interface: `sequences.py`, `rotation.py`,
 `sampling.py`, `adam.py`. `grad_destination.py` is the seam through which the trainer names the buffer of a weight's
-gradient.
+gradient, `weight_queue.py` the one through which a pipeline puts such gradients off.
 
 It imports nothing else of the model. Only `fused/` imports Triton.
 """

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stoker.model.kernels.weight_queue import later, now_or_later
+
 PACKED_ROWS = 16
 """Rows that packing is planned for; the order it gives serves any number of them."""
 
@@ -35,27 +37,27 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     """x @ weight^T (+ bias), differentiable."""
     if not torch.is_grad_enabled() or weight_ED.is_mkldnn:
         return product(x_TD, weight_ED, bias_E)
-    if not uses_onednn(x_TD):
+    if not uses_onednn(x_TD) and later(weight_ED) is None:
         return F.linear(x_TD, weight_ED, bias_E)
     y_TE: Tensor = OneDnnLinear.apply(x_TD, weight_ED)
     return y_TE if bias_E is None else y_TE + bias_E
 
 
 class OneDnnLinear(torch.autograd.Function):
-    """The three products of a layer through oneDNN."""
+    """The three products of a layer, through oneDNN where it is used."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ED)
+        ctx.later = later(weight_ED)
         return product(x_TD, weight_ED)
 
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_TD, weight_ED = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
-        return product(grad_TE, weight_ED.t()) if needs_x else None, product(
-            grad_TE.t(), x_TD.t()
-        ) if needs_weight else None
+        grad_weight = now_or_later(ctx.later, lambda: product(grad_TE.t(), x_TD.t())) if needs_weight else None
+        return product(grad_TE, weight_ED.t()) if needs_x else None, grad_weight
 
 
 def pack(weight_ED: Tensor) -> Tensor:

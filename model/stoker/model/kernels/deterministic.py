@@ -24,6 +24,7 @@ from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import PackedSequences, PagedSequences
+from stoker.model.kernels.weight_queue import later, now_or_later
 
 ROW_TILE = 16
 """Rows of every product."""
@@ -62,13 +63,15 @@ class RowTiledLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ED)
+        ctx.later = later(weight_ED)
         return tiled_product(x_TD, weight_ED)
 
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_TD, weight_ED = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
-        return grad_TE @ weight_ED if needs_x else None, grad_TE.t() @ x_TD if needs_weight else None
+        grad_weight = now_or_later(ctx.later, lambda: grad_TE.t() @ x_TD) if needs_weight else None
+        return grad_TE @ weight_ED if needs_x else None, grad_weight
 
 
 def tiled_product(x_TD: Tensor, weight_ED: Tensor) -> Tensor:

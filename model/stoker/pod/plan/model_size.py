@@ -31,12 +31,19 @@ class ModelSize:
     head_dim: int
     tie_embeddings: bool = False
     attention_bias: bool = False
+    """Of q, k, v and o."""
+    qkv_bias: bool = False
+    """Of q, k and v alone."""
+    sliding_window: int = 0
+    """Tokens that a token attends to; 0: all before it."""
     qk_norm: bool = False
     num_experts: int = 0
     """0: a dense feed-forward layer."""
     experts_per_token: int = 0
     expert_size: int = 0
     """Width of one expert."""
+    dense_layers: int = 0
+    """Layers of a model with experts that have none."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -55,10 +62,13 @@ class ModelSize:
             num_kv_heads=int(fields.get("num_kv_heads") or heads),
             head_dim=int(fields.get("head_dim") or hidden // heads),
             tie_embeddings=bool(fields.get("tie_embeddings")),
-            attention_bias=bool(fields.get("attention_bias")) or architecture in _QKV_BIAS,
+            attention_bias=bool(fields.get("attention_bias")),
+            qkv_bias=bool(fields.get("attention_bias")) or architecture in _QKV_BIAS,
+            sliding_window=int(fields.get("sliding_window") or 0),
             qk_norm=architecture in _QK_NORM,
             num_experts=experts,
             experts_per_token=int(fields.get("num_experts_per_token") or 0) if experts else 0,
+            dense_layers=_dense_layers(fields) if experts else 0,
             expert_size=int(fields.get("moe_intermediate_size") or fields["intermediate_size"]) if experts else 0,
         )
 
@@ -69,6 +79,11 @@ class ModelSize:
         experts = raw.get("num_experts") or raw.get("num_local_experts")
         architecture = str(raw.get("model_type", "")).replace("_", "-")
         return cls.from_fields({**raw, **fields, "num_experts": experts, "architecture": architecture})
+
+    @property
+    def expert_share(self) -> float:
+        """The part of the layers that has experts; sizes of a layer are means over all layers."""
+        return 1 - self.dense_layers / self.num_layers if self.num_experts else 0.0
 
     @property
     def table(self) -> int:
@@ -82,37 +97,48 @@ class ModelSize:
         return self.hidden_size * (2 * heads + 2 * kv_heads)
 
     @property
-    def small(self) -> int:
+    def small(self) -> float:
         """Elements of a layer that every tensor-parallel rank holds: norms, biases, the router."""
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.hidden_size
-        return norms + (biases if self.attention_bias else 0) + self.hidden_size * self.num_experts
+        of_qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim if self.qkv_bias else 0
+        biases = of_qkv + (self.hidden_size if self.attention_bias else 0)
+        return norms + biases + self.expert_share * self.hidden_size * self.num_experts
 
     @property
-    def feed_forward(self) -> int:
+    def feed_forward(self) -> float:
         """Elements of a layer's dense feed-forward part; 0 with experts."""
-        return 0 if self.num_experts else 3 * self.hidden_size * self.intermediate_size
+        return (1 - self.expert_share) * 3 * self.hidden_size * self.intermediate_size
 
     @property
-    def experts(self) -> int:
+    def experts(self) -> float:
         """Elements of all experts of a layer."""
-        return self.num_experts * 3 * self.hidden_size * self.expert_size
+        return self.expert_share * self.num_experts * 3 * self.hidden_size * self.expert_size
 
     @property
     def parameters(self) -> int:
         """Elements of the whole model, tied ones once."""
         layer = self.attention + self.small + self.feed_forward + self.experts
-        return self.num_layers * layer + self.table * (1 if self.tie_embeddings else 2) + self.hidden_size
+        return round(self.num_layers * layer) + self.table * (1 if self.tie_embeddings else 2) + self.hidden_size
 
     @property
-    def active_layer(self) -> int:
+    def active_layer(self) -> float:
         """Elements of a layer that are multiplied for one token."""
-        active = self.experts_per_token * 3 * self.hidden_size * self.expert_size
-        return self.attention + self.feed_forward + active + self.hidden_size * self.num_experts
+        active = self.experts_per_token * 3 * self.hidden_size * self.expert_size + self.hidden_size * self.num_experts
+        return self.attention + self.feed_forward + self.expert_share * active
 
     def attention_work(self, sequence_length: int) -> float:
         """Floating-point operations of causal attention for one token of one layer, on average, forward."""
-        return 2.0 * sequence_length * self.num_heads * self.head_dim
+        heads, window = self.num_heads * self.head_dim, self.sliding_window
+        if not window or window >= sequence_length:
+            return 2.0 * sequence_length * heads
+        return 4.0 * heads * window * (1 - window / (2 * sequence_length))
+
+
+def _dense_layers(fields: Mapping[str, Any]) -> int:
+    """Layers without experts: those between the sparse ones, and those that are named."""
+    every, named = int(fields.get("decoder_sparse_step") or 1), set(fields.get("mlp_only_layers") or ())
+    layers = range(int(fields["num_layers"]))
+    return sum((layer + 1) % every != 0 or layer in named for layer in layers)
 
 
 _NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")

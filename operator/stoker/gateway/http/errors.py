@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from stoker.gateway.cluster.interface import ApiError
+from stoker.gateway.cluster.interface import ApiError, Cause
 from stoker.gateway.domain.sections import request_field
 from stoker.gateway.problem import MEDIA_TYPE, FieldProblem, Problem, ProblemDocument
 
@@ -38,6 +39,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for code, text in _MEANING.items()
 }
 """The errors that every route may answer with."""
+UNKNOWN = re.compile(r'unknown field "([^"]+)"')
+"""The words of an API server about a field that its schema does not have; it names it in no cause."""
 _OURS = {401: 502}
 """The cluster does not know the gateway's own account: no fault of the caller."""
 
@@ -46,11 +49,10 @@ def problem_of(error: ApiError, sections: Mapping[str, Mapping[str, Any]] | None
     """The problem of a refusal; `sections` of the request name its fields as the caller wrote them."""
     if error.status == 0:
         return Problem(503, "cluster-unreachable", str(error), headers={"Retry-After": "2"})
-    errors = [
-        FieldProblem(field=request_field(c.field, sections or {}), message=c.message) for c in error.causes if c.field
-    ]
+    causes = error.causes or [Cause(field, "no such field") for field in UNKNOWN.findall(str(error))]
+    errors = [FieldProblem(field=request_field(c.field, sections or {}), message=c.message) for c in causes if c.field]
     headers = {"Retry-After": error.retry_after} if error.retry_after else {}
-    status = 502 if error.status >= 500 else _OURS.get(error.status, error.status)
+    status = 502 if error.status >= 500 else 422 if errors else _OURS.get(error.status, error.status)
     status = status if status in ERRORS else 502
     return Problem(status, _name(status, error), str(error), errors=errors, headers=headers)
 

@@ -59,9 +59,15 @@ BUDGET_IS_SELECTIVE = rule(
     "activationBudgetGiB needs activationCheckpointing selective",
     field=".activationBudgetGiB",
 )
-SEQUENCE_PARALLEL = rule(
-    "!self.parallelism.sequenceParallel || self.parallelism.tensor > 1",
-    "sequenceParallel needs tensor above 1",
+SEQUENCE_PARALLEL = first_of(
+    ("!p.sequenceParallel || p.tensor > 1", "sequenceParallel needs tensor above 1"),
+    (
+        "!p.sequenceParallel || t.microBatchSize * t.sequenceLength % (p.context * p.tensor) == 0",
+        "sequenceParallel: microBatchSize {t.microBatchSize} x sequenceLength {t.sequenceLength} is not a multiple of"
+        " context {p.context} x tensor {p.tensor}",
+    ),
+    message="sequenceParallel needs tensor above 1, and microBatchSize x sequenceLength a multiple of context x tensor",
+    names={"p": "self.parallelism", "t": "self.training"},
     field=".parallelism.sequenceParallel",
 )
 LENGTH_FITS = first_of(
@@ -78,11 +84,17 @@ LENGTH_FITS = first_of(
     names={"t": "self.training"},
     field=".training.sequenceLength",
 )
-HEADS_FIT = rule(
-    "!has(self.model) || self.model.numHeads % self.parallelism.tensor == 0",
-    "numHeads must be a multiple of tensor",
-    shown="numHeads {self.model.numHeads} is not a multiple of tensor {self.parallelism.tensor}",
-    field=".model.numHeads",
+HEADS_FIT = first_of(
+    *(
+        (
+            f"!has(self.model) || !has(self.model.{name}) || self.model.{name} % n == 0",
+            f"{name} {{self.model.{name}}} is not a multiple of tensor {{n}}",
+        )
+        for name in ("numHeads", "numKvHeads", "intermediateSize", "vocabSize")
+    ),
+    message="numHeads, numKvHeads, intermediateSize and vocabSize must be multiples of tensor",
+    names={"n": "self.parallelism.tensor"},
+    field=".model",
 )
 LAYERS_FIT = rule(
     "!has(self.model) || self.model.numLayers >= self.parallelism.pipeline * self.parallelism.stagesPerRank",

@@ -57,7 +57,7 @@ class Parallelism(Value):
     context_method: Literal["AllGather", "Ring", "Ulysses"] = "AllGather"
     """How those ranks exchange keys and values."""
     sequence_parallel: bool = False
-    """Share norms and dropout over the tensor ranks."""
+    """Share norms over the tensor ranks."""
     replicate: Count = 1
     """Copies of the ZeRO shards among the data-parallel ranks."""
 
@@ -113,22 +113,21 @@ class Optimization(Value):
     beta2: BelowOne = "0.95"
     epsilon: Decimal = "1e-8"
     weight_decay: Decimal = "0.1"
-    """Does not apply to the tensors of `noDecay`."""
     no_decay: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...],
+        tuple[Annotated[str, Field(max_length=99)], ...],
         Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ("*norm.weight", "*.bias")
-    """Hugging Face names of tensors without weight decay; `*` stands for any text."""
+    """Tensors without decay, by Hugging Face name; `*`: any text."""
     gradient_clipping: Decimal = "1"
-    """Largest global norm of the gradient; "0": no clipping."""
+    """Largest global norm; "0": no clipping."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Int64 = 0
-    """Steps in which the rate rises from 0."""
+    """Steps of a rising rate."""
 
 
 class NvmeOffload(Value):
     path: Path
-    """Folder on a fast local disk, a volume of `workers`."""
+    """Folder on a fast local volume."""
 
 
 class Memory(Value):
@@ -146,9 +145,9 @@ class Memory(Value):
     ] = "Tensorwise"
     """What shares a scale with precision fp8: a tensor, or a row of it."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
-    """Shard over data-parallel ranks: 1 optimizer state, 2 also gradients, 3 also weights."""
+    """Shards: 1 optimizer state, 2 also gradients, 3 also weights."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again."""
+    """What backward computes again."""
     activation_budget_gib: Decimal | None = None
     """GiB of activations on a rank; `selective` keeps as many as fit."""
     cpu_offload: bool = False

@@ -46,6 +46,15 @@ ActionName = Annotated[str, Field(max_length=64)]
 Writer = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$", max_length=8)]
 
 
+class SourceProgress(Value):
+    """What is trained of one data source."""
+
+    name: Text
+    samples: Int64
+    """Sequences, over all epochs."""
+    epochs: Measured
+
+
 class Progress(Value):
     """Newest metrics of the run."""
 
@@ -60,6 +69,7 @@ class Progress(Value):
     eta_seconds: Int64 | None = None
     progressed_at: Time | None = None
     """Time at which the last step ended."""
+    sources: Annotated[tuple[SourceProgress, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
 
 
 class SavedStep(Value):

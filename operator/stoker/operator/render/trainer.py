@@ -48,6 +48,8 @@ from stoker.operator.render.storage import storage_root
 
 START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""
+WANDB_FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
+"""Variables of Weights & Biases for its own files; the root file system of a pod is read-only."""
 PLACEHOLDER = "stoker-attempt"
 """Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
 
@@ -223,8 +225,11 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=workers.grace_period_seconds,
+        env=dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {},
     )
     pod = render_pod({"name": PLACEHOLDER}, program, workers, settings)
+    main = pod["spec"]["containers"][0]
+    main["env"] = [*_logging_secrets(job.spec), *main.get("env", [])]
     return {"metadata": {key: value for key, value in pod["metadata"].items() if key != "name"}, "spec": pod["spec"]}
 
 
@@ -250,7 +255,7 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         "data": _section(spec.data),
         "checkpoint": _checkpoint_section(spec, job.metadata.name),
         "guards": _section(spec.guards),
-        "logging": _section(spec.logging),
+        "logging": _logging_section(spec),
         "retention": "external",
         "deadlines": {
             "load_s": spec.deadlines.load_seconds,
@@ -273,6 +278,26 @@ def _checkpoint_section(spec: TrainingJobSpec, job_name: str) -> dict[str, Any]:
     for key in ("storage", "deletion_policy", "max_to_keep"):
         section.pop(key, None)
     return {**section, "root": storage_root(spec.checkpoint.storage, job_name)}
+
+
+def _logging_section(spec: TrainingJobSpec) -> dict[str, Any]:
+    """The targets without their secrets, which the pod has as variables."""
+    section = _section(spec.logging)
+    for target, reference in (("wandb", "api_key_secret_ref"), ("mlflow", "token_secret_ref")):
+        section.get(target, {}).pop(reference, None)
+    return section
+
+
+def _logging_secrets(spec: TrainingJobSpec) -> list[dict[str, Any]]:
+    """Variables of the packages that write to a server."""
+    wandb, mlflow = spec.logging.wandb, spec.logging.mlflow
+    found = [
+        ("WANDB_API_KEY", wandb.api_key_secret_ref if wandb else None),
+        ("MLFLOW_TRACKING_TOKEN", mlflow.token_secret_ref if mlflow else None),
+    ]
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": key.name, "key": key.key}}} for name, key in found if key
+    ]
 
 
 def _model_section(spec: TrainingJobSpec) -> dict[str, Any]:

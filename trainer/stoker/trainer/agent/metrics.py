@@ -72,10 +72,19 @@ class _RunMetrics(Collector):
             yield GaugeMetricFamily(
                 "stoker_trainer_validation_loss", "Last validation loss.", value=self.state.last_validation.loss
             )
+        yield self._source_samples()
         yield self._phase()
         yield self._hang_metric()
         yield self._saves()
         yield self._nodes()
+
+    def _source_samples(self) -> Metric:
+        family = GaugeMetricFamily(
+            "stoker_trainer_source_samples", "Sequences trained of a data source.", labels=["source"]
+        )
+        for source in self.state.sources:
+            family.add_metric([source["name"]], source["samples"])
+        return family
 
     def _phase(self) -> Metric:
         family = GaugeMetricFamily("stoker_trainer_phase", "1 for the pod's phase.", labels=["phase"])

@@ -21,6 +21,7 @@ from stoker.trainer.protocol.channel import (
     RequestEvent,
     RetentionEvent,
     SaveEvent,
+    SourcesEvent,
     StepEvent,
     ValidationEvent,
 )
@@ -87,6 +88,8 @@ class RunState:
     last_step: StepEvent | None = None
     last_validation: ValidationEvent | None = None
     plan: PlanEvent | None = None
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """Progress by data source, see `SourceProgress`."""
     saves: dict[str, SaveEvent] = field(default_factory=dict)
     """The last `MAX_SAVES` saves by folder name, oldest first."""
     requests: dict[str, Request] = field(default_factory=dict)
@@ -118,6 +121,8 @@ class RunState:
                 self._validated[event.step] = event.loss
                 while len(self._validated) > MAX_REQUESTS:
                     self._validated.pop(next(iter(self._validated)))
+            case SourcesEvent():
+                self.sources = event.sources
             case PlanEvent():
                 self.plan = event
             case SaveEvent():
@@ -206,6 +211,7 @@ class RunState:
             "message": self.message,
             **self._progress(),
             "progressed_at": self.progressed_at,
+            "sources": self.sources,
             "plan": {name: getattr(self.plan, name) for name in _PLAN} if self.plan else None,
             "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},

@@ -10,11 +10,12 @@ keeps the other:
     agent_channel.send(SaveCommand(id="ab12"))
 
 Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
-`phase`, `step` and `end`; only global rank 0 sends `validation`, `plan`, `save`, `retention` and `request`:
+`phase`, `step` and `end`; only global rank 0 sends `validation`, `sources`, `plan`, `save`, `retention` and `request`:
 
     {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
     {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...}
     {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
+    {"event": "sources", "sources": [{"name": "web", "samples": 700, "sequences": 52000}]}
     {"event": "plan", "predicted_step_s": 0.76, "measured_step_s": 0.75, "step_error": 0.01, ...}   # after a few steps
     {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", ...}
     {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
@@ -94,6 +95,25 @@ class ValidationEvent:
     step: int
     loss: float
     tokens: int
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceProgress:
+    """What a run has trained of one data source."""
+
+    name: str
+    samples: int
+    """Sequences trained so far, over all epochs."""
+    sequences: int
+    """Of one epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesEvent:
+    """Progress by data source, as plain values of `SourceProgress`."""
+
+    sources: list[dict[str, Any]]
     at: float = field(default_factory=time.time)
 
 
@@ -184,13 +204,24 @@ class StopCommand:
     """Save before the exit. The agent kills a rank that does not finish the save in time."""
 
 
-Event = PhaseEvent | StepEvent | ValidationEvent | PlanEvent | SaveEvent | RetentionEvent | RequestEvent | EndEvent
+Event = (
+    PhaseEvent
+    | StepEvent
+    | ValidationEvent
+    | SourcesEvent
+    | PlanEvent
+    | SaveEvent
+    | RetentionEvent
+    | RequestEvent
+    | EndEvent
+)
 Command = SaveCommand | StopCommand
 
 _EVENTS: dict[str, type[Event]] = {
     "phase": PhaseEvent,
     "step": StepEvent,
     "validation": ValidationEvent,
+    "sources": SourcesEvent,
     "plan": PlanEvent,
     "save": SaveEvent,
     "retention": RetentionEvent,

@@ -8,7 +8,15 @@ from __future__ import annotations
 from stoker.checkpoint.errors import CheckpointError, CheckpointLocked
 from stoker.pod.causes import Cause, CauseRule, is_explained
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.errors import DataError, ModelUnusable, NonFinite, OtherModel, StorageFailed
+from stoker.trainer.errors import (
+    DataError,
+    LossSpiked,
+    ModelUnusable,
+    NonFinite,
+    OtherModel,
+    StateDiverged,
+    StorageFailed,
+)
 
 
 def _names_a_file(error: BaseException) -> bool:
@@ -24,6 +32,8 @@ ERROR_CAUSES: tuple[CauseRule, ...] = (
     CauseRule(CheckpointError, Cause.CHECKPOINT_CORRUPT),
     CauseRule(StorageFailed, Cause.STORAGE_ERROR),
     CauseRule(NonFinite, Cause.NON_FINITE),
+    CauseRule(LossSpiked, Cause.LOSS_SPIKED),
+    CauseRule(StateDiverged, Cause.STATE_DIVERGED),
     CauseRule(MemoryError, Cause.OUT_OF_MEMORY),
     CauseRule(OSError, Cause.STORAGE_ERROR, _names_a_file),  # the token cache, the log, a socket
 )

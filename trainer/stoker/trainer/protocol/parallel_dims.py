@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Self
 
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
+from stoker.pod.pipeline.schedules import check_schedule
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, TrainingConfig
 
 Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
@@ -52,6 +53,8 @@ class ParallelDims:
     tensor: int = 1
     expert: int = 1
     """Ranks that share one set of experts: neighbours within `shard x tensor`."""
+    stages_per_rank: int = 1
+    """Runs of layers that each rank of a pipeline holds."""
 
     @classmethod
     def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> Self:
@@ -80,6 +83,7 @@ class ParallelDims:
             context=sizes.context,
             tensor=sizes.tensor,
             expert=sizes.expert,
+            stages_per_rank=sizes.stages_per_rank,
         )
 
     @property
@@ -190,7 +194,10 @@ def check_supported(config: TrainerConfig) -> ParallelDims:
         ConfigError: one line per field that is not supported yet or does not fit, with its value.
     """
     dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
-    problems = refusals("trainer", config) + _batch_problems(config, dims) + _token_problems(config, dims)
+    problems = refusals("trainer", config) + _batch_problems(config, dims)
+    problems += _token_problems(config, dims) + _pipeline_problems(config)
+    if config.optimization.optimizer == "lamb" and dims.tensor > 1:
+        problems.append(f"optimization.optimizer lamb is not supported yet with parallelism.tensor {dims.tensor}")
     if problems:
         raise ConfigError("\n".join(problems))
     return dims
@@ -233,3 +240,22 @@ def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
         f"{training.sequence_length} = {tokens} tokens are not a multiple of context {dims.context} x tensor "
         f"{dims.tensor} = {dims.context * dims.tensor}"
     ]
+
+
+def _pipeline_problems(config: TrainerConfig) -> list[str]:
+    parallelism = config.parallelism
+    try:
+        check_schedule(parallelism.pipeline_schedule, parallelism.stages_per_rank)
+    except ValueError as error:
+        return [f"parallelism: {error}"]
+    if parallelism.pipeline == 1:
+        several = parallelism.stages_per_rank > 1
+        return ["parallelism.stages_per_rank above 1 needs parallelism.pipeline above 1"] if several else []
+    if parallelism.pipeline_schedule == "Interleaved" and parallelism.stages_per_rank == 1:
+        return ["parallelism.pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1"]
+    if config.memory.activation_checkpointing == "selective":
+        return [
+            "memory.activation_checkpointing selective is not supported yet with parallelism.pipeline "
+            f"{parallelism.pipeline}; allowed: none, full"
+        ]
+    return []

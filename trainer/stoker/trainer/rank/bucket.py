@@ -146,6 +146,10 @@ class Bucket:
         self.unit = name if unit is None else unit
         self.reduction: Reduction = reduction
         """The ranks that sum its gradient."""
+        self.stage = 0
+        """The pipeline stage that its parameters belong to: micro-batches pass each stage at another time."""
+        self.is_late = False
+        """Some of its gradients arrive after the backward pass of their micro-batch (a backward pass in two parts)."""
         self.plan = plan_bucket(
             [(name, tuple(parameter.shape)) for name, parameter in parameters],
             shards,

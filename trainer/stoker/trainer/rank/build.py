@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,26 +20,37 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.model.parameter import Part
+from stoker.pod.pipeline.actions import ScheduleName
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
-from stoker.trainer.rank.bucket import Reduction, make_buckets
+from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.guards import Guards
+from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam, Optimizer
+from stoker.trainer.rank.pipeline.executor import Executor, Wire
+from stoker.trainer.rank.pipeline.passes import PipelinePasses
+from stoker.trainer.rank.pipeline.slices import Model, slices_of
+from stoker.trainer.rank.pipeline.stage import Stage
+from stoker.trainer.rank.pipeline.tied_table import TiedTable
 from stoker.trainer.rank.plan_check import PlanWatch, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
+from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, load_state
-from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
 
@@ -55,36 +67,69 @@ class RankContext:
 
 def make_zero(
     config: TrainerConfig,
-    decoder: Decoder,
+    model: Model,
     mesh: Mesh,
     device: torch.device,
     fill: Fill | None = None,
 ) -> Zero:
-    """Move the decoder's parameters into flat buckets: embedding, one per block, and the head.
+    """Move the model's parameters into flat buckets: embedding, one per block, and the head.
 
-    `fill` writes the initial values of an empty decoder.
+    `fill` writes the initial values of an empty model.
     """
-    blocks = {f"blocks.{index}": block for index, block in enumerate(decoder.blocks)}
-    assert decoder.embedding is not None
-    assert decoder.final_norm is not None
-    last = [decoder.final_norm] if decoder.lm_head is None else [decoder.final_norm, decoder.lm_head]
-    groups = {"embedding": decoder.embedding, **blocks, "head": nn.ModuleList(last)}
+    splits = mesh.dims.pipeline > 1 and config.parallelism.pipeline_schedule == "ZeroBubble"
     settings = ZeroSettings(
         stage=config.memory.zero_stage,
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    parts = list(decoder.named_parts())
-    decays = decay_by_name(parts, config.optimization.no_decay)
-    return Zero(
-        make_buckets(list(groups.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays),
+    parts = list(model.named_parts())
+    decays = decay_by_name(parts, config.optimization.no_decay, whole_names(model))
+    buckets = [
+        bucket
+        for stage, decoder in slices_of(model).items()
+        for bucket in stage_buckets(stage, decoder, mesh, device, decays, splits=splits)
+    ]
+    zero = Zero(
+        buckets,
         mesh,
-        make_optimizer(config, decoder.ops, parts, mesh),
-        GradientNorm(decoder.ops, by_line=settings.any_data_parallel),
+        make_optimizer(config, model.ops, parts, mesh),
+        GradientNorm(model.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
-        used_once=[*blocks, "head"],
+        used_once=[bucket.name for bucket in buckets if bucket.unit.startswith(("blocks.", "head", "table copy"))],
     )
+    if model.config.tie_embeddings and mesh.pipeline is not None:
+        tables = [state for state in zero.states if state.bucket.unit in ("embedding", "table copy")]
+        zero.ties = [TiedTable(state, mesh.pipeline) for state in tables]
+    return zero
+
+
+def stage_buckets(
+    stage: int, decoder: Decoder, mesh: Mesh, device: torch.device, decays: Decays, *, splits: bool
+) -> Iterator[Bucket]:
+    """Yield the buckets of one pipeline stage. Its units are `embedding`, `blocks.5` (by layer), `head`, `table copy`.
+
+    The copy of a tied table has a bucket of its own, laid out like that of the original.
+    """
+    units: dict[str, nn.Module] = {} if decoder.embedding is None else {"embedding": decoder.embedding}
+    units |= {f"blocks.{layer}": block for layer, block in zip(decoder.layers, decoder.blocks, strict=True)}
+    head, table = decoder.final_norm, decoder.lm_head
+    if head is not None:
+        units["head"] = nn.ModuleList([head] if table is None or decoder.has_table_copy else [head, table])
+    if decoder.has_table_copy and table is not None:
+        units["table copy"] = table
+    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays):
+        bucket.stage = stage
+        if bucket.unit == EVERY_UNIT and mesh.dims.pipeline > 1:
+            bucket.name += f" of stage {stage}"
+        bucket.is_late = splits and bucket.unit not in ("head", "table copy")
+        yield bucket
+
+
+def whole_names(model: Model) -> list[str]:
+    """The names of all tensors of the model, wherever they are."""
+    whole = whole_of(model)
+    return [*(part.hf_name for part in whole.named_parts()), *sorted(whole.names_elsewhere())]
 
 
 def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
@@ -128,19 +173,22 @@ def open_loop(
         DataError: the corpus is not that of the checkpoint.
     """
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
-    zero = make_zero(config, inputs.decoder, context.mesh, context.device, fill)
-    parts = list(inputs.decoder.named_parts())
+    zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
+    parts = list(inputs.model.named_parts())
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
+    guards = make_guards(config, root, context)
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
-    progress = Progress() if resume is None else _resume(root, resume, context, inputs, zero, tensors, loss_scale)
+    progress = Progress()
+    if resume is not None:
+        progress = _resume(root, resume, context, inputs, zero, tensors, loss_scale, guards)
     saver = make_saver(config, root, context, inputs, resume)
-    with open_log(config, context) as log:
+    with open_log(config, context, progress.step) as log:
         try:
             yield Loop(
                 config,
                 mesh=context.mesh,
                 batches=inputs.batches,
-                forward=make_forward(config, context, inputs.decoder, zero),
+                passes=make_passes(config, context, inputs.model, zero),
                 zero=zero,
                 parts=parts,
                 tensors=tensors,
@@ -148,25 +196,46 @@ def open_loop(
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
                 log=log,
-                watch=make_plan_watch(config, context, inputs.decoder),
+                watch=make_plan_watch(config, context, inputs.model),
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
                 loss_scale=loss_scale,
+                guards=guards,
             )
         finally:
             saver.wait()
             zero.close()
 
 
-def make_forward(config: TrainerConfig, context: RankContext, decoder: Decoder, zero: Zero) -> ForwardPass:
+def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero: Zero) -> Passes:
+    """Passes through the whole model, or through the stages of a pipeline."""
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
-    return ForwardPass(decoder, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
+    if isinstance(model, Decoder):
+        return ForwardPass(model, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
+    name, mesh = config.parallelism.pipeline_schedule, context.mesh
+    stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
+    wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
+    executor = Executor(stages, mesh.links, wire, zero.check_complete)
+    cuts_tokens = config.parallelism.sequence_parallel
+    return PipelinePasses(
+        *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),
+        cuts_tokens=cuts_tokens,
+    )
 
 
-def make_plan_watch(config: TrainerConfig, context: RankContext, decoder: Decoder) -> PlanWatch:
-    plan = plan_run(config, decoder.config, context.device)
+def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, recompute: bool) -> Stage:
+    """A stage whose weights' gradients are put off where the schedule splits backward."""
+    queue = WeightQueue() if name == "ZeroBubble" else None
+    if queue is not None:
+        for parameter in decoder.blocks.parameters():
+            set_weight_queue(parameter, queue)
+    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue)
+
+
+def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:
+    plan = plan_run(config, model.config, context.device)
     return PlanWatch(plan, context.mesh.stage, context.channel, context.device)
 
 
@@ -184,14 +253,23 @@ def make_saver(
     )
 
 
+def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext) -> Guards:
+    """The guards, with the batches that earlier attempts left out: rank 0 reads them for all (collective)."""
+    folder = Path(root.root)
+    skipped = context.save_group.broadcast(list(read_skipped(folder)) if context.save_group.rank == 0 else None)
+    return Guards(config.guards, skipped, lambda batches: write_skipped(folder, batches))
+
+
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
     minutes = config.checkpoint.interval_minutes
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
-def open_log(config: TrainerConfig, context: RankContext) -> MetricLog:
-    """The metrics log; only the rank that leads writes it."""
-    return MetricLog(config.logging.jsonl if context.mesh.leads else None, config.logging.every_steps)
+def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLog:
+    """The metrics log; only the rank that leads writes it. `done`: steps of earlier attempts."""
+    if not context.mesh.leads:
+        return MetricLog(None, config.logging.every_steps)
+    return MetricLog(config.logging.jsonl, config.logging.every_steps, open_targets(config, done))
 
 
 def _resume(
@@ -202,6 +280,7 @@ def _resume(
     zero: Zero,
     tensors: Sequence[TensorInfo],
     loss_scale: LossScale | None,
+    guards: Guards,
 ) -> Progress:
     reader = CheckpointReader(point.path(root), point.digest)
     meta = reader.manifest.meta
@@ -211,11 +290,18 @@ def _resume(
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
-    load_state(zero, list(inputs.decoder.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
+    load_state(zero, list(inputs.model.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
-    skipped = int(meta.get("skipped_steps", 0))
-    return Progress(reader.manifest.step, int(meta["tokens"]), meta["loss"], float(meta["elapsed_s"]), skipped)
+    guards.restore(meta.get("guards"))
+    return Progress(
+        reader.manifest.step,
+        int(meta["tokens"]),
+        meta["loss"],
+        float(meta["elapsed_s"]),
+        int(meta.get("skipped_steps", 0)),
+        tuple(meta.get("lineage", {}).get("loss_spikes", ())),
+    )
 
 
 def _loading(context: RankContext) -> Any:

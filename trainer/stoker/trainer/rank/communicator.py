@@ -137,6 +137,13 @@ class Alone:
 class Groups:
     reduce: dist.ProcessGroup
     gather: dist.ProcessGroup
+    order: tuple[int, ...]
+    """Group ranks in the order in which their slices are summed."""
+
+    def rows(self, received: Tensor) -> list[Tensor]:
+        """The ranks' slices in the order of the sum."""
+        by_rank = received.view(len(self.order), -1).unbind(0)
+        return [by_rank[rank] for rank in self.order]
 
 
 class Gloo:
@@ -166,7 +173,7 @@ class Gloo:
 
         def finish() -> None:
             _finish(work)
-            total(received.view(self.size, -1).unbind(0), out, add=add)
+            total(self._groups.rows(received), out, add=add)
             self._free[received.numel(), received.dtype].append(received)
 
         return Pending(finish)
@@ -214,7 +221,7 @@ class Nccl:
         self._stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(self._stream):
             _finish(dist.all_to_all_single(_raw(received), _raw(flat), group=self._groups.reduce, async_op=True))
-            total(received.view(self.size, -1).unbind(0), out, add=add)
+            total(self._groups.rows(received), out, add=add)
             done = self._stream.record_event()
         return Pending(lambda: torch.cuda.current_stream(flat.device).wait_event(done))
 
@@ -288,8 +295,8 @@ def make_communicator(
 ) -> Communicator | None:
     """Make a communicator over these global ranks; None on other ranks (collective over the whole gang).
 
-    `timeout` applies to one collective. A group does not inherit it from the group of all ranks, and torch's default
-    with NCCL is ten minutes.
+    Slices are numbered by global rank; `ranks` gives the order in which they are summed. `timeout` applies to one
+    collective. A group does not inherit it from the group of all ranks, and torch's default with NCCL is ten minutes.
     """
     if len(ranks) == 1:
         return Alone() if dist_rank() == ranks[0] else None
@@ -302,7 +309,9 @@ def make_communicator(
     reduce_group, gather_group = groups
     assert isinstance(reduce_group, dist.ProcessGroup)
     assert isinstance(gather_group, dist.ProcessGroup)
-    rank, both = list(ranks).index(dist_rank()), Groups(reduce_group, gather_group)
+    numbered = sorted(ranks)  # as torch numbers the ranks of a group
+    rank, order = numbered.index(dist_rank()), tuple(numbered.index(rank) for rank in ranks)
+    both = Groups(reduce_group, gather_group, order)
     if device.type == "cpu":
         return Gloo(rank, len(ranks), both)
     return Nccl(rank, len(ranks), both, device)

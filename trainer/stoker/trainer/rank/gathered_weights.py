@@ -112,6 +112,12 @@ class GatheredWeights:
         """Start to gather the first unit."""
         self._start(self._units[0])
 
+    def wait(self) -> None:
+        """Wait for the gathers in flight: a process group must not end before them."""
+        for buffer in self._buffers:
+            if buffer.holds is not None:
+                self._hold(buffer.holds)
+
     def restore_of(self, tensor: Tensor) -> Restore | None:
         """For a view of a gathered weight: its place, from which backward gets the same view of the unit."""
         address = tensor.untyped_storage().data_ptr()

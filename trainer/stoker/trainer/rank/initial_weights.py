@@ -16,20 +16,19 @@ from stoker.model.decoder import Decoder
 from stoker.model.parameter import Part
 from stoker.model.weights.loading import TensorStore, check_fit, load_part
 from stoker.trainer.errors import ModelUnusable
+from stoker.trainer.rank.pipeline.slices import Model
 
 Progress = Callable[[int, int], None]
 """Called with the number of elements filled so far, and in all."""
 
 
 class InitialWeights:
-    """Fills the parameters of one decoder.
+    """Fills the parameters of the model that a rank holds.
 
     The values do not depend on the number of ranks: each rank fills the whole bucket and keeps its shard.
     """
 
-    def __init__(
-        self, decoder: Decoder, fill_from: TensorStore | int | None, progress: Progress, origin: str = ""
-    ) -> None:
+    def __init__(self, model: Model, fill_from: TensorStore | int | None, progress: Progress, origin: str = "") -> None:
         """`fill_from`: a store of weights, the seed of random ones, or None if a checkpoint will overwrite them.
 
         `origin`: the name of the store in errors.
@@ -37,16 +36,16 @@ class InitialWeights:
         Raises:
             ModelUnusable: the store's weights are not those of the model.
         """
-        self._decoder = decoder
+        self._model = model
         self._from = fill_from
         self._progress = progress
         self._origin = origin
-        self._parts = list(decoder.named_parts())
+        self._parts = list(model.named_parts())
         self._total = sum(part.num_elements for part in self._parts)
         self._done = 0
         if fill_from is not None and not isinstance(fill_from, int):
             with self._explained():
-                check_fit(decoder, fill_from)
+                check_fit(whole_of(model), fill_from)
 
     def fill(self, parameters: Sequence[nn.Parameter]) -> None:
         """Fill these parameters.
@@ -65,7 +64,7 @@ class InitialWeights:
 
     def _fill_part(self, part: Part, fill_from: TensorStore | int) -> None:
         if isinstance(fill_from, int):
-            self._decoder.init_part(part, fill_from)
+            self._model.init_part(part, fill_from)
         else:
             with self._explained():
                 load_part(part, fill_from)
@@ -76,3 +75,8 @@ class InitialWeights:
             yield
         except (ValueError, OSError) as error:
             raise ModelUnusable(f"{self._origin}: {error}") from error
+
+
+def whole_of(model: Model) -> Decoder:
+    """Return the model itself, or for slices the whole one without values: a store must fit all of it."""
+    return model if isinstance(model, Decoder) else Decoder(model.config, model.ops, device="meta")

@@ -11,6 +11,7 @@ from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.pod.capabilities import AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.cheap_results import RecomputingOps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`memory.precision` -> dtype of the parameters that forward and backward use."""
@@ -28,7 +29,9 @@ def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, Attentio
     """
     try:
         kernels = resolve_kernels(config.kernels, device.type)
-        ops = Ops(kernels, deterministic=config.training.deterministic != "Off" and kernels == "reference")
+        deterministic = config.training.deterministic != "Off" and kernels == "reference"
+        is_selective = config.memory.activation_checkpointing == "selective"
+        ops = RecomputingOps(kernels, deterministic) if is_selective else Ops(kernels, deterministic)
         return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision))
     except ValueError as error:
         raise ConfigError(str(error)) from error

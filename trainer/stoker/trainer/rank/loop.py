@@ -9,16 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, Protocol
+
+import torch
 
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import RankChannel, RequestEvent, SaveReason, StepEvent, ValidationEvent
+from stoker.trainer.errors import LossSpiked
+from stoker.trainer.protocol.channel import (
+    RankChannel,
+    RequestEvent,
+    SaveReason,
+    SourceProgress,
+    SourcesEvent,
+    StepEvent,
+    ValidationEvent,
+)
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
+from stoker.trainer.rank.checksum import check_replicas
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
@@ -27,7 +40,7 @@ from stoker.trainer.rank.router_meter import RouterReport
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
-from stoker.trainer.rank.train_step import ForwardPass, StepResult, TrainStep, validation_loss
+from stoker.trainer.rank.train_step import Passes, StepResult, TrainStep, validation_loss
 from stoker.trainer.rank.zero import Zero
 
 
@@ -37,6 +50,7 @@ class Batches(Protocol):
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
+    def progress(self, step: int) -> list[SourceProgress]: ...
     def cursor(self, step: int) -> dict[str, Any]: ...
     def check(self, cursor: Mapping[str, Any]) -> None: ...
 
@@ -55,6 +69,8 @@ class Progress:
     """Time in steps over all attempts."""
     skipped_steps: int = 0
     """Finished steps whose update was not applied."""
+    loss_spikes: tuple[dict[str, Any], ...] = ()
+    """What the guard against loss spikes has found: step, loss, limit, action and samples."""
 
 
 class Loop:
@@ -66,7 +82,7 @@ class Loop:
         *,
         mesh: Mesh,
         batches: Batches,
-        forward: ForwardPass,
+        passes: Passes,
         zero: Zero,
         parts: list[Part],
         tensors: Sequence[TensorInfo],
@@ -79,6 +95,7 @@ class Loop:
         progress: Progress,
         total_steps: int,
         loss_scale: LossScale | None = None,
+        guards: Guards | None = None,
     ) -> None:
         """`parts`: the tensors of which this rank has a box; `tensors`: the state of the whole model.
 
@@ -90,7 +107,7 @@ class Loop:
         self._config = config
         self._mesh = mesh
         self._batches = batches
-        self._forward = forward
+        self._passes = passes
         self._zero = zero
         self._tensors = tensors
         self._snapshots = Snapshots(zero, parts)
@@ -99,8 +116,9 @@ class Loop:
         self._inbox = inbox
         self._log = log
         self._watch = watch
+        self._guards = guards or Guards(config.guards)
         self._meta = meta
-        self._train_step = TrainStep(forward, zero, config.optimization.gradient_clipping, loss_scale)
+        self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping, loss_scale)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
         self._clock = StepClock(self._tokens_per_step)
 
@@ -110,6 +128,8 @@ class Loop:
         Raises:
             NonFinite: loss or gradient is not finite.
             StorageFailed: the last save could not be written.
+            StateDiverged: ranks that hold the same state do not.
+            LossSpiked: the samples of this step are left out by the next attempt.
         """
         self._channel.phase("FirstStep")
         self._snapshots.prepare()
@@ -125,19 +145,45 @@ class Loop:
 
     def _step(self) -> StepResult:
         done, mesh = self.progress.step, self._mesh
+        batch = self._guards.batch_of_step(done)
         rate = learning_rate(self._config.optimization, done + 1, self.total_steps)
         self._clock.start()
         result = self._train_step(
             done + 1,
-            self._batches.micro_batches(done, mesh.data_index, mesh.data_size),
+            self._batches.micro_batches(batch, mesh.data_index, mesh.data_size),
             mesh.dims.micro_batches_per_rank(self._config.training),
-            self._batches.target_tokens(done),
+            self._batches.target_tokens(batch),
             rate,
             self._signals,
             num_skipped=self.progress.skipped_steps,
+            loss_limit=self._guards.loss_limit,
         )
+        self._guard(result, batch)
         self._report(result, rate, self._clock.stop())
         return result
+
+    def _guard(self, result: StepResult, batch: int) -> None:
+        """Judge the step: note a loss spike in log and lineage, and compare what ranks hold alike when it is due."""
+        step, samples = self.progress.step + 1, self._config.training.global_batch_size
+        spike = self._guards.judge(step, result.loss, (batch * samples, (batch + 1) * samples))
+        if spike is not None:
+            self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
+            if self._mesh.leads:
+                self._log.loss_spike(spike)
+        if self._guards.rewinds(spike):
+            self._leave_out(batch, result.loss)
+        if self._guards.compares(step):
+            check_replicas(self._zero, step)
+
+    def _leave_out(self, batch: int, loss: float) -> NoReturn:
+        """End the attempt; the next one resumes from the last checkpoint without this batch."""
+        if self._mesh.leads:
+            self._guards.leave_out(batch)
+        self._mesh.world.exchange(torch.zeros(1, device=self._zero.states[0].master.device))  # the list is written
+        raise LossSpiked(
+            f"step {self.progress.step + 1}: loss {loss:.6g} is above {self._guards.loss_limit:.6g}; the next attempt "
+            f"resumes from the last checkpoint and leaves out batch {batch}"
+        )
 
     def _signals(self) -> StepSignals:
         """This rank's signals. Only rank 0 sends timed saves, so its own save in flight decides for all ranks."""
@@ -145,12 +191,13 @@ class Loop:
         return replace(signals, timed_save=signals.timed_save and not self._saver.busy)
 
     def _report(self, result: StepResult, rate: float, step_s: float) -> None:
-        self.progress = Progress(
-            self.progress.step + 1,
-            self.progress.tokens + self._tokens_per_step,
-            result.loss,
-            self.progress.elapsed_s + step_s,
-            self.progress.skipped_steps + result.skipped,
+        self.progress = replace(
+            self.progress,
+            step=self.progress.step + 1,
+            tokens=self.progress.tokens + self._tokens_per_step,
+            loss=result.loss,
+            elapsed_s=self.progress.elapsed_s + step_s,
+            skipped_steps=self.progress.skipped_steps + result.skipped,
         )
         event = self._event(result, rate, step_s)
         self._channel.send(event)
@@ -159,6 +206,8 @@ class Loop:
         if self._mesh.leads:
             self._log.step(event)
             self._watch.step(step_s)
+            sources = self._batches.progress(self.progress.step)
+            self._channel.send(SourcesEvent(sources=[asdict(source) for source in sources]))
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
         return StepEvent(
@@ -182,7 +231,7 @@ class Loop:
             return
         self._channel.phase("Validating")
         batches = self._batches.validation(self._mesh.data_index, self._mesh.data_size)
-        loss, tokens = validation_loss(self._forward, self._zero, batches)
+        loss, tokens = validation_loss(self._passes, self._zero, batches)
         event = ValidationEvent(step=step, loss=loss, tokens=tokens)
         if self._mesh.leads:
             self._channel.send(event)
@@ -229,11 +278,18 @@ class Loop:
                 "total_steps": self.total_steps,
             },
             "cursor": self._batches.cursor(progress.step),
+            "guards": self._guards.state(),
+            "lineage": {
+                **self._meta["lineage"],
+                "loss_spikes": list(progress.loss_spikes),
+                "skipped_batches": list(self._guards.skipped_batches),
+            },
             "saved_at": time.time(),
         }
 
     def _finish(self) -> None:
         self._channel.phase("Finishing")
+        self._zero.wait_parameters()
         problem = self._saver.wait()
         self._inbox.read()
         for request in self._inbox.take_requests():

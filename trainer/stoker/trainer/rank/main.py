@@ -31,6 +31,7 @@ from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.loop import Loop
 from stoker.trainer.rank.mesh import AxisGroups, open_mesh
+from stoker.trainer.rank.metric_targets.open_targets import check_targets
 from stoker.trainer.rank.process_group import choose_device, collective_timeout, process_group, set_threads
 from stoker.trainer.rank.rank_info import RankInfo, find_rank_info
 from stoker.trainer.rank.resume import choose_resume
@@ -101,6 +102,7 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     report("Starting")
     config = load(TrainerConfig, options.config)
     dims = check_supported(config)
+    check_targets(config.logging)
     info = find_rank_info(config, environment)
     device = choose_device(config)
     set_threads(config)

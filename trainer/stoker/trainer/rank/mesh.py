@@ -16,6 +16,7 @@ import torch.distributed as dist
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
 from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, dist_rank, make_communicator
+from stoker.trainer.rank.pipeline.link import NO_LINKS, Links, open_links
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +38,8 @@ class Mesh:
     context: dist.ProcessGroup | None
     pipeline: dist.ProcessGroup | None
     expert: dist.ProcessGroup | None
+    links: Links = NO_LINKS
+    """Channels to the neighbours of the pipeline."""
 
     def reduction(self, kind: Reduction) -> Communicator:
         """The communicator that sums the gradients of this kind of parameter and shards its state."""
@@ -82,7 +85,7 @@ class AxisGroups:
         self._device = device
         self._timeout = timeout
         self._communicators: dict[tuple[Ranks, ...], Communicator | None] = {}
-        self._process_groups: dict[tuple[Ranks, ...], dist.ProcessGroup | None] = {}
+        self._process_groups: dict[tuple[str, tuple[Ranks, ...]], dist.ProcessGroup | None] = {}
 
     def communicator(self, groups: Sequence[Ranks]) -> Communicator | None:
         """The communicator of this rank's group; None on ranks outside of all groups (collective over the gang)."""
@@ -92,11 +95,14 @@ class AxisGroups:
             self._communicators[key] = next((own for own in made if own is not None), None)
         return self._communicators[key]
 
-    def process_group(self, groups: Sequence[Ranks]) -> dist.ProcessGroup | None:
-        """The process group of this rank's group; None for one rank, and outside of all groups (collective)."""
-        key = tuple(groups)
+    def process_group(self, groups: Sequence[Ranks], purpose: str = "") -> dist.ProcessGroup | None:
+        """The process group of this rank's group; None for one rank, and outside of all groups (collective).
+
+        `purpose`: work that must not wait for other work of the same ranks has a group of its own.
+        """
+        key = (purpose, tuple(groups))
         if key not in self._process_groups:
-            made = [(ranks, self._new(ranks)) for ranks in key]
+            made = [(ranks, self._new(ranks)) for ranks in groups]
             self._process_groups[key] = next((group for ranks, group in made if dist_rank() in ranks), None)
         return self._process_groups[key]
 
@@ -120,6 +126,7 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         axis: groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline")
     }
     expert = groups.process_group(dims.expert_groups())
+    links = open_links(dims.groups("pipeline"), groups.process_group, is_ring=dims.stages_per_rank > 1)
     if world is None or replicas is None:
         return None
     gradient, replicated, experts = (_with_replicas(inner, replicas) for inner in communicators.values())
@@ -134,6 +141,7 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         context=axes["context"],
         pipeline=axes["pipeline"],
         expert=expert,
+        links=links,
     )
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: speed and time left from the last steps, and the JSONL log that rank 0 appends to.
+"""Metrics of a run: speed and time left from the last steps, and the log that the leading rank writes.
 
 Changed by the loop alone, after each step.
 """
@@ -11,15 +11,16 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+from stoker.trainer.rank.metric_targets.target import MetricTarget, step_numbers, validation_numbers
 
 WINDOW = 20
 """Steps that the time left is estimated from."""
@@ -59,13 +60,16 @@ class StepClock:
 
 
 class MetricLog:
-    """Appends JSON lines, each whole or not at all: one for every `every_steps`-th step and for every validation.
+    """Writes every `every_steps`-th step and every validation as a JSON line, whole or not at all, and to the targets.
 
-    `path=None` writes nothing.
+    `path=None` writes no lines.
     """
 
-    def __init__(self, path: str | None, every_steps: int) -> None:
+    def __init__(self, path: str | None, every_steps: int, targets: Sequence[MetricTarget] = ()) -> None:
+        """Takes the targets over and closes them."""
         self._every_steps = every_steps
+        self._targets = targets
+        self._completed = False
         self._stream: FileIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -74,15 +78,28 @@ class MetricLog:
                 remove_torn_line(self._stream)
 
     def step(self, event: StepEvent) -> None:
-        if event.step % self._every_steps == 0 or event.step == event.total_steps:
+        self._completed = event.step == event.total_steps
+        if event.step % self._every_steps == 0 or self._completed:
             self._write("step", event)
+            self._send(event.step, step_numbers(event), event.at)
 
     def validation(self, event: ValidationEvent) -> None:
         self._write("validation", event)
+        self._send(event.step, validation_numbers(event), event.at)
+
+    def _send(self, step: int, numbers: dict[str, float], at: float) -> None:
+        for target in self._targets:
+            target.write(step, numbers, at)
+
+    def loss_spike(self, spike: Mapping[str, Any]) -> None:
+        self._append("loss_spike", spike)
 
     def _write(self, kind: str, event: StepEvent | ValidationEvent) -> None:
+        self._append(kind, asdict(event))
+
+    def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._stream is not None:
-            given = {name: value for name, value in asdict(event).items() if value is not None}
+            given = {name: value for name, value in fields.items() if value is not None}
             line = json.dumps({"kind": kind, **given}) + "\n"
             with path_in_errors(Path(str(self._stream.name))):
                 append_line(self._stream, line.encode())
@@ -95,6 +112,9 @@ class MetricLog:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            for target in self._targets:
+                target.close(self._completed and error is None)
 
 
 def append_line(stream: FileIO, line: bytes) -> None:

@@ -50,6 +50,7 @@ def shard_pieces(
 ) -> list[ShardPiece]:
     """The pieces of the bucket's parameters that shard number `shard` holds, in the order of the shard.
 
+    A parameter without a part in `parts` has none.
     Where `replicas` ranks hold the same shard, the share that number `replica` of them saves.
     """
     of_parameter: dict[int, list[Part]] = {}
@@ -60,7 +61,7 @@ def shard_pieces(
     low, high = first + replica * share, first + (replica + 1) * share
     pieces = []
     for item, parameter in zip(bucket.plan.ranges, bucket.parameters, strict=True):
-        for part in of_parameter[id(parameter)]:
+        for part in of_parameter.get(id(parameter), ()):
             begin = item.offset + part.flat_start
             start, stop = max(begin, low), min(begin + part.num_elements, high)
             if start < stop:

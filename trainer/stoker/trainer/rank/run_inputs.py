@@ -13,8 +13,6 @@ from typing import Any
 import torch
 
 from stoker.model.config import ModelConfig, RopeScaling
-from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
@@ -26,6 +24,7 @@ from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.pipeline.slices import Model, empty_model
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
@@ -33,10 +32,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    """Everything that a run reads before its first step. Only the decoder depends on the mesh."""
+    """Everything that a run reads before its first step. Apart from a rank's slices of `model` alike on every rank."""
 
-    decoder: Decoder
-    """This rank's part; fp32, empty (on the meta device) or with its starting weights (any weights on a resume)."""
+    model: Model
+    """fp32, empty (on the meta device) or with its starting weights (any weights, when the run resumes)."""
     batches: Batches
     files: Mapping[str, bytes]
     """`config.json` and the tokenizer's files, for every checkpoint."""
@@ -44,13 +43,13 @@ class RunInputs:
     fingerprint: str
     """Fingerprint of the corpus."""
     initial_weights: InitialWeights | None = None
-    """Fills an empty decoder; None when it has its weights."""
+    """Fills an empty model; None when it has its weights."""
 
 
 def collect_run_inputs(
     config: TrainerConfig, mesh: Mesh, device: torch.device, resumes: bool, report: Report
 ) -> RunInputs:
-    """Open the corpus and make an empty decoder. A run that resumes does not load initial weights.
+    """Open the corpus and make an empty model. A run that resumes does not load initial weights.
 
     Raises:
         ConfigError: `model` is not a model's configuration, or cannot be cut over the mesh.
@@ -69,49 +68,18 @@ def collect_run_inputs(
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
     report("BuildingModel")
-    decoder = make_decoder(config, mesh, model, ops)
+    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert)
     return RunInputs(
-        decoder=decoder,
+        model=held,
         batches=loader,
-        files=travelling_files(decoder, config.memory.precision, encoder.files),
+        files=travelling_files(held, config.memory.precision, encoder.files),
         total_steps=plan_total_steps(config.training, loader),
         fingerprint=loader.fingerprint,
         initial_weights=make_initial_weights(
-            decoder, None if resumes else source, None if resumes else config.training.seed, report
+            held, None if resumes else source, None if resumes else config.training.seed, report
         ),
     )
-
-
-def make_decoder(config: TrainerConfig, mesh: Mesh, model: ModelConfig, ops: Ops) -> Decoder:
-    """This rank's part of an empty decoder, on the meta device.
-
-    Raises:
-        ConfigError: the model cannot be cut over the mesh; the message shows the arithmetic.
-    """
-    sequence_parallel = config.parallelism.sequence_parallel
-    try:
-        check_experts(mesh, model)
-        return Decoder(
-            model,
-            ops,
-            dtype=torch.float32,
-            device="meta",
-            group=mesh.tensor,
-            sequence_parallel=sequence_parallel,
-            expert_group=mesh.expert,
-        )
-    except ValueError as error:
-        raise ConfigError(f"parallelism: {error}") from error
-
-
-def check_experts(mesh: Mesh, model: ModelConfig) -> None:
-    """Check that the model has experts for the mesh. Raises ValueError."""
-    expert, context = mesh.dims.expert, mesh.dims.context
-    if expert > 1 and model.num_experts is None:
-        raise ValueError(f"expert {expert} needs a model with experts, got architecture {model.architecture}")
-    for axis, size in (("context", context), ("tensor", mesh.dims.tensor)):
-        if size > 1 and model.num_experts is not None:
-            raise ValueError(f"{axis} {size} with a model with experts is not supported yet")
 
 
 def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
@@ -145,12 +113,12 @@ def open_source(config: TrainerConfig) -> WeightsSource | None:
 
 
 def make_initial_weights(
-    decoder: Decoder, source: WeightsSource | None, seed: int | None, report: Report
+    model: Model, source: WeightsSource | None, seed: int | None, report: Report
 ) -> InitialWeights:
     """Initial weights from the source, or random ones from the seed; with neither, a checkpoint will overwrite them."""
     if source is None:
-        return InitialWeights(decoder, seed, percents(report, "InitialisingWeights"))
-    return InitialWeights(decoder, source.store, percents(report, "LoadingWeights"), str(source.path))
+        return InitialWeights(model, seed, percents(report, "InitialisingWeights"))
+    return InitialWeights(model, source.store, percents(report, "LoadingWeights"), str(source.path))
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
@@ -190,10 +158,10 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
     return loader.steps_in(training.epochs)
 
 
-def travelling_files(decoder: Decoder, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
+def travelling_files(model: Model, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that every checkpoint carries for the engine: `config.json` and the tokenizer's files."""
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
-    return {**tokenizer_files, "config.json": json.dumps(decoder.config.to_hugging_face(dtype), indent=2).encode()}
+    return {**tokenizer_files, "config.json": json.dumps(model.config.to_hugging_face(dtype), indent=2).encode()}
 
 
 def percents(report: Report, what: str) -> Callable[[int, int], None]:

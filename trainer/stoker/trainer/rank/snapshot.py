@@ -120,8 +120,9 @@ class Snapshots:
 
 def _pieces_to_save(state: BucketState, parts: Sequence[Part]) -> list[ShardPiece]:
     communicator = state.communicator
+    saved = [part for part in parts if not part.is_copy]
     return shard_pieces(
-        state.bucket, communicator.rank, parts, replica=communicator.replica, replicas=communicator.replicas
+        state.bucket, communicator.rank, saved, replica=communicator.replica, replicas=communicator.replicas
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.gathered_weights import GatheredWeights
@@ -48,6 +50,27 @@ class StepResult:
     """Only of a model with experts."""
 
 
+class Passes(Protocol):
+    """Forward and backward passes of a rank's micro-batches: one after the other, or through a pipeline."""
+
+    def new_meter(self) -> RouterMeter:
+        """Return a meter of the routers that this rank computes."""
+        ...
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
+        """Run forward and backward of each micro-batch of a step, for the loss times `factor`.
+
+        Return their loss sums times `factor`, fp32 scalars; on ranks that compute no loss they are 0.
+        """
+        ...
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """Return the loss sums of micro-batches without gradient; none on ranks that compute no loss."""
+        ...
+
+
 class ForwardPass:
     """The model's forward pass up to the loss sum, with or without activation checkpointing."""
 
@@ -71,12 +94,38 @@ class ForwardPass:
         self._ready = ready
         self._gathered = gathered
         self._keepers: list[Keeper] = [] if gathered is None else [gathered]
+        self._cheap = decoder.ops.cheap if isinstance(decoder.ops, RecomputingOps) else None
+        """Selective checkpointing: the results that backward computes again."""
+        if self._cheap is not None:
+            self._cheap.weights = gathered
+            self._keepers.append(self._cheap)
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
     def new_meter(self) -> RouterMeter:
-        """Return a meter of the model's routers."""
+        """See `Passes`."""
         return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+
+    def train(
+        self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
+    ) -> list[Tensor]:
+        """See `Passes`."""
+        return [self._backward(batch, zero, router, factor) for batch in batches]
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """See `Passes`."""
+        with torch.no_grad():
+            return [float(self.loss_sum(batch)) for batch in batches]
+
+    def _backward(self, batch: MicroBatch, zero: Zero, router: RouterMeter, factor: float) -> Tensor:
+        targets = float(batch.weights_T.sum())
+        aux = router.new_aux(targets * factor)
+        loss_sum = self.loss_sum(batch, factor, aux)
+        router.add(aux, targets)
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+        self.end_backward()
+        zero.end_micro_batch()
+        return loss_sum.detach()
 
     def loss_sum(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> Tensor:
         """The sum over the micro-batch of weight times -log(probability of the target), times `factor`; fp32 scalar.
@@ -96,6 +145,11 @@ class ForwardPass:
                 self._gathered.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
+
+    def end_backward(self) -> None:
+        """Free what backward has computed again."""
+        if self._cheap is not None:
+            self._cheap.forget()
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
@@ -143,13 +197,13 @@ class ForwardPass:
 class TrainStep:
     """Runs the steps of one rank."""
 
-    def __init__(self, forward: ForwardPass, zero: Zero, clipping: float, loss_scale: LossScale | None = None) -> None:
+    def __init__(self, passes: Passes, zero: Zero, clipping: float, loss_scale: LossScale | None = None) -> None:
         """`loss_scale`: for fp16."""
-        self._forward = forward
+        self._passes = passes
         self._zero = zero
         self._clipping = clipping
-        self._router = forward.new_meter()
         self.loss_scale = loss_scale
+        self._router = passes.new_meter()
 
     def __call__(
         self,
@@ -161,10 +215,12 @@ class TrainStep:
         signals: Callable[[], StepSignals],
         *,
         num_skipped: int = 0,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         """Run step number `step` (from 1) on this rank's micro-batches. `target_tokens` is the count over all ranks.
 
-        `num_skipped`: earlier steps whose update was not applied; the optimizer does not count them.
+        `num_skipped`: earlier steps whose update was not applied; the optimizer does not count them. `loss_limit`: a
+        larger loss changes no weight.
 
         `signals` is called after the last backward, so that a stop that arrives during the step ends the run with this
         step. The host blocks only once, at the end, while the device is already applying the update.
@@ -177,7 +233,7 @@ class TrainStep:
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor(target_tokens)
         divisor = factor * target_tokens
         self._zero.begin_step(num_batches)
-        sums = [self._backward(batch, factor) for batch in batches]
+        sums = self._passes.train(batches, self._zero, self._router, factor)
         assert len(sums) == num_batches
         self._zero.finish_reduce()
         mine = signals().numbers()
@@ -187,11 +243,13 @@ class TrainStep:
         router = counted_by_tokens(numbers[:, width:routed], self._zero.mesh)
         norm = self._zero.gradient_norm() / divisor
         scale = clip_factor(norm, self._clipping) / divisor
-        scale = torch.where(loss.isfinite() & norm.isfinite(), scale, math.nan)  # NaN: no update
+        applies = loss.isfinite() & norm.isfinite() & (loss <= loss_limit)
+        scale = torch.where(applies, scale, math.nan)  # NaN: no update
         answer = Readback(torch.cat([torch.stack([loss, norm]), router, numbers[:, :width].reshape(-1)]))
         # The update is queued before the host waits for the answer, so that the host can queue the next step in time.
         self._zero.update(step - num_skipped, learning_rate, scale.float())
-        return self._result(step, answer.read(), width, target_tokens)
+        result = self._result(step, answer.read(), width, target_tokens)
+        return replace(result, skipped=result.skipped or result.loss > loss_limit)
 
     def _result(self, step: int, answer: Tensor, width: int, target_tokens: int) -> StepResult:
         loss, norm = answer[:2].tolist()
@@ -204,15 +262,6 @@ class TrainStep:
         router, signals = answer[2:routed], answer[routed:]
         merged = StepSignals.merge(signals.view(-1, width).tolist())
         return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
-
-    def _backward(self, batch: MicroBatch, factor: float) -> Tensor:
-        targets = float(batch.weights_T.sum())
-        aux = self._router.new_aux(targets * factor)
-        loss_sum = self._forward.loss_sum(batch, factor, aux)
-        self._router.add(aux, targets)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
-        self._zero.end_micro_batch()
-        return loss_sum.detach()
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
         """Gather signals, routers' numbers and losses of all ranks in one small exchange.
@@ -237,17 +286,14 @@ def counted_by_tokens(by_rank: Tensor, mesh: Mesh) -> Tensor:
     return by_rank[ranks].sum(0)
 
 
-def validation_loss(forward: ForwardPass, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+def validation_loss(passes: Passes, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
     """Mean loss over the weighted targets of all ranks, and their number.
 
     Every rank has the same number of micro-batches.
     """
     zero.wait_parameters()
-    loss_sum, targets = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            loss_sum += float(forward.loss_sum(batch))
-            targets += int(batch.weights_T.sum())
+    batches = list(batches)
+    loss_sum, targets = sum(passes.evaluate(batches)), sum(int(batch.weights_T.sum()) for batch in batches)
     device = zero.states[0].bucket.device
     by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
     total = counted_once(by_rank, zero.mesh).sum(0).tolist()

@@ -16,8 +16,10 @@ from stoker.trainer.protocol.config import NO_DECAY
 from stoker.trainer.rank.bucket import Decays
 
 
-def decay_by_name(parts: Iterable[Part], patterns: Sequence[str]) -> Decays:
+def decay_by_name(parts: Iterable[Part], patterns: Sequence[str], whole_names: Sequence[str] | None = None) -> Decays:
     """The rule that parameters whose tensors match one of the patterns do not decay.
+
+    `whole_names`: the tensors of the whole model, where `parts` are those of some of its layers.
 
     Raises:
         ConfigError: a pattern matches no tensor, or only some of the tensors of one fused parameter.
@@ -25,7 +27,7 @@ def decay_by_name(parts: Iterable[Part], patterns: Sequence[str]) -> Decays:
     by_parameter: dict[int, list[str]] = {}
     for part in parts:
         by_parameter.setdefault(id(part.parameter), []).append(part.hf_name)
-    _check_patterns(patterns, [name for names in by_parameter.values() for name in names])
+    _check_patterns(patterns, whole_names or [name for names in by_parameter.values() for name in names])
     undecayed = {key for key, names in by_parameter.items() if _matches_all(names, patterns)}
 
     def decays(parameter: nn.Parameter) -> bool:

@@ -13,7 +13,8 @@ Owns the buckets' state. Called by the training step; `snapshot` reads it for sa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +32,7 @@ from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
+from stoker.trainer.rank.pipeline.tied_table import TiedTable
 
 STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
 """State per parameter element: fp32 master weight and the two moments."""
@@ -89,8 +91,11 @@ class Zero:
         self.settings = settings
         self._optimizer = optimizer
         self._norm = norm
-        self._micro_batches_left = 0
+        self.ties: list[TiedTable] = []
+        """Tables of which another rank of the pipeline holds a copy."""
+        self._held: list[Callable[[], None]] | None = None
         self._hooks: list[RemovableHandle] = []
+        self._places: dict[int, tuple[BucketState, int]] = {}
         wires = WireBuffers(WIRE_DEPTH if mesh.gradient.eager else None)
         self.states = [
             BucketState(bucket, mesh.reduction(bucket.reduction), settings, norm, wires, fill) for bucket in buckets
@@ -115,11 +120,13 @@ class Zero:
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
             def accumulate(parameter: Tensor) -> None:
-                assert parameter.grad is not None
-                complete = state.gradients.add(index, parameter.grad)
-                parameter.grad = None
-                if complete:
-                    self._close(state)
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is None:
+                    return  # it was put off, and comes through `add_gradient`
+                if self._held is not None and state.bucket.is_late:
+                    self._held.append(partial(self._add, state, index, gradient))
+                else:
+                    self._add(state, index, gradient)
 
             return accumulate
 
@@ -127,8 +134,31 @@ class Zero:
             if not parameter.requires_grad:
                 continue
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook(index)))  # type: ignore[no-untyped-call]
+            self._places[id(parameter)] = (state, index)
             if used_once:
-                set_grad_destination(parameter, partial(state.grad_destination, index))
+                set_grad_destination(parameter, partial(self._destination, state, index))
+
+    def _destination(self, state: BucketState, index: int) -> Tensor | None:
+        holds = self._held is not None and state.bucket.is_late
+        return None if holds else state.grad_destination(index)
+
+    def _add(self, state: BucketState, index: int, gradient: Tensor) -> None:
+        if state.gradients.add(index, gradient):
+            self._close(state)
+
+    def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add a gradient of the current micro-batch that did not come from autograd."""
+        self._add(*self._places[id(parameter)], gradient)
+
+    @contextmanager
+    def hold(self) -> Iterator[list[Callable[[], None]]]:
+        """Keep the gradients that arrive inside for late buckets. Each callback adds one of them."""
+        assert self._held is None, "one backward pass at a time"
+        self._held = []
+        try:
+            yield self._held
+        finally:
+            self._held = None
 
     def close(self) -> None:
         """Remove the hooks from the parameters.
@@ -141,7 +171,6 @@ class Zero:
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Discard the last step's gradients."""
-        self._micro_batches_left = num_micro_batches
         for state in self.states:
             state.begin_step(num_micro_batches)
 
@@ -152,18 +181,29 @@ class Zero:
         if self.gathered is not None:
             self.gathered.use(unit)
 
-    def end_micro_batch(self) -> None:
-        """Close the buckets in which some parameter got no gradient. Call it after each backward."""
+    def end_micro_batch(self, stage: int | None = None, *, late: bool | None = None) -> None:
+        """Close the buckets in which some parameter got no gradient. Call it after each backward.
+
+        `stage`: of this pipeline stage alone. `late`: only the buckets with (without) late gradients.
+        """
         for state in self.states:
+            bucket = state.bucket
+            if stage not in (None, bucket.stage) or late not in (None, bucket.is_late):
+                continue
             if not state.closed:
                 self._close(state)
             state.closed = False
-        self._micro_batches_left -= 1
+            state.micro_batches_left -= 1
         if self.gathered is not None:
             self.gathered.end_backward()
 
+    def check_complete(self, stage: int) -> None:
+        """Assert that the gradient of a pipeline stage has all micro-batches of the step."""
+        left = {state.bucket.name: state.micro_batches_left for state in self.states if state.bucket.stage == stage}
+        assert not any(left.values()), f"stage {stage}: micro-batches are missing: {left}"
+
     def _close(self, state: BucketState) -> None:
-        state.end_micro_batch(self._micro_batches_left == 1)
+        state.end_micro_batch(state.micro_batches_left == 1)
         if self.settings.stage < 2 or self.mesh.gradient.eager:
             return
         self._sent.append(state)
@@ -175,6 +215,8 @@ class Zero:
         self._sent.clear()
         for state in self.states:
             state.finish_reduce()
+        for tie in self.ties:
+            tie.add_gradients()
 
     def gradient_norm(self) -> Tensor:
         """Norm of the whole gradient, each parameter counted once; fp64 scalar on the device (collective)."""
@@ -206,9 +248,14 @@ class Zero:
             self.gathered.prepare_forward()
 
     def wait_parameters(self) -> None:
-        """Wait until every parameter has its new value. Needed before anything but the next forward reads them."""
+        """Wait until every parameter has its new value. Needed before anything but the next forward reads them.
+
+        At stage 3 it only waits for gathers in flight.
+        """
         for state in self.states:
             state.wait_parameters()
+        if self.gathered is not None:
+            self.gathered.wait()
 
     def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
         """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
@@ -234,6 +281,8 @@ class BucketState:
     ) -> None:
         self.bucket = bucket
         self.closed = False
+        self.micro_batches_left = 0
+        """Of this step, the current one included."""
         self._communicator = communicator
         self._settings = settings
         self._wires = wires
@@ -293,13 +342,15 @@ class BucketState:
 
     def shards(self) -> dict[str, Tensor]:
         """This rank's shard by state kind, as views: valid until the next update changes them."""
-        return dict(zip(STATE_KINDS, (self.owned(held) for held in self._held()), strict=True))
+        return dict(zip(STATE_KINDS, (self.owned(held) for held in self.held()), strict=True))
 
-    def _held(self) -> tuple[Tensor, Tensor, Tensor]:
+    def held(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Master weights and moments: this rank's shard, at stage 0 all of them."""
         return self.master, self.exp_avg, self.exp_avg_sq
 
     def begin_step(self, num_micro_batches: int) -> None:
         self.closed = False
+        self.micro_batches_left = num_micro_batches
         self._num_sent = 0
         ranks = self._communicator.size * self._communicator.replicas
         sends_each = self._settings.sends_each(ranks, num_micro_batches)
@@ -309,6 +360,11 @@ class BucketState:
     def grad_destination(self, index: int) -> Tensor | None:
         """The memory where the gradient of parameter `index` may be written now, or None."""
         return self.gradients.grad_destination(index)
+
+    def square(self) -> None:
+        """Note the squares of the reduced gradient again, after a change of it."""
+        own = self.owned(self.gradient)
+        self._total([own], own, add=False)
 
     def end_micro_batch(self, last: bool) -> None:
         """Close this micro-batch: send its gradient, or wait for the next one."""
@@ -386,7 +442,7 @@ class BucketState:
 
     def spread_shards(self) -> None:
         if self._whole:
-            for held in self._held():
+            for held in self.held():
                 self._communicator.all_gather(held).wait()
         parameters = self._parameters()
         if parameters is not None:

@@ -44,11 +44,17 @@ class UsageChunks:
     """One more chunk at the end, without choices."""
     running: bool
     """All of them."""
+    timing: bool = False
+    """The usage has the request's times."""
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        """The usage so far."""
+        return usage(generation.usage, timing=self.timing)
 
     def field(self, generation: Generation) -> dict[str, Any]:
         """Return the `usage` field of a chunk with choices: the usage so far, `null` before the last one, or none."""
         if self.running:
-            return {"usage": usage(generation.usage)}
+            return {"usage": self.usage(generation)}
         return {"usage": None} if self.last else {}
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.generation import Generation, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
-from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs
+from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
 from stoker.engine.http.openai.tool_parser import OutputParser, Part
-from stoker.engine.http.openai.usage import usage
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
@@ -64,6 +63,7 @@ class ChatAnswer:
         self._names = names
         self._usage_chunks = usage_chunks
         self._parsers = parsers
+        self._prompt_scores: Sequence[TokenLogprobs | None] | None = None
         self._with_logprobs = generation.jobs[0].params.logprobs is not None
         self._choices = [_Choice(parsers.parser()) for _ in range(generation.jobs[0].params.n)]
 
@@ -73,10 +73,11 @@ class ChatAnswer:
             async for update in updates:
                 choice = self._choices[update.choice]
                 self._read(choice, update)
+                self._prompt_scores = update.prompt_logprobs or self._prompt_scores
                 choice.tokens += update.tokens
                 choice.scores += update.logprobs or ()
         bodies = [self._message(index, choice) for index, choice in enumerate(self._choices)]
-        return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
+        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self._generation), **self._scores())
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives: a choice begins with its role, and its last chunk has the finish reason."""
@@ -89,7 +90,15 @@ class ChatAnswer:
                 for chunk in self._update_chunks(choice, update):
                     yield chunk
         if self._usage_chunks.last:
-            yield self._envelope.wrap(CHUNK_KIND, [], usage=usage(self._generation.usage))
+            yield self._envelope.wrap(CHUNK_KIND, [], usage=self._usage_chunks.usage(self._generation))
+
+    def _scores(self) -> dict[str, Any]:
+        """The field `prompt_logprobs`, if it was requested."""
+        job, scores = self._generation.jobs[0], self._prompt_scores
+        if job.params.prompt_logprobs is None or scores is None:
+            return {}
+        listed = prompt_logprobs(self._names, job.prompt_tokens, scores, job.params.prompt_logprobs)
+        return {"prompt_logprobs": listed}
 
     def _read(self, choice: _Choice, update: Update) -> list[dict[str, Any]]:
         """Add an update to its choice; return the deltas of a stream."""

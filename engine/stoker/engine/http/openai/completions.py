@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.generation import Generation, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
-from stoker.engine.http.openai.logprobs import TokenNames, completion_logprobs
-from stoker.engine.http.openai.usage import usage
+from stoker.engine.http.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 
 KIND = "text_completion"
 
@@ -38,6 +37,24 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     scores: list[TokenLogprobs | None] = field(default_factory=list)
+    total: float = 0.0
+    """Sum of the output tokens' log-probabilities, where they are known."""
+    prompt_scores: list[dict[str, dict[str, Any]] | None] | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean log-probability of an output token: what `best_of` compares."""
+        return self.total / max(len(self.scores), 1)
+
+
+@dataclass(frozen=True)
+class CompletionFields:
+    """Fields of a request that decide the answer's shape."""
+
+    n: int
+    """Answers to return for each prompt."""
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 class CompletionAnswer:
@@ -50,6 +67,7 @@ class CompletionAnswer:
         names: TokenNames,
         usage_chunks: UsageChunks,
         echoes: list[EchoedPrompt] | None,
+        fields: CompletionFields,
     ) -> None:
         self._envelope = envelope
         self._generation = generation
@@ -57,7 +75,9 @@ class CompletionAnswer:
         self._usage_chunks = usage_chunks
         self._echoes = echoes
         self._n = generation.jobs[0].params.n
-        self._with_logprobs = generation.jobs[0].params.logprobs is not None
+        """Answers that are made for each prompt."""
+        self._fields = fields
+        self._with_logprobs = fields.logprobs is not None
         self._begun: set[int] = set()
         self._prompt_scores: dict[int, tuple[TokenLogprobs | None, ...]] = {}
 
@@ -66,10 +86,12 @@ class CompletionAnswer:
         choices = [_Choice() for _ in range(self._n * len(self._generation.jobs))]
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
+                choice = choices[self._index(update)]
+                choice.total += sum(score.logprob for score in update.logprobs or ())
                 for part in self._parts(update):
-                    _add(choices[self._index(update)], part)
-        bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return self._envelope.wrap(KIND, bodies, usage=usage(self._generation.usage))
+                    _add(choice, part)
+        bodies = [self._choice(index, choice) for index, choice in enumerate(self._best(choices))]
+        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self._generation))
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives. Every chunk with a choice has `text`."""
@@ -80,7 +102,23 @@ class CompletionAnswer:
                         choice = self._choice(self._index(update), part)
                         yield self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self._generation))
         if self._usage_chunks.last:
-            yield self._envelope.wrap(KIND, [], usage=usage(self._generation.usage))
+            yield self._envelope.wrap(KIND, [], usage=self._usage_chunks.usage(self._generation))
+
+    def _best(self, choices: list[_Choice]) -> list[_Choice]:
+        """The choices to return, of each prompt those with the highest mean log-probability first."""
+        for index, choice in enumerate(choices):
+            choice.prompt_scores = self._prompt_logprobs(index // self._n)
+        if self._fields.n == self._n:
+            return choices
+        of_prompts = (choices[first : first + self._n] for first in range(0, len(choices), self._n))
+        ranked = (sorted(own, key=lambda choice: -choice.mean) for own in of_prompts)
+        return [choice for own in ranked for choice in own[: self._fields.n]]
+
+    def _prompt_logprobs(self, job: int) -> list[dict[str, dict[str, Any]] | None] | None:
+        if self._fields.prompt_logprobs is None:
+            return None
+        tokens = self._generation.jobs[job].prompt_tokens
+        return prompt_logprobs(self._names, tokens, self._prompt_scores[job], self._fields.prompt_logprobs)
 
     def _index(self, update: Update) -> int:
         return update.job * self._n + update.choice
@@ -112,19 +150,22 @@ class CompletionAnswer:
         assert self._echoes is not None
         echo = self._echoes[job]
         scores = self._prompt_scores.get(job, (None,) * len(echo.tokens))
+        shown = self._fields.logprobs or 0
+        scores = tuple(None if score is None else replace(score, top=score.top[:shown]) for score in scores)
         return _Choice(echo.text, None, None, list(echo.tokens), list(echo.offsets), list(scores))
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         logprobs = None
         if self._with_logprobs:
             logprobs = completion_logprobs(self._names, choice.tokens, choice.offsets, choice.scores)
-        return {
+        body = {
             "index": index,
             "text": choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
+        return body if choice.prompt_scores is None else {**body, "prompt_logprobs": choice.prompt_scores}
 
 
 def _add(choice: _Choice, part: _Choice) -> None:

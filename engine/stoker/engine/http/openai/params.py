@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from stoker.engine.sampling import MAX_LOGPROBS, SamplingParams
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 DEFAULTS_FILE = "generation_config.json"
-TokenSequences = tuple[tuple[int, ...], ...]
+Tokens = tuple[int, ...]
+TokenSequences = tuple[Tokens, ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,14 @@ def completion_params(
     """Build the parameters of one prompt of `/v1/completions` after which `room` tokens fit."""
     limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
     scores = body.num_logprobs
-    prompt_scores = scores if body.echo else None
-    return _params(body, defaults, max(limit, 1), scores, prompt_scores, bad_sequences)
+    asked = [number for number in (scores if body.echo else None, body.prompt_logprobs) if number is not None]
+    params = _params(body, defaults, max(limit, 1), scores, max(asked, default=None), bad_sequences)
+    if not body.picks_best:
+        return params
+    try:
+        return replace(params, n=body.num_choices, logprobs=scores or 0)
+    except RequestRefused as refused:
+        raise bad_request(str(refused).replace("n must", "best_of must", 1), "best_of", "invalid_value") from refused
 
 
 def chat_params(
@@ -70,7 +77,15 @@ def chat_params(
 ) -> SamplingParams:
     """Build the parameters of a chat request; without a limit the answer may fill the context."""
     limit = body.output_limit if body.output_limit is not None else max(room, 1)
-    return _params(body, defaults, limit, body.num_logprobs, None, bad_sequences)
+    return _params(body, defaults, limit, body.num_logprobs, body.prompt_logprobs, bad_sequences)
+
+
+def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_tokens: int | None) -> Tokens:
+    """The last tokens of a prompt, as many as `truncate_prompt_tokens` keeps; `output_tokens`: the output's limit."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    return prompt[-(max(max_model_len - (output_tokens or 1), 1) if keep == -1 else keep) :]
 
 
 def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:

@@ -18,7 +18,7 @@ from stoker.engine.http.openai.body import Body, Int, Texts, Tokens
 from stoker.engine.http.openai.output_format import FormattedBody
 from stoker.engine.http.openai.tools import ToolUse, calls_for_template, tool_use
 from stoker.engine.output_grammar import OutputGrammar
-from stoker.engine.sampling import COUNT_LIMIT
+from stoker.engine.sampling import COUNT_LIMIT, MAX_LOGPROBS
 
 
 def prompts_within_limit(prompt: object) -> object:
@@ -78,13 +78,17 @@ class GenerationBody(FormattedBody):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: Priority = 0
+    prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Log-probabilities of the prompt's tokens with so many alternatives; only in whole answers."""
+    truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
+    """Keep only the prompt's last tokens; -1: as many as fit beside the output."""
+    include_timing: bool = False
+    """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
-        "prompt_logprobs": (None,),
-        "truncate_prompt_tokens": (None,),
         "logits_processors": (None, []),
     }
     """Fields that are not built, with the values that have no effect."""
@@ -93,6 +97,10 @@ class GenerationBody(FormattedBody):
     def _streams(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: not allowed with stream=true")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: must be -1 or at least 1")
         return self
 
     def check_supported(self) -> None:
@@ -146,7 +154,8 @@ class CompletionBody(GenerationBody):
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
     logprobs: Int | bool | None = None
-    best_of: Int | None = None
+    best_of: Annotated[Int, Field(ge=1)] | None = None
+    """Answers that are made; the `n` with the highest mean log-probability of a token are returned."""
     suffix: str | None = None
 
     prompt_field: ClassVar[str] = "prompt"
@@ -163,12 +172,21 @@ class CompletionBody(GenerationBody):
             raise ValueError("prompt: at least one prompt is needed")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 is only allowed with echo=true")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: must be at least n, {self.n}, got {self.best_of}")
+        if self.picks_best and self.stream:
+            raise ValueError("best_of: greater than n is not allowed with stream=true")
         return self
 
-    def check_supported(self) -> None:
-        super().check_supported()
-        if self.best_of is not None and self.best_of != self.n:
-            raise not_supported("best_of")
+    @property
+    def picks_best(self) -> bool:
+        """Whether more answers are made than returned."""
+        return self.best_of is not None and self.best_of > self.n
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are made for each prompt."""
+        return self.best_of or self.n
 
     @property
     def prompts(self) -> list[str | list[int]]:

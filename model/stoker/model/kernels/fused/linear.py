@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
 from stoker.model.kernels.grad_destination import GradDestination, grad_destination
+from stoker.model.kernels.weight_queue import later, now_or_later
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -42,13 +43,17 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor, product: Product) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ED)
         ctx.destination = grad_destination(weight_ED)
+        ctx.later = later(weight_ED)
         return product(x_TD, weight_ED)
 
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_TD, weight_ED = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        grad_weight = weight_gradient(grad_TE, x_TD, ctx.destination) if needs_weight else None
+        destination = ctx.destination
+        grad_weight = (
+            now_or_later(ctx.later, lambda: weight_gradient(grad_TE, x_TD, destination)) if needs_weight else None
+        )
         return grad_TE @ weight_ED if needs_x else None, grad_weight, None
 
 

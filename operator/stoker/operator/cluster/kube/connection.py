@@ -107,6 +107,19 @@ class ApiConnection:
         Raises:
             ClusterError: refused, broken off, or silent for `silence_s`.
         """
+        where = f"GET {path}"
+        parts = self.parts(path, resource=resource, query=query, silence_s=silence_s, accept=accept)
+        async for line in _lines(parts, where):
+            yield _decoded(line, where)
+
+    async def parts(
+        self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float | None, accept: str = JSON
+    ) -> AsyncIterator[bytes]:
+        """Yield the parts of an answer as they come, until the server ends it.
+
+        Raises:
+            ClusterError: refused, broken off, or silent for `silence_s`.
+        """
         asked = _Asked("GET", path, resource, query, None, JSON, accept, self.timeout_s)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
         try:
@@ -117,8 +130,8 @@ class ApiConnection:
                     if response.status == 401:
                         await self._renew()
                     raise error_of(response.status, status_of(content), response.headers, asked.where)
-                async for line in _lines(response.content, asked.where):
-                    yield _decoded(line, asked.where)
+                async for part in response.content.iter_any():
+                    yield part
             finally:
                 response.close()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -195,10 +208,10 @@ def _transport(configuration: Any) -> tuple[Any, ...]:
     return tuple(getattr(configuration, name) for name in names)
 
 
-async def _lines(content: aiohttp.StreamReader, where: str) -> AsyncIterator[bytes]:
+async def _lines(parts: AsyncIterator[bytes], where: str) -> AsyncIterator[bytes]:
     """Yield whole lines: the stream reader's own limit on a line is far below the size of an object."""
     rest = bytearray()
-    async for chunk in content.iter_any():
+    async for chunk in parts:
         rest += chunk
         *whole, tail = rest.split(b"\n")
         rest = bytearray(tail)

@@ -53,6 +53,23 @@ async def load_configuration(access: Access) -> Any:
     return configuration
 
 
+def context_namespace(access: Access) -> str | None:
+    """The namespace of the kubeconfig's context; None where it names none, or there is no kubeconfig.
+
+    Raises:
+        NoCredentials.
+    """
+    if access.kubeconfig is None:
+        return None
+    try:
+        contexts, current = _loader.list_kube_config_contexts(config_file=access.kubeconfig)
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise NoCredentials(f"{access.kubeconfig}: {error}") from error
+    chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current
+    namespace = (chosen or {}).get("context", {}).get("namespace")
+    return str(namespace) if namespace else None
+
+
 def own_namespace(access: Access) -> str | None:
     """The namespace of this pod's service account; None where there is none."""
     file = SERVICE_ACCOUNT / "namespace"

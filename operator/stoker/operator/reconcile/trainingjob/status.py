@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.trainingjob import TrainingJobSpec
-from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Pinned, Progress
+from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Pinned, Progress, SourceProgress
 from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Plan
@@ -81,8 +82,14 @@ def _progress(view: TrainingView) -> JobFields:
         tokens_per_second=measured(report.get("tokens_per_s")),
         eta_seconds=None if eta is None else max(0, round(eta)),
         progressed_at=timestamp(datetime.fromtimestamp(at, view.now.tzinfo)) if at else None,
+        sources=tuple(map(_source_progress, report.get("sources") or ())),
     )
     return JobFields(progress=progress)
+
+
+def _source_progress(source: Mapping[str, Any]) -> SourceProgress:
+    epochs = source["samples"] / max(1, source["sequences"])
+    return SourceProgress(name=source["name"], samples=source["samples"], epochs=measured(epochs) or "0")
 
 
 def _checkpoint_fields(view: TrainingView) -> JobFields:

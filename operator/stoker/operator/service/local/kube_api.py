@@ -31,6 +31,7 @@ from stoker.operator.service.local.pod_log import follow, read_tail
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 METADATA = "as=PartialObjectMetadata"
 MAX_PAGE = 500
 
@@ -118,10 +119,18 @@ class _KubeApi:
         return JSONResponse(self.objects.create(placed), status_code=201)
 
     async def patch(self, request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0] != MERGE_PATCH:
-            raise Invalid(f"Content-Type: only {MERGE_PATCH} is served here")
+        """Patch by JSON merge, or apply."""
+        form = request.headers.get("content-type", "").partition(";")[0]
+        if form not in (MERGE_PATCH, APPLY_PATCH):
+            raise Invalid(f"Content-Type: only {MERGE_PATCH} and {APPLY_PATCH} (as JSON) are served here")
         body = await _body(request)
         key = _key(request)
+        if form == APPLY_PATCH:
+            placed = {
+                **body,
+                "metadata": {**(body.get("metadata") or {}), "namespace": key.namespace, "name": key.name},
+            }
+            return JSONResponse(self.objects.apply(placed, request.query_params.get("fieldManager", "unknown")))
         uid = (body.get("metadata") or {}).get("uid") or self.objects.get(key)["metadata"]["uid"]
         return JSONResponse(self.objects.patch(Ref(*key, uid), body))
 

@@ -20,7 +20,8 @@ from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.corpus import cache_folder
-from stoker.trainer.rank.data.source import Conversation, Document, list_files, read_documents
+from stoker.trainer.rank.data.files import list_files
+from stoker.trainer.rank.data.source import Conversation, Document, Tokens, read_documents
 
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_CHARACTERS = 256 << 20
@@ -116,6 +117,7 @@ class _Seen:
                     break
 
     def _texts(self, document: Document) -> list[str]:
+        assert not isinstance(document, Tokens), "`tokens.open_encoder` refuses to train on tokens"
         if isinstance(document, Conversation):
             self.conversations = True
             return [message["content"] for message in document.messages]

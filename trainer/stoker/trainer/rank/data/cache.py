@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.errors import DataError
+from stoker.trainer.rank.data.files import DataFile, RemoteFile, remote_errors
 
 POLL_S = 0.1
 REPORT_S = 5.0
@@ -48,19 +49,23 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-def content_digest(files: list[Path], folder: Path) -> str:
+def content_digest(files: list[DataFile], folder: Path) -> str:
     """Digest of the files' contents in their order, without their names.
 
     Reading everything again at each start (and in each rank) would be slow, so the digest is kept in `folder` under the
-    files' paths, sizes, times of change and inodes.
+    files' paths, sizes, times of change and inodes, or what a remote file system gives in their place. Where it gives
+    nothing, the files are read each time.
     """
     try:
-        seen = blake3(json.dumps([_stat_line(file) for file in files]).encode()).hexdigest()
+        identities = [file.identity for file in files]
+        seen = blake3(json.dumps(identities).encode()).hexdigest()
         kept = folder / f"contents-{seen[:32]}.txt"
-        if kept.is_file():
+        if None not in identities and kept.is_file():
             return kept.read_text()
         digest = _read_digest(files)
     except OSError as error:
+        if any(isinstance(file, RemoteFile) for file in files):
+            raise
         raise DataError(f"{error.filename}: {error.strerror}") from error
     write_whole(kept, digest.encode())
     return digest
@@ -73,17 +78,21 @@ def write_whole(file: Path, content: bytes) -> None:
     aside.replace(file)
 
 
-def _stat_line(file: Path) -> list[str | int]:
-    facts = file.stat()
-    return [str(file.resolve()), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
-
-
-def _read_digest(files: list[Path]) -> str:
+def _read_digest(files: list[DataFile]) -> str:
     whole = blake3()
     for file in files:
-        one = blake3()
-        with file.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                one.update(chunk)
-        whole.update(one.digest())
+        whole.update(_file_digest(file) if not isinstance(file, RemoteFile) else _remote_digest(file))
     return whole.hexdigest()
+
+
+def _remote_digest(file: RemoteFile) -> bytes:
+    with remote_errors(file.name):
+        return _file_digest(file)
+
+
+def _file_digest(file: DataFile) -> bytes:
+    one = blake3()
+    with file.open() as stream:
+        while chunk := stream.read(1 << 20):
+            one.update(chunk)
+    return one.digest()

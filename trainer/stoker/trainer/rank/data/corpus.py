@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
+from stoker.trainer.rank.data.files import DataFile, list_files
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
-from stoker.trainer.rank.data.source import is_jsonl, list_files, read_documents
+from stoker.trainer.rank.data.source import data_files, kind_of, read_documents, token_facts
 
 FORMAT = 1
 """Part of every name in the cache. Change it with tokenising or packing."""
@@ -108,22 +110,22 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
 
 
 def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
-    files = list_files(source)
+    files = data_files(source, list_files(source))
     with cache_lock(cache, report):
         key = _digest(
             {
                 "format": FORMAT,
                 "contents": content_digest(files, cache),
-                "jsonl": [is_jsonl(source, file) for file in files],
+                **_forms(source, files),
                 "tokenizer": encoder.fingerprint,
             }
         )
         folder = cache / key
         if not folder.is_dir():
-            total = max(1, sum(file.stat().st_size for file in files))
+            total = max(1, sum(file.size for file in files))
             write_shard(
                 folder,
-                read_documents(source, files),
+                read_documents(source, files, encoder.end_id),
                 encoder,
                 lambda done: report(f"Tokenizing {source.name} {min(99, 100 * done // total)} %"),
             )
@@ -131,6 +133,17 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
     if (shard.lengths > 1).sum() == 0:
         raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
     return key, shard
+
+
+def _forms(source: DataSourceConfig, files: list[DataFile]) -> dict[str, Any]:
+    """What decides the documents of the files beside their contents; text and JSONL have the keys of old caches."""
+    kinds = [kind_of(source, file) for file in files]
+    found: dict[str, Any] = {"jsonl": [kind == "jsonl" for kind in kinds]}
+    if "parquet" in kinds:
+        found["parquet"] = [kind == "parquet" for kind in kinds]
+    if "tokens" in kinds:
+        found["tokens"] = [[facts.dtype, facts.eos_token_id] for facts in map(token_facts, files)]
+    return found
 
 
 def _held_out(source: DataSourceConfig, shard: Shard, fraction: float | None) -> NDArray[np.bool_]:

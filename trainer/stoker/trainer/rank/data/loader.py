@@ -16,6 +16,7 @@ import numpy as np
 
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError
+from stoker.trainer.protocol.channel import SourceProgress
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
@@ -73,6 +74,14 @@ class Loader:
         first = step * self.global_batch_size
         samples = self.order.samples(first, first + self.global_batch_size)
         return sum(int(self.corpus.sources[sample.source].targets[sample.sequence]) for sample in samples)
+
+    def progress(self, step: int) -> list[SourceProgress]:
+        """What `step` steps have trained of each source."""
+        drawn = self.order.drawn(step * self.global_batch_size)
+        return [
+            SourceProgress(name=source.name, samples=count, sequences=len(source))
+            for source, count in zip(self.corpus.sources, drawn, strict=True)
+        ]
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         """This rank's part of the validation set.

@@ -10,6 +10,7 @@ Called by the loader.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,6 +49,16 @@ class Order:
             chosen = sources == source
             sequences[chosen] = self._sequences(source, size, ranks[chosen])
         return [Sample(int(source), int(sequence)) for source, sequence in zip(sources, sequences, strict=True)]
+
+    def drawn(self, samples: int) -> tuple[int, ...]:
+        """The number of samples of each source among the first `samples` of the run."""
+        left, found = samples, []
+        shares = [Fraction(repr(weight)) for weight in self.weights]
+        for source, weight in enumerate(shares):
+            taken = math.floor(left * weight / sum(shares[source:], Fraction(0)))
+            found.append(taken)
+            left -= taken
+        return tuple(found)
 
     def _sequences(self, source: int, size: int, ranks: Indices) -> Indices:
         found = np.empty_like(ranks)

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.batch import Array
-from stoker.trainer.rank.data.source import Conversation, Document
+from stoker.trainer.rank.data.read_ahead import read_ahead
+from stoker.trainer.rank.data.source import Conversation, Document, Tokens
 
 BATCH_CHARACTERS = 1 << 20
 """Size of the batches that are given to the tokenizer."""
@@ -45,6 +46,11 @@ class Encoder(Protocol):
 
     @property
     def pad_id(self) -> int: ...
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a text; None if there is none."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -91,7 +97,7 @@ def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, p
     try:
         with (aside / "tokens.bin").open("wb") as tokens, (aside / "learned.bin").open("wb") as learned:
             written = _Written(tokens, learned, encoder)
-            for batch in _batches(documents):
+            for batch in read_ahead(_batches(documents)):
                 written.add(batch)
                 progress(written.characters)
         written.save_index(aside)
@@ -130,11 +136,15 @@ class _Written:
         self.characters = 0
 
     def add(self, documents: Sequence[Document]) -> None:
-        for document, encoded in zip(documents, self.encoder.encode(documents), strict=True):
-            ids = np.asarray(encoded.ids, dtype=np.int64)
+        others = [document for document in documents if not isinstance(document, Tokens)]
+        of_texts = iter(self.encoder.encode(others) if others else [])
+        for document in documents:
+            encoded = Encoded([]) if isinstance(document, Tokens) else next(of_texts)
+            ids = np.asarray(document.ids if isinstance(document, Tokens) else encoded.ids, dtype=np.int64)
             if len(ids) and not 0 <= ids.min() <= ids.max() < self.encoder.vocab_size:
+                gave = "a ready-tokenised document holds" if isinstance(document, Tokens) else "the tokenizer gave"
                 raise DataError(
-                    f"the tokenizer gave token {ids.max()}, its vocabulary ends at {self.encoder.vocab_size}"
+                    f"{gave} token {ids.max()}, the tokenizer's vocabulary ends at {self.encoder.vocab_size}"
                 )
             self.tokens.write(ids.astype(self.dtype).tobytes())
             self._add_mask(encoded, len(ids))
@@ -163,11 +173,16 @@ class _Written:
 
 def content_hash(document: Document) -> int:
     """64-bit hash of the content: equal texts always fall on the same side of a split."""
+    if isinstance(document, Tokens):
+        return int.from_bytes(hashlib.blake2b(document.ids.astype("<u4").tobytes(), digest_size=8).digest(), "little")
     content = json.dumps(document.messages) if isinstance(document, Conversation) else document.text
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
 def characters(document: Document) -> int:
+    """Size of a document, about as its file counts it."""
+    if isinstance(document, Tokens):
+        return 2 * len(document.ids)
     if isinstance(document, Conversation):
         return sum(len(message["content"]) for message in document.messages)
     return len(document.text)

@@ -1,13 +1,15 @@
-"""Data sources: from a path to its documents, in an order that does not depend on the machine.
+"""Data sources: from a path or URL to its documents, in an order that does not depend on the machine.
 
 A path is a file, a folder (every file below it whose name and folders do not start with a dot) or a glob pattern (`**`
-goes down).
+goes down); a URL is the same on another file system.
 
 * Text (UTF-8): a file is a document. A larger one than `PIECE_BYTES` is cut at line ends, at a blank line where one is
   near, into documents of about that size, so that no file has to fit into memory; `ends` is true for the last piece
   only.
 * JSONL (`.jsonl`, `.ndjson`, or `format: jsonl`): a line is a document: `{"text": "..."}`, or `{"messages": [{"role",
   "content"}, ...]}`.
+* Parquet (`.parquet`, or `format: parquet`): a row is a document, its column `text` or `messages`.
+* Tokens (`format: tokens`): ready-tokenised arrays (`token_file`), a document ends with the end token.
 
 Empty files, lines and texts are skipped; input that cannot be read is a `DataError`.
 
@@ -16,18 +18,27 @@ Read-only; called by `corpus`, `byte_bpe` and `tokens`.
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
+from stoker.trainer.rank.data.files import DataFile, LocalFile, RemoteFile, remote_errors
+from stoker.trainer.rank.data.parquet import read_rows
+from stoker.trainer.rank.data.token_file import TokenFacts, parse_facts, read_token_documents
 
 PIECE_BYTES = 256 << 10
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET_SUFFIX = ".parquet"
+TOKEN_SUFFIXES = (".npy", ".bin")
+SIDECAR = ".json"
+"""Behind the name of a file of tokens: facts about it, not data."""
 ROLES = ("system", "user", "assistant", "tool")
 ORIGIN_FIELDS = ("id", "meta", "metadata", "source", "timestamp", "url")
 """Fields about the origin of a line, which are skipped. Other fields are refused: they could be training data."""
@@ -52,74 +63,112 @@ class Conversation:
     """File and line, for errors."""
 
 
-Document = Text | Conversation
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A document that is tokenised already; every token is learned."""
+
+    ids: NDArray[np.uint32]
+    """[tokens], with the end token where it ends."""
 
 
-def list_files(source: DataSourceConfig) -> list[Path]:
-    """The files of a source, sorted by path.
+Document = Text | Conversation | Tokens
+Kind = Literal["text", "jsonl", "parquet", "tokens"]
+
+
+def read_documents(source: DataSourceConfig, files: list[DataFile], end_id: int | None = None) -> Iterator[Document]:
+    """The documents of the files, in order, read as a stream. `end_id`: the tokenizer's token that ends a text."""
+    for file in files:
+        where = f"data source {source.name}: {file.name}"
+        try:
+            with _named_errors(file, where), file.open() as stream:
+                yield from _read(kind_of(source, file), file, stream, end_id)
+        except OSError as error:
+            if isinstance(file, RemoteFile):
+                raise
+            raise DataError(f"{where}: {error.strerror or error}") from error
+
+
+def _named_errors(file: DataFile, where: str) -> AbstractContextManager[None]:
+    return remote_errors(where) if isinstance(file, RemoteFile) else nullcontext()
+
+
+def kind_of(source: DataSourceConfig, file: DataFile) -> Kind:
+    """The form of a file: the source's format, or by its suffix."""
+    if source.format != "auto":
+        return source.format
+    if file.suffix == PARQUET_SUFFIX:
+        return "parquet"
+    return "jsonl" if file.suffix in JSONL_SUFFIXES else "text"
+
+
+def data_files(source: DataSourceConfig, files: list[DataFile]) -> list[DataFile]:
+    """The files that hold documents: of ready-tokenised ones not the sidecars."""
+    if source.format != "tokens":
+        return files
+    names = {file.name for file in files}
+    found = [file for file in files if file.name.removesuffix(SIDECAR) not in names - {file.name}]
+    wrong = [file.name for file in found if file.suffix not in TOKEN_SUFFIXES]
+    if wrong:
+        raise DataError(
+            f"data source {source.name}: {wrong[0]} is no file of tokens; allowed: {', '.join(TOKEN_SUFFIXES)}"
+        )
+    return found
+
+
+def token_facts(file: DataFile) -> TokenFacts:
+    """The sidecar of a file of tokens; no facts where it has none.
 
     Raises:
-        DataError: nothing is there.
+        DataError: it is not of its form.
     """
-    assert source.path is not None, "data.sources[].url is refused by name"
-    path = Path(source.path)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        found = (file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-    elif glob.has_magic(source.path):
-        names = glob.iglob(source.path, recursive=True)  # noqa: PTH207  (Path.glob takes no absolute pattern)
-        found = (Path(name) for name in names if Path(name).is_file())
+    sidecar = f"{file.name}{SIDECAR}"
+    if isinstance(file, LocalFile):
+        path = file.path.with_name(f"{file.path.name}{SIDECAR}")
+        return parse_facts(path.read_bytes(), sidecar) if path.is_file() else TokenFacts()
+    assert isinstance(file, RemoteFile)
+    with remote_errors(sidecar):
+        place = f"{file.path}{SIDECAR}"
+        return parse_facts(file.system.cat_file(place), sidecar) if file.system.isfile(place) else TokenFacts()
+
+
+def _read(kind: Kind, file: DataFile, stream: BinaryIO, end_id: int | None) -> Iterator[Document]:
+    where = file.name
+    if kind == "parquet":
+        for place, fields in read_rows(stream, where):
+            yield from _wanted(_parse_fields(fields, place))
+    elif kind == "tokens":
+        for ids, _ in read_token_documents(stream, where, file.suffix == ".npy", token_facts(file), end_id):
+            yield Tokens(ids)
+    elif kind == "jsonl":
+        yield from _read_lines(where, stream)
     else:
-        raise DataError(
-            f"data source {source.name}: {source.path} does not exist; a file, folder or glob pattern is needed"
-        )
-    files = sorted(found)
-    if not files:
-        raise DataError(f"data source {source.name}: {source.path} holds no file")
-    return files
+        yield from _read_text(where, stream)
 
 
-def read_documents(source: DataSourceConfig, files: list[Path]) -> Iterator[Document]:
-    """The documents of the files, in order, read as a stream."""
-    for file in files:
-        try:
-            with file.open("rb") as stream:
-                yield from _read_lines(file, stream) if is_jsonl(source, file) else _read_text(file, stream)
-        except OSError as error:
-            raise DataError(f"data source {source.name}: {file}: {error.strerror or error}") from error
+def _wanted(document: Document) -> Iterator[Document]:
+    """The document, unless it is empty."""
+    if document != Text(""):
+        yield document
 
 
-def is_jsonl(source: DataSourceConfig, file: Path) -> bool:
-    if source.format == "auto":
-        return file.suffix.lower() in JSONL_SUFFIXES
-    return source.format == "jsonl"
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _read_text(file: Path, stream: BinaryIO) -> Iterator[Text]:
+def _read_text(file: str, stream: BinaryIO) -> Iterator[Text]:
     piece: list[bytes] = []
     size = 0
     offset = 0
     for line in stream:
         if size >= PIECE_BYTES and (not line.strip() or size >= 2 * PIECE_BYTES):
-            yield Text(_decode(b"".join(piece), f"{file}", offset), ends=False)
+            yield Text(_decode(b"".join(piece), file, offset), ends=False)
             offset, piece, size = offset + size, [], 0
         piece.append(line)
         size += len(line)
     if size:
-        yield Text(_decode(b"".join(piece), f"{file}", offset))
+        yield Text(_decode(b"".join(piece), file, offset))
 
 
-def _read_lines(file: Path, stream: BinaryIO) -> Iterator[Document]:
+def _read_lines(file: str, stream: BinaryIO) -> Iterator[Document]:
     for number, line in enumerate(stream, start=1):
         if line.strip():
-            document = _parse_line(line, f"{file}:{number}")
-            if document != Text(""):
-                yield document
+            yield from _wanted(_parse_line(line, f"{file}:{number}"))
 
 
 def _decode(content: bytes, where: str, offset: int = 0) -> str:
@@ -146,6 +195,11 @@ def _parse_line(line: bytes, where: str) -> Document:
             f"{where}: exactly one of text and messages is needed, got {sorted(fields)}; "
             f"also allowed: {', '.join(ORIGIN_FIELDS)}"
         )
+    return _parse_fields(fields, where)
+
+
+def _parse_fields(fields: dict[str, Any], where: str) -> Document:
+    """A document from `text` or `messages`, of which one is there."""
     if "messages" in fields:
         return Conversation(_parse_messages(fields["messages"], where), where)
     return Text(_need_text(fields["text"], f"{where}: text"))

@@ -15,7 +15,7 @@ from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.byte_bpe import train_tokenizer
 from stoker.trainer.rank.data.shard import Encoded
-from stoker.trainer.rank.data.source import Conversation, Document, Text
+from stoker.trainer.rank.data.source import Conversation, Document, Text, Tokens
 
 Report = Callable[[str], None]
 
@@ -39,10 +39,25 @@ def open_encoder(
             return TokenEncoder(Tokenizer.open(wanted.path))
         if wanted.kind == "auto" and "tokenizer.json" in weights_files:
             return TokenEncoder(Tokenizer(weights_files, name="the starting weights' tokenizer"))
+        check_has_text(config)
         folder = train_tokenizer(config, report)
         return TokenEncoder(Tokenizer(read_travelling_files(folder), name=str(folder)))
     except TokenizerError as error:
         raise DataError(f"data.tokenizer: {error}") from error
+
+
+def check_has_text(config: TrainerConfig) -> None:
+    """Check that a tokenizer can be trained on the sources.
+
+    Raises:
+        ConfigError: one holds tokens of another tokenizer.
+    """
+    ready = [source.name for source in config.data.sources if source.format == "tokens"]
+    if ready:
+        raise ConfigError(
+            f"data.sources {', '.join(ready)}: format tokens needs the tokenizer that made the tokens: "
+            "data.tokenizer.kind path, or the starting weights'"
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,7 @@ class TokenEncoder:
         """
         texts = [document for document in documents if isinstance(document, Text)]
         encoded = iter(self._encode_texts(texts))
+        assert not any(isinstance(document, Tokens) for document in documents), "they are encoded already"
         return [
             self._encode_conversation(document) if isinstance(document, Conversation) else next(encoded)
             for document in documents

@@ -1,0 +1,197 @@
+"""`POST /v1/responses`: the answer's shape, whole and as typed events. One answer, made of output items.
+
+Called by `front`. The text goes through the same parser as a chat's: reasoning, message and calls become items.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from stoker.engine.http.errors import ApiError
+from stoker.engine.http.generation import Generation, Update
+from stoker.engine.http.openai.answer import Envelope
+from stoker.engine.http.openai.parser_choice import AnswerParsers
+from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
+from stoker.engine.http.openai.tool_parser import Part
+from stoker.engine.http.openai.usage import usage
+
+Event = dict[str, Any]
+
+DELTAS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+"""Item -> the begin of its events' types."""
+
+
+class OutputItem:
+    """One item of the output, so far."""
+
+    def __init__(self, kind: str, index: int, *, name: str = "", call_id: str = "") -> None:
+        self.kind, self.index, self.name, self.call_id = kind, index, name, call_id
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        self.id = f"{prefix}_{uuid.uuid4().hex}"
+        self.text = ""
+        """The message, the reasoning, or the arguments."""
+
+    def body(self, status: str) -> dict[str, Any]:
+        own = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            return {**own, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content = [self.part()] if status != "in_progress" else []
+        if self.kind == "reasoning":
+            return {**own, "summary": [], "content": content}
+        return {**own, "role": "assistant", "content": content}
+
+    def part(self) -> dict[str, Any]:
+        """The content part of a message or of reasoning."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def begin(self) -> Iterator[Event]:
+        yield {"type": "response.output_item.added", "output_index": self.index, "item": self.body("in_progress")}
+        if self.kind != "function_call":
+            yield {"type": "response.content_part.added", **self._place(), "part": self.part()}
+
+    def add(self, text: str) -> Event:
+        self.text += text
+        more: dict[str, Any] = {"logprobs": []} if self.kind == "message" else {}
+        return {"type": f"response.{DELTAS[self.kind]}.delta", **self._place(), "delta": text, **more}
+
+    def end(self, status: str) -> Iterator[Event]:
+        done = f"response.{DELTAS[self.kind]}.done"
+        if self.kind == "function_call":
+            yield {"type": done, **self._place(), "name": self.name, "arguments": self.text}
+        else:
+            more: dict[str, Any] = {"logprobs": []} if self.kind == "message" else {}
+            yield {"type": done, **self._place(), "text": self.text, **more}
+            yield {"type": "response.content_part.done", **self._place(), "part": self.part()}
+        yield {"type": "response.output_item.done", "output_index": self.index, "item": self.body(status)}
+
+    def _place(self) -> dict[str, Any]:
+        content = {} if self.kind == "function_call" else {"content_index": 0}
+        return {"item_id": self.id, "output_index": self.index, **content}
+
+
+KINDS = {"content": "message", "reasoning": "reasoning"}
+
+
+class ResponsesAnswer:
+    """One response. A whole answer is the last event of its stream."""
+
+    def __init__(self, envelope: Envelope, generation: Generation, parsers: AnswerParsers, body: ResponsesBody) -> None:
+        self._envelope, self._generation, self._parsers, self._body = envelope, generation, parsers, body
+        self._parser = parsers.parser()
+        self._items: list[OutputItem] = []
+        self._status = "in_progress"
+        self._reasoning_tokens = 0
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer in one object."""
+        response: dict[str, Any] = {}
+        async with aclosing(self.chunks()) as events:
+            async for event in events:
+                response = event.get("response", response)
+        return response
+
+    async def chunks(self) -> AsyncGenerator[Event]:
+        """Yield the events of the answer as it arrives, numbered from 0."""
+        number = 0
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                yield {**event, "sequence_number": number}
+                number += 1
+
+    async def _events(self) -> AsyncGenerator[Event]:
+        finish, begun = None, False
+        async with aclosing(self._updates()) as updates:
+            async for update in updates:
+                if not begun:  # after the first update, because a refusal must keep its status
+                    begun = True
+                    yield {"type": "response.created", "response": self._response()}
+                    yield {"type": "response.in_progress", "response": self._response()}
+                finish = update.finish or finish
+                for part in self._parts(update):
+                    for event in self._part_events(part):
+                        yield event
+        self._status = "incomplete" if finish == "length" else "completed"
+        if not self._items:
+            for event in self._open(OutputItem("message", 0)):
+                yield event
+        for event in self._items[-1].end(self._status):
+            yield event
+        yield {"type": f"response.{self._status}", "response": self._response()}
+
+    async def _updates(self) -> AsyncGenerator[Update]:
+        try:
+            async with aclosing(self._generation.updates()) as updates:
+                async for update in updates:
+                    yield update
+        except ApiError as error:
+            raise renamed(error) from error
+
+    def _parts(self, update: Update) -> list[Part]:
+        parts = self._parser.add(update.text) if update.text else []
+        reasoning = self._parser.reasoning
+        if reasoning is not None and reasoning.begun and not reasoning.ended:
+            self._reasoning_tokens += len(update.tokens)
+        return [*parts, *self._parser.finish()] if update.finish is not None else parts
+
+    def _part_events(self, part: Part) -> Iterator[Event]:
+        """The events of new text; another kind of text ends one item and begins the next."""
+        last = self._items[-1] if self._items else None
+        if part.kind == "call":
+            call_id = self._parsers.call_id()
+            yield from self._open(OutputItem("function_call", len(self._items), name=part.text, call_id=call_id))
+            return
+        if part.kind != "arguments" and (last is None or last.kind != KINDS[part.kind]):
+            yield from self._open(OutputItem(KINDS[part.kind], len(self._items)))
+        yield self._items[-1].add(part.text)
+
+    def _open(self, item: OutputItem) -> Iterator[Event]:
+        if self._items:
+            yield from self._items[-1].end("completed")
+        self._items.append(item)
+        yield from item.begin()
+
+    def _response(self) -> dict[str, Any]:
+        """The response object, so far."""
+        ended, body = self._status != "in_progress", self._body
+        incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
+        last = len(self._items) - 1
+        return {
+            "id": self._envelope.id,
+            "object": "response",
+            "created_at": self._envelope.created,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": (body.model_extra or {}).get("metadata") or {},
+            "model": self._envelope.model,
+            "output": [
+                item.body(self._status if place == last else "completed") for place, item in enumerate(self._items)
+            ],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": self._generation.jobs[0].params.temperature,
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": self._generation.jobs[0].params.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if ended else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        counts = usage(self._generation.usage)
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": counts["prompt_tokens_details"]["cached_tokens"]},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": counts["total_tokens"],
+        }

@@ -1,0 +1,56 @@
+"""The options and the client that the verbs of a cluster share. Imports nothing of the cluster before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.targets import fail
+
+if TYPE_CHECKING:
+    from stoker.cli.cluster_client import ClusterClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cluster_options(command: F) -> F:
+    """Add --namespace, --context and --kubeconfig."""
+    options = (
+        click.option("-n", "--namespace", help="Namespace of the objects [default: that of the context]."),
+        click.option("--context", help="Context of the kubeconfig [default: the current one]."),
+        click.option("--kubeconfig", help="Kubeconfig file [default: $KUBECONFIG or ~/.kube/config]."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def opened(
+    namespace: str | None, context: str | None, kubeconfig: str | None, *, all_namespaces: bool = False
+) -> Iterator[ClusterClient]:
+    """A client of the chosen cluster. What the cluster refuses ends the command with its message."""
+    try:
+        from stoker.cli.cluster_client import ClusterClient, find_access
+        from stoker.operator.cluster.kube.credentials import NoCredentials
+    except ModuleNotFoundError as error:
+        fail(f"this installation has no {error.name}: install stoker[operator]", WRONG_INPUT)
+    from stoker.operator.cluster.interface import ClusterError, Invalid
+
+    client: ClusterClient | None = None
+    try:
+        client = ClusterClient(find_access(kubeconfig, context), namespace, all_namespaces=all_namespaces)
+        yield client
+    except NoCredentials as error:
+        fail(str(error).removeprefix("api.kubeconfig: "), WRONG_INPUT)
+    except Invalid as error:
+        fail(str(error), WRONG_INPUT)
+    except ClusterError as error:
+        fail(str(error), FAILED)
+    finally:
+        if client is not None:
+            client.close()

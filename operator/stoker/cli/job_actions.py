@@ -1,0 +1,160 @@
+"""Verbs that act on a job of a cluster: save, suspend, resume; and `top`."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.context import cluster_options, opened
+from stoker.cli.exit_status import FAILED
+from stoker.cli.targets import fail
+
+if TYPE_CHECKING:
+    from stoker.cli.cluster_client import ClusterClient
+
+LOOK_S = 1.0
+
+
+@click.command(epilog="\b\nExample:\n  stoker save teach --wait")
+@click.argument("job")
+@click.option("--pin", is_flag=True, help="Keep it whatever the job's retention allows.")
+@click.option("--wait", is_flag=True, help="End when it is verified; exit code 1 if it fails.")
+@cluster_options
+def save(job: str, pin: bool, wait: bool, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
+    """Ask a running job to save now."""
+    with opened(namespace, context, kubeconfig) as client:
+        found = client.get("TrainingJob", job)
+        if _ended(found):
+            fail(f"job {job} is {_phase(found)}: it cannot save any more", FAILED)
+        metadata = found["metadata"]
+        source = {"jobRef": {"name": metadata["name"], "uid": metadata["uid"]}}
+        name = f"{metadata['name']}-save-{secrets.token_hex(3)}"
+        made = client.create(_object("Checkpoint", name, metadata["namespace"], {"source": source, "pinned": pin}))
+        click.echo(f"checkpoint/{name} {'created' if not wait else 'is being saved'}")
+        code = _wait_for(client, made) if wait else 0
+    sys.exit(code)
+
+
+@click.command(epilog="\b\nExample:\n  stoker suspend teach")
+@click.argument("job")
+@cluster_options
+def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
+    """Suspend a job: it saves, and gives its nodes back until it is resumed."""
+    with opened(namespace, context, kubeconfig) as client:
+        found = client.get("TrainingJob", job)
+        if _ended(found):
+            fail(f"job {job} is {_phase(found)}: only a job that goes on can be suspended", FAILED)
+        client.patch(found, {"spec": {"run": {"suspend": True}}})
+    click.echo(f"trainingjob/{job} is being suspended")
+
+
+@click.command(epilog="\b\nExamples:\n  stoker resume teach\n  stoker resume teach --from teach-400 --total-steps 2000")
+@click.argument("job")
+@click.option("--from", "checkpoint", help="Checkpoint of a finished job [default: the newest verified one].")
+@click.option("--total-steps", type=click.IntRange(min=1), help="Length of the new job.")
+@cluster_options
+def resume(
+    job: str,
+    checkpoint: str | None,
+    total_steps: int | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+) -> None:
+    """Resume a job: a suspended one goes on, of a finished one a new job begins at a checkpoint."""
+    with opened(namespace, context, kubeconfig) as client:
+        found = client.get("TrainingJob", job)
+        if _ended(found):
+            name = _begin_anew(client, found, checkpoint, total_steps)
+            click.echo(f"trainingjob/{name} created")
+        elif not (found["spec"].get("run") or {}).get("suspend"):
+            fail(f"job {job} is {_phase(found)}: only a suspended or finished job can be resumed", FAILED)
+        elif checkpoint is not None or total_steps is not None:
+            raise click.UsageError("a suspended job goes on from its newest verified checkpoint, with its own length")
+        else:
+            client.patch(found, {"spec": {"run": {"suspend": False}}})
+            click.echo(f"trainingjob/{job} goes on")
+
+
+@click.command(epilog="\b\nExample:\n  stoker top -A")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@cluster_options
+def top(all_namespaces: bool, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
+    """Show the GPUs of the nodes, and the jobs that run."""
+    from stoker.cli.printers import aligned
+    from stoker.gateway.domain.capacity import capacities
+
+    with opened(namespace, context, kubeconfig, all_namespaces=all_namespaces) as client:
+        nodes = client.objects("Node")
+        pods = client.everywhere("Pod")
+        jobs = [job for job in client.objects("TrainingJob") if not _ended(job)]
+    rows = [["NODE", "STATUS", "GPUS", "FREE"]]
+    rows += [[one.name, one.status, str(one.gpus), str(one.available_gpus)] for one in capacities(nodes, pods)]
+    click.echo(aligned(rows))
+    click.echo()
+    click.echo(aligned([["JOB", "PHASE", "RANKS", "STEP", "TOKENS/S", "MESSAGE"], *map(_job_row, jobs)]))
+
+
+def _job_row(job: dict[str, Any]) -> list[str]:
+    status = job.get("status") or {}
+    progress = status.get("progress") or {}
+    step = "/".join(str(progress[name]) for name in ("step", "totalSteps") if progress.get(name) is not None)
+    ranks, speed = status.get("worldSize"), progress.get("tokensPerSecond")
+    return [
+        job["metadata"]["name"],
+        _phase(job),
+        str(ranks or ""),
+        step,
+        str(speed or ""),
+        str(status.get("message") or ""),
+    ]
+
+
+def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, total_steps: int | None) -> str:
+    """Create the job that goes on from a checkpoint; its name."""
+    from stoker.gateway.domain.resumption import continued_spec, newest_verified, of_job, usable
+    from stoker.gateway.problem import Problem
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    own = of_job(client.objects("Checkpoint", namespace=namespace), job)
+    chosen = next((one for one in own if one["metadata"]["name"] == wanted), None) if wanted else newest_verified(own)
+    if chosen is None:
+        fail(f"job {name} has no {f'checkpoint {wanted}' if wanted else 'verified checkpoint'}", FAILED)
+    if not usable(chosen):
+        fail(f"checkpoint {wanted} is not verified, so no job can begin at it", FAILED)
+    try:
+        spec = continued_spec(job, chosen, total_steps)
+    except Problem as problem:
+        raise click.UsageError(str(problem).replace("total_steps", "--total-steps")) from problem
+    new = f"{name[:50]}-go-{secrets.token_hex(3)}"
+    client.create(_object("TrainingJob", new, namespace, spec))
+    return new
+
+
+def _wait_for(client: ClusterClient, made: dict[str, Any]) -> int:
+    from stoker.cli.printers import progress_line, state_of
+
+    metadata = made["metadata"]
+    while True:
+        found = client.get("Checkpoint", metadata["name"], metadata["namespace"])
+        if state_of(found):
+            click.echo(f"checkpoint/{metadata['name']}  {_phase(found)}  {progress_line(found)}".rstrip())
+            return 0 if state_of(found) == "good" else FAILED
+        time.sleep(LOOK_S)
+
+
+def _object(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "stoker.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _phase(found: dict[str, Any]) -> str:
+    return str((found.get("status") or {}).get("phase") or "Pending")
+
+
+def _ended(job: dict[str, Any]) -> bool:
+    return _phase(job) in ("Completed", "Failed", "Cancelled")

@@ -1,0 +1,197 @@
+"""The client of the gateway that blocks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from stoker.client.errors import NoAnswer, error_of
+from stoker.client.openai_endpoint import endpoint_of, openai_client
+from stoker.client.requests import Ask, Requests
+from stoker.client.retry import Retry
+from stoker.client.waiting import POLL_S, ProgressBar, checked, is_settled
+from stoker.gateway.models import (
+    Cancelled,
+    Checkpoint,
+    CheckpointAnswer,
+    ClusterStatus,
+    Deployment,
+    Job,
+    JobAnswer,
+    MetricHistory,
+    NewJob,
+    NodeAnswer,
+)
+
+T = TypeVar("T")
+
+
+class StokerClient:
+    """A client with one identity and one namespace. Every method raises StokerError or NoAnswer.
+
+    Args:
+        url: the gateway, for instance `http://127.0.0.1:8090`.
+        token: bearer token: the caller's own on Kubernetes, the gateway's key on the embedded cluster.
+        namespace: None is the gateway's own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        namespace: str | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        new_key: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
+        self._requests = Requests(namespace, new_key)
+        self._sleep = sleep
+
+    def __enter__(self) -> StokerClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # Jobs
+
+    def submit(self, job: NewJob | Mapping[str, Any], *, key: str | None = None) -> JobAnswer:
+        """Submit a job. With a key of your own, a repeated call answers with the first job."""
+        return self._ask(self._requests.submit(job, key))
+
+    def job(self, job_id: str) -> Job:
+        """Read a job by its UUID or name."""
+        return self._ask(self._requests.job(job_id))
+
+    def jobs(self, *states: str) -> Iterator[Job]:
+        """Go over the jobs, page by page; only those in the given states, if any are given."""
+        after: str | None = ""
+        while after is not None:
+            page = self._ask(self._requests.jobs(states, after))
+            yield from page.items
+            after = page.next or None
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None, progress: bool = True) -> Job:
+        """Wait until a job is COMPLETED or SUSPENDED, with a bar on a terminal.
+
+        Raises:
+            JobFailed: it ended as FAILED or CANCELLED.
+            TimeoutError.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with ProgressBar(shown=progress) as bar:
+            while True:
+                job = self.job(job_id)
+                bar.show(job)
+                if is_settled(job):
+                    return checked(job)
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError(f"job {job.job_name} is still {job.status} after {timeout_s:g} s")
+                self._sleep(POLL_S)
+
+    def cancel(self, job_id: str, *, purge: bool = False) -> Cancelled:
+        """Cancel a job after a last save; with `purge` delete its resource. Its checkpoints stay."""
+        return self._ask(self._requests.cancel(job_id, purge))
+
+    def suspend(self, job_id: str) -> JobAnswer:
+        """Save, and give the nodes back."""
+        return self._ask(self._requests.suspend(job_id))
+
+    def resume(self, job_id: str, checkpoint_id: str | None = None, *, total_steps: int | None = None) -> JobAnswer:
+        """Let a suspended job go on, or begin a new one at a checkpoint of a finished one (default: the newest)."""
+        return self._ask(self._requests.resume(job_id, checkpoint_id, total_steps))
+
+    def metrics(self, job_id: str, *, after_step: int = 0) -> MetricHistory:
+        """Read the metrics of a run by step."""
+        return self._ask(self._requests.metrics(job_id, after_step))
+
+    def logs(self, job_id: str, *, follow: bool = False, tail_lines: int | None = None) -> Iterator[str]:
+        """Go over the log lines of all ranks; with `follow` until every pod has ended."""
+        ask = self._requests.logs(job_id, follow, tail_lines)
+        limits = httpx.Timeout(30.0, read=None if follow else 30.0)
+        try:
+            with self._http.stream("GET", ask.path, params=list(ask.query), timeout=limits) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise error_of(answer)
+                yield from answer.iter_lines()
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+
+    # Checkpoints
+
+    def save(self, job_id: str, *, pinned: bool = False) -> CheckpointAnswer:
+        """Ask a running job to save now."""
+        return self._ask(self._requests.save(job_id, pinned))
+
+    def checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        return self._ask(self._requests.checkpoint(checkpoint_id))
+
+    def checkpoints(self, job_id: str | None = None) -> Iterator[Checkpoint]:
+        """Go over the checkpoints of a job, newest first, or over all of the namespace."""
+        if job_id is None:
+            after: str | None = ""
+            while after is not None:
+                page = self._ask(self._requests.checkpoints(after))
+                yield from page.items
+                after = page.next or None
+            return
+        start = 0
+        while part := self._ask(self._requests.checkpoints_of(job_id, start)):
+            yield from part
+            start += len(part)
+
+    # Serving and cluster
+
+    def deployment(self, deployment_id: str) -> Deployment:
+        return self._ask(self._requests.deployment(deployment_id))
+
+    def deployments(self) -> Iterator[Deployment]:
+        after: str | None = ""
+        while after is not None:
+            page = self._ask(self._requests.deployments(after))
+            yield from page.items
+            after = page.next or None
+
+    def openai(self, deployment_id: str, *, base_url: str | None = None, api_key: str = "none") -> Any:
+        """An `openai.OpenAI` of a deployment; `base_url` where its own is not reachable from here.
+
+        Raises:
+            ValueError: the deployment has no endpoint yet.
+        """
+        return openai_client("OpenAI", base_url or endpoint_of(self.deployment(deployment_id)), api_key)
+
+    def cluster(self) -> ClusterStatus:
+        """GPUs and jobs of the whole cluster."""
+        return self._ask(self._requests.cluster())
+
+    def nodes(self) -> list[NodeAnswer]:
+        return self._ask(self._requests.nodes())
+
+    def _ask(self, ask: Ask[T]) -> T:
+        retry = Retry(repeatable=ask.repeatable)
+        while True:
+            try:
+                answer = self._http.request(
+                    ask.method, ask.path, params=list(ask.query), json=ask.body, headers=dict(ask.headers)
+                )
+            except httpx.HTTPError as error:
+                pause_s = retry.after_silence()
+                if pause_s is None:
+                    raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+            else:
+                pause_s = retry.after_answer(answer)
+                if pause_s is None:
+                    return ask.read(answer)
+            self._sleep(pause_s)

@@ -1,0 +1,127 @@
+"""The requests of the client: what both the sync and the async client send, and what their answers become. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import httpx
+from pydantic import TypeAdapter
+
+from stoker.client.errors import error_of
+from stoker.gateway.models import (
+    Cancelled,
+    Checkpoint,
+    CheckpointAnswer,
+    CheckpointList,
+    ClusterStatus,
+    Deployment,
+    DeploymentList,
+    Job,
+    JobAnswer,
+    JobList,
+    MetricHistory,
+    NewJob,
+    NodeAnswer,
+)
+
+T = TypeVar("T")
+RETRIED = frozenset({429, 502, 503})
+"""Answers after which a safe request is sent again."""
+JOBS = "/v1/training/jobs"
+
+
+@dataclass(frozen=True)
+class Ask(Generic[T]):
+    """One request and the type of its answer."""
+
+    method: str
+    path: str
+    answer: type[T]
+    query: Sequence[tuple[str, str]] = ()
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the request may be sent twice: it reads, or a key or its meaning makes the second one do nothing."""
+        safe = self.method == "GET" or (self.method == "DELETE" and ("purge", "true") not in self.query)
+        return safe or "Idempotency-Key" in self.headers
+
+    def read(self, answer: httpx.Response) -> T:
+        """The answer. Raises StokerError."""
+        if answer.status_code >= 400:
+            raise error_of(answer)
+        return TypeAdapter(self.answer).validate_json(answer.content)
+
+
+class Requests:
+    """Builds requests about one namespace; None is the gateway's own."""
+
+    def __init__(self, namespace: str | None, new_key: Callable[[], str]) -> None:
+        self.namespace = namespace
+        self.new_key = new_key
+        """Makes a key that was never used before: a request that is repeated does nothing again."""
+
+    def submit(self, job: NewJob | Mapping[str, Any], key: str | None) -> Ask[JobAnswer]:
+        """A given key makes the whole call repeatable, and the job's name `job_name-DIGITS`."""
+        wanted = job if isinstance(job, NewJob) else NewJob.model_validate(job)
+        body = wanted.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        return Ask("POST", JOBS, JobAnswer, self._query(), body, self._key(key) if key else {})
+
+    def job(self, job_id: str) -> Ask[Job]:
+        return Ask("GET", f"{JOBS}/{job_id}", Job, self._query())
+
+    def jobs(self, states: tuple[str, ...], after: str) -> Ask[JobList]:
+        query = [*(("status", state) for state in states), *self._query(**{"continue": after})]
+        return Ask("GET", JOBS, JobList, query)
+
+    def cancel(self, job_id: str, purge: bool) -> Ask[Cancelled]:
+        return Ask("DELETE", f"{JOBS}/{job_id}", Cancelled, self._query(**({"purge": "true"} if purge else {})))
+
+    def suspend(self, job_id: str) -> Ask[JobAnswer]:
+        return Ask("POST", f"{JOBS}/{job_id}/suspend", JobAnswer, self._query())
+
+    def resume(self, job_id: str, checkpoint_id: str | None, total_steps: int | None) -> Ask[JobAnswer]:
+        given = {"checkpoint_id": checkpoint_id, "total_steps": total_steps}
+        body = {name: value for name, value in given.items() if value is not None}
+        return Ask("POST", f"{JOBS}/{job_id}/resume", JobAnswer, self._query(), body, self._key(None))
+
+    def save(self, job_id: str, pinned: bool) -> Ask[CheckpointAnswer]:
+        body = {"pinned": pinned}
+        return Ask("POST", f"{JOBS}/{job_id}/checkpoint", CheckpointAnswer, self._query(), body, self._key(None))
+
+    def checkpoints_of(self, job_id: str, start: int) -> Ask[list[Checkpoint]]:
+        return Ask("GET", f"{JOBS}/{job_id}/checkpoints", list[Checkpoint], self._query(**{"continue": str(start)}))
+
+    def checkpoints(self, after: str) -> Ask[CheckpointList]:
+        return Ask("GET", "/v1/checkpoints", CheckpointList, self._query(**{"continue": after}))
+
+    def checkpoint(self, checkpoint_id: str) -> Ask[Checkpoint]:
+        return Ask("GET", f"/v1/checkpoints/{checkpoint_id}", Checkpoint, self._query())
+
+    def metrics(self, job_id: str, after_step: int) -> Ask[MetricHistory]:
+        return Ask("GET", f"{JOBS}/{job_id}/metrics", MetricHistory, self._query(after_step=str(after_step)))
+
+    def deployments(self, after: str) -> Ask[DeploymentList]:
+        return Ask("GET", "/v1/deployments", DeploymentList, self._query(**{"continue": after}))
+
+    def deployment(self, deployment_id: str) -> Ask[Deployment]:
+        return Ask("GET", f"/v1/deployments/{deployment_id}", Deployment, self._query())
+
+    def cluster(self) -> Ask[ClusterStatus]:
+        return Ask("GET", "/v1/cluster/status", ClusterStatus)
+
+    def nodes(self) -> Ask[list[NodeAnswer]]:
+        return Ask("GET", "/v1/cluster/nodes", list[NodeAnswer])
+
+    def logs(self, job_id: str, follow: bool, tail_lines: int | None) -> Ask[str]:
+        tail = {"tail_lines": str(tail_lines)} if tail_lines is not None else {}
+        return Ask("GET", f"{JOBS}/{job_id}/logs", str, self._query(follow=str(follow).lower(), **tail))
+
+    def _query(self, **more: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in (("namespace", self.namespace), *more.items()) if value]
+
+    def _key(self, key: str | None) -> dict[str, str]:
+        return {"Idempotency-Key": key or self.new_key()}

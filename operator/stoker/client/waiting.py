@@ -1,0 +1,76 @@
+"""Waiting for a job: when it has ended, how its progress reads, and a bar for a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from stoker.client.errors import JobFailed
+from stoker.gateway.domain.states import ENDED, JobState
+from stoker.gateway.models import Job
+
+POLL_S = 2.0
+
+
+def is_settled(job: Job) -> bool:
+    """Whether a job goes no further by itself: ended, or suspended."""
+    return job.status in ENDED or job.status is JobState.SUSPENDED
+
+
+def checked(job: Job) -> Job:
+    """The job, if it did not fail. Raises JobFailed."""
+    if job.status in (JobState.FAILED, JobState.CANCELLED):
+        raise JobFailed(f"job {job.job_name} is {job.status}{f': {job.message}' if job.message else ''}")
+    return job
+
+
+def progress_text(job: Job) -> str:
+    """The progress of a job in one line."""
+    metrics = job.metrics
+    parts = [str(job.status)]
+    if metrics.step is not None:
+        parts.append(f"step {metrics.step}/{metrics.total_steps or '?'}")
+    if metrics.loss is not None:
+        parts.append(f"loss {metrics.loss:.4f}")
+    if metrics.tokens_per_second is not None:
+        parts.append(f"{metrics.tokens_per_second:,.0f} tokens/s")
+    return "  ".join([*parts, *([job.message] if job.message else [])])
+
+
+class ProgressBar:
+    """A bar on a terminal; in a log, a line for each change of state."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self.shown = shown
+        self._said = ""
+        self._live: Any = None
+
+    def __enter__(self) -> ProgressBar:
+        if self.shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, job: Job) -> None:
+        """Show a job as it is now."""
+        if self._live is not None:
+            self._live.update(_bar(job))
+        elif self.shown and str(job.status) != self._said:
+            self._said = str(job.status)
+            sys.stderr.write(f"{job.job_name}  {progress_text(job)}\n")
+
+
+def _bar(job: Job) -> Any:
+    from rich.columns import Columns
+    from rich.progress_bar import ProgressBar as Bar
+    from rich.text import Text
+
+    bar = Bar(total=job.metrics.total_steps or 1, completed=job.metrics.step or 0, width=30)
+    return Columns([Text(job.job_name), bar, Text(progress_text(job))])

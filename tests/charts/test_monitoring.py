@@ -1,0 +1,75 @@
+"""Dashboards and alerts of the chart: every metric that they name is one that a program exposes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "charts" / "stoker" / "files"
+EMITTERS = (
+    "operator/stoker/operator/loop/metrics.py",
+    "operator/stoker/gateway/http/requests.py",
+    "trainer/stoker/trainer/agent/metrics.py",
+    "engine/stoker/engine/http/metrics.py",
+    "engine/stoker/router/metrics.py",
+)
+SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
+PREFIXES = ("", "vllm:", "stoker_operator_")
+"""Prefixes that a program puts before the names in its tables."""
+METRIC = re.compile(r"\b(?:stoker_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)")
+LITERALS = {
+    name for path in EMITTERS for name in re.findall(r'"([a-z_:0-9{}]+)"', (ROOT / path).read_text(encoding="utf-8"))
+}
+
+
+def dashboards() -> list[Path]:
+    return sorted((FILES / "dashboards").glob("*.json"))
+
+
+def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query")
+
+
+def is_exposed(metric: str) -> bool:
+    """Whether a program has this name in its source, without the parts that are added to it."""
+    bases = [metric.removesuffix(suffix) for suffix in SUFFIXES if metric.endswith(suffix)]
+    return any(
+        base.removeprefix(prefix) in LITERALS for base in bases for prefix in PREFIXES if base.startswith(prefix)
+    )
+
+
+def test_a_metric_that_does_not_exist_is_found() -> None:
+    assert not is_exposed("stoker_trainer_happiness")
+    assert not is_exposed("vllm:happiness_bucket")
+    assert is_exposed("vllm:time_to_first_token_seconds_bucket")
+
+
+@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.stem)
+def test_a_dashboard_shows_metrics_that_exist(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    named = {metric for expression in expressions(dashboard) for metric in METRIC.findall(expression)}
+    assert len(named) > 5
+    assert [metric for metric in sorted(named) if not is_exposed(metric)] == []
+    assert all(expression.count("(") == expression.count(")") for expression in expressions(dashboard))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert dashboard["uid"] == f"stoker-{path.stem}"
+
+
+def test_alerts_watch_metrics_that_exist_and_say_what_is_wrong() -> None:
+    rules = [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        named = METRIC.findall(rule["expr"])
+        assert named
+        assert [metric for metric in named if not is_exposed(metric)] == []
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("warning", "critical")

@@ -1,0 +1,187 @@
+"""Verbs against a cluster: a kubeconfig, a real port, the object store with the real admission behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from stoker.cli.cluster_client import find_access
+from stoker.cli.main import stoker
+from stoker.operator.cluster.kube.credentials import NoCredentials, context_namespace
+from testing.gateway.kube_server import KubeServer, kube_server
+from testing.gateway.world import JOB_SPEC, World
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
+    with kube_server(tmp_path_factory.mktemp("kube")) as found:
+        yield found
+
+
+@pytest.fixture
+def server(shared: KubeServer) -> Iterator[KubeServer]:
+    """A server without objects."""
+    yield shared
+    shared.do(_emptied)
+
+
+def _emptied(found: World) -> None:
+    from stoker.operator.domain.plan import Ref
+
+    for kind in ("TrainingJob", "Checkpoint", "Pod", "Event"):
+        for item in found.objects.of_kind(kind):
+            metadata = item["metadata"]
+            found.objects.delete(Ref(kind, metadata["namespace"], metadata["name"], metadata["uid"]), grace_s=0)
+
+
+def run(server: KubeServer, *words: str, code: int = 0) -> str:
+    """Output of a verb."""
+    result = CliRunner().invoke(stoker, [words[0], "--kubeconfig", str(server.kubeconfig), *words[1:]])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def manifest(folder: Path, name: str = "run", **spec: Any) -> str:
+    body = {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {**JOB_SPEC, **spec},
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(body))
+    return str(file)
+
+
+def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
+    file = manifest(tmp_path)
+    assert run(server, "submit", "-f", file) == "trainingjob/run created\n"
+    assert run(server, "submit", "-f", file) == "trainingjob/run unchanged\n"
+    manifest(tmp_path, run={"suspend": True})
+    assert json.loads(run(server, "submit", "-f", file, "--json"))["result"] == "configured"
+    assert [line.split()[0] for line in run(server, "get").splitlines()] == ["NAME", "run"]
+    assert "default/run" in run(server, "get", "tj", "-A")
+    assert json.loads(run(server, "get", "tj/run", "--json"))["items"][0]["spec"]["run"]["suspend"] is True
+    assert run(server, "describe", "tj", "run").startswith("TrainingJob default/run\n")
+    assert run(server, "get", "tj", "-n", "elsewhere") == "no trainingjobs in namespace elsewhere\n"
+    assert run(server, "delete", "tj", "run") == "trainingjob/run deleted\n"
+    assert "does not exist" in run(server, "delete", "tj", "run", code=1)
+    assert "does not exist" in run(server, "delete", "-f", file), "what is gone already is no failure of a file"
+
+
+def test_what_the_cluster_refuses_is_an_exit_code_and_a_message(server: KubeServer, tmp_path: Path) -> None:
+    refused = run(server, "submit", "-f", manifest(tmp_path, nonsense=1), code=64)
+    assert refused.startswith("trainingjob/run refused: ")
+    assert "nonsense" in refused
+    assert "does not exist" in run(server, "describe", "tj/nothing", code=1)
+    assert "does not exist" in run(server, "delete", "tj", "nothing", code=1)
+    assert "unknown kind 'spaceships'" in run(server, "get", "spaceships", code=64)
+    gone = CliRunner().invoke(stoker, ["get", "--kubeconfig", str(tmp_path / "none")])
+    assert (gone.exit_code, "none" in gone.output) == (64, True)
+
+
+def test_waiting_for_a_job_follows_it_to_its_end(server: KubeServer, tmp_path: Path) -> None:
+    def end(phase: str) -> None:
+        while not server.do(lambda found: found.objects.of_kind("TrainingJob")):
+            time.sleep(0.02)
+        server.do(
+            lambda found: found.put_status(
+                found.objects.of_kind("TrainingJob")[0], phase=phase, observedGeneration=1, conditions=[]
+            )
+        )
+
+    for phase, code in (("Completed", 0), ("Failed", 1)):
+        operator = threading.Thread(target=end, args=(phase,))
+        operator.start()
+        out = run(server, "submit", "-f", manifest(tmp_path), "--wait", "--timeout", "60", code=code)
+        operator.join()
+        assert f"trainingjob/run  {phase}" in out
+        server.do(_emptied)
+
+
+def test_logs_of_a_pod_and_of_a_job(server: KubeServer) -> None:
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running"))
+    pods = [server.do(lambda found, r=r: found.pod(job, r, f"rank {r} one\nrank {r} two\n")) for r in range(2)]  # type: ignore[misc]
+    assert run(server, "logs", "run-a0-1") == "rank 1 one\nrank 1 two\n"
+    assert run(server, "logs", "tj/run", "--tail", "1") == "[run-a0-0] rank 0 two\n[run-a0-1] rank 1 two\n"
+
+    def end() -> None:
+        for pod in pods:
+            server.do(lambda found, pod=pod: found.put_status(pod, phase="Succeeded"))  # type: ignore[misc]
+
+    ending = threading.Timer(0.5, end)
+    ending.start()
+    followed = run(server, "logs", "tj/run", "-f")
+    ending.join()
+    assert sorted(followed.splitlines()) == sorted(
+        f"[run-a0-{r}] rank {r} {n}" for r in range(2) for n in ("one", "two")
+    )
+    assert "does not exist" in run(server, "logs", "nothing", code=1)
+
+
+def test_save_suspend_and_resume(server: KubeServer) -> None:
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running"))
+    assert run(server, "save", "run", "--pin").startswith("checkpoint/run-save-")
+    (saved,) = server.do(lambda found: found.objects.of_kind("Checkpoint"))
+    assert (saved["spec"]["pinned"], saved["spec"]["source"]["jobRef"]["uid"]) == (True, job["metadata"]["uid"])
+    assert "only a suspended or finished job" in run(server, "resume", "run", code=1)
+    assert run(server, "suspend", "run") == "trainingjob/run is being suspended\n"
+    assert run(server, "resume", "run") == "trainingjob/run goes on\n"
+    (stored,) = server.do(lambda found: found.objects.of_kind("TrainingJob"))
+    assert stored["spec"]["run"]["suspend"] is False
+
+
+def test_a_finished_job_begins_anew_at_a_checkpoint(server: KubeServer) -> None:
+    job = server.do(lambda found: found.put_status(found.job(), phase="Completed"))
+    assert "no verified checkpoint" in run(server, "resume", "run", code=1)
+    server.do(lambda found: [found.checkpoint(job, step) for step in (50, 100)])
+    late = CliRunner().invoke(stoker, ["resume", "--kubeconfig", str(server.kubeconfig), "run"])
+    assert (late.exit_code, "--total-steps: the checkpoint is at step 100 of 100" in late.output) == (2, True)
+    assert run(server, "resume", "run", "--from", "run-50").startswith("trainingjob/run-go-")
+    (new,) = [
+        item for item in server.do(lambda f: f.objects.of_kind("TrainingJob")) if item["metadata"]["name"] != "run"
+    ]
+    assert new["spec"]["modelFrom"] == {"checkpoint": {"name": "run-50", "state": "All"}}
+    assert "it cannot save any more" in run(server, "save", "run", code=1)
+    assert "only a job that goes on" in run(server, "suspend", "run", code=1)
+
+
+def test_top_counts_gpus_and_shows_what_runs(server: KubeServer) -> None:
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running", worldSize=8))
+    server.do(lambda found: found.pod(job, 0, "", gpus=1))
+    server.do(lambda found: found.put_status(found.job("done"), phase="Completed"))
+    lines = [line.split() for line in run(server, "top").splitlines()]
+    assert lines[:2] == [["NODE", "STATUS", "GPUS", "FREE"], ["local", "Ready", "2", "1"]]
+    assert lines[3:] == [["JOB", "PHASE", "RANKS", "STEP", "TOKENS/S", "MESSAGE"], ["run", "Running", "8"]]
+
+
+def test_credentials_are_those_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: KubeServer) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NoCredentials, match="no kubeconfig: neither --kubeconfig nor"):
+        find_access(None, None, {})
+    assert find_access(None, "x", {"KUBECONFIG": "/a"}).kubeconfig == "/a"
+    assert find_access("/b", None, {"KUBECONFIG": "/a"}).kubeconfig == "/b"
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(server.kubeconfig.read_text())
+    access = find_access(None, None, {})
+    assert (access.kubeconfig, context_namespace(access)) == (str(tmp_path / ".kube" / "config"), "default")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_the_shell(shell: str) -> None:
+    result = CliRunner().invoke(stoker, ["completion", shell])
+    assert (result.exit_code, "_STOKER_COMPLETE" in result.output) == (0, True)
+
+
+def test_completion_offers_verbs_and_options() -> None:
+    environment = {"_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": "stoker su", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(stoker, [], env=environment, prog_name="stoker")
+    assert result.output.split() == ["plain,submit", "plain,suspend"]

@@ -1,0 +1,217 @@
+"""The Python client against a gateway on a real port: the examples of its page, retries, waiting, both flavours."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from stoker.client.async_client import AsyncStokerClient
+from stoker.client.client import StokerClient
+from stoker.client.errors import JobFailed, NoAnswer, StokerError
+from testing.gateway.kube_server import KubeServer, kube_server
+from testing.gateway.world import JOB_SPEC, KEY
+
+PAGE = Path(__file__).parents[2] / "docs" / "sdk.md"
+END = {"step": 100, "totalSteps": 100}
+LINE = "step {step}/100  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s  ETA 2m10s\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
+    with kube_server(tmp_path_factory.mktemp("kube")) as found:
+        yield found
+
+
+@pytest.fixture
+def url(server: KubeServer) -> str:
+    return str(server.world.client.base_url)
+
+
+def client_of(url: str, **options: Any) -> StokerClient:
+    return StokerClient(url, KEY, sleep=lambda _: time.sleep(0.01), **options)
+
+
+def test_the_examples_of_the_page_run(
+    server: KubeServer, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other, as a reader would, with an operator that completes every job at its checkpoint."""
+    monkeypatch.setenv("STOKER_GATEWAY", url)
+    monkeypatch.setenv("STOKER_TOKEN", KEY)
+    done = threading.Event()
+
+    def operate() -> None:
+        while not done.is_set():
+            for job in server.do(lambda found: found.objects.of_kind("TrainingJob")):
+                if "status" not in job and job["spec"].get("model"):
+                    server.do(lambda found, job=job: found.checkpoint(job, 100))  # type: ignore[misc]
+                    server.do(lambda found, job=job: found.pod(job, 0, LINE.format(step=1), phase="Succeeded"))  # type: ignore[misc]
+                    server.do(lambda found, job=job: found.put_status(job, phase="Completed", progress=END))  # type: ignore[misc]
+            time.sleep(0.05)
+
+    operator = threading.Thread(target=operate)
+    operator.start()
+    names: dict[str, Any] = {}
+    try:
+        for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+            exec(compile(example, str(PAGE), "exec"), names)
+    finally:
+        done.set()
+        operator.join()
+        if "client" in names:
+            names["client"].close()
+    out = capsys.readouterr().out
+    assert "COMPLETED 100" in out
+    assert LINE.format(step=1).strip() in out
+    assert "100 COMPLETE True" in out
+    assert "422 [" in out
+    assert 'optimization_config.optimizer: Unsupported value: "sgd"' in out
+    assert names["losses"] == [(1, 2.5)]
+    assert names["longer"].job_id != names["job"].job_id
+
+
+def test_a_job_that_fails_or_takes_too_long_is_an_error(server: KubeServer, url: str) -> None:
+    job = server.do(lambda found: found.job("failing"))
+    with client_of(url) as client:
+        with pytest.raises(TimeoutError, match="job failing is still PENDING after 0 s"):
+            client.wait("failing", timeout_s=0, progress=False)
+        server.do(lambda found: found.put_status(job, phase="Failed", message="OutOfMemory on rank 3"))
+        with pytest.raises(JobFailed, match="job failing is FAILED: OutOfMemory on rank 3"):
+            client.wait(job["metadata"]["uid"])
+        server.do(lambda found: found.put_status(job, phase="Suspended"))
+        assert client.wait("failing").status == "SUSPENDED"
+
+
+def test_lists_go_over_all_pages(server: KubeServer, url: str) -> None:
+    for number in range(3):
+        server.do(lambda found, n=number: found.put_status(found.job(f"page-{n}", "team-a"), phase="Running"))  # type: ignore[misc]
+
+    def pages(request: httpx.Request) -> httpx.Response:
+        """Ask the gateway for pages of one."""
+        small = request.url.copy_merge_params({"limit": 1})
+        return httpx.get(small, headers={"Authorization": f"Bearer {KEY}"})
+
+    with client_of(url, namespace="team-a", transport=httpx.MockTransport(pages)) as client:
+        assert [job.job_name for job in client.jobs("RUNNING")] == ["page-0", "page-1", "page-2"]
+        assert list(client.jobs("FAILED")) == []
+        job = server.do(lambda found: found.job("saved", "team-a"))
+        server.do(lambda found: [found.checkpoint(job, step) for step in (10, 20, 30)])
+        assert [one.step for one in client.checkpoints("saved")] == [30, 20, 10]
+        assert sorted(one.step or 0 for one in client.checkpoints()) == [10, 20, 30]
+        assert list(client.deployments()) == []
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def methods(found: type) -> dict[str, list[str]]:
+        public = inspect.getmembers(found, inspect.isfunction)
+        return {name: list(inspect.signature(one).parameters) for name, one in public if not name.startswith("_")}
+
+    assert methods(StokerClient) == methods(AsyncStokerClient)
+
+
+def test_the_async_client_gets_the_same_answers(server: KubeServer, url: str) -> None:
+    job = server.do(lambda found: found.put_status(found.job("async"), phase="Running"))
+    server.do(lambda found: found.pod(job, 0, LINE.format(step=1), phase="Succeeded"))
+
+    async def story() -> list[object]:
+        async with AsyncStokerClient(url, KEY) as client:
+            saved = await client.save("async")
+            return [
+                await client.job("async"),
+                [line async for line in client.logs("async", follow=True)],
+                await client.metrics("async"),
+                await client.checkpoint(saved.checkpoint_id),
+                [one async for one in client.checkpoints("async")],
+                await client.cluster(),
+                await client.nodes(),
+            ]
+
+    answers = asyncio.run(story())
+    with client_of(url) as client:
+        (saved,) = client.checkpoints("async")
+        assert answers == [
+            client.job("async"),
+            list(client.logs("async")),
+            client.metrics("async"),
+            client.checkpoint(saved.checkpoint_id),
+            [saved],
+            client.cluster(),
+            client.nodes(),
+        ]
+
+
+class Flaky:
+    """A gateway that answers with these, one after the other."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.answers = list(answers)
+        self.keys: list[str | None] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.keys.append(request.headers.get("Idempotency-Key"))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+GOOD = httpx.Response(
+    202, json={"checkpoint_id": "u", "checkpoint_name": "c", "status": "SAVING"}
+)  # fmt: skip
+JOB = {"job_id": "u", "job_name": "run", "namespace": "default", "status": "PENDING"}
+
+
+def test_a_repeated_request_carries_the_same_key() -> None:
+    flaky = Flaky(
+        httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(429, headers={"Retry-After": "7"}), GOOD
+    )
+    pauses: list[float] = []
+    with StokerClient("http://gateway", KEY, transport=httpx.MockTransport(flaky), sleep=pauses.append) as client:
+        assert client.save("run").checkpoint_name == "c"
+    assert len(set(flaky.keys)) == 1
+    assert None not in flaky.keys
+    assert pauses == [0.5, 1.0, 7.0]
+
+
+def test_what_may_not_be_repeated_is_sent_once() -> None:
+    job = {"job_name": "run", "spec": dict(JOB_SPEC)}
+    flaky = Flaky(httpx.ReadError("cut"), httpx.Response(429), httpx.Response(201, json=JOB), httpx.Response(503))
+    with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client:
+        with pytest.raises(NoAnswer, match="cut"):
+            client.submit(job)
+        assert client.submit(job).job_id == "u", "a 429 did nothing"
+        with pytest.raises(StokerError) as refused:
+            client.cancel("run", purge=True)
+        assert refused.value.status == 503
+    assert flaky.answers == []
+
+
+def test_it_gives_up_after_four_tries() -> None:
+    flaky = Flaky(*[httpx.ConnectError("refused")] * 9)
+    with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client, pytest.raises(NoAnswer):
+        client.job("run")
+    assert len(flaky.keys) == 4
+
+
+def test_a_deployment_gives_an_openai_client(server: KubeServer, url: str) -> None:
+    found: dict[str, Any] = {
+        "deployment_id": "u", "deployment_name": "chat", "namespace": "default", "phase": "Pending", "message": "",
+        "ready": None, "endpoint": None, "checkpoint": None, "created_at": "", "resource_version": "1", "spec": {},
+    }  # fmt: skip
+    answers = [found, {**found, "endpoint": "http://chat.default.svc:8000/v1"}]
+    flaky = Flaky(*(httpx.Response(200, json=one) for one in answers))
+    with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client:
+        with pytest.raises(ValueError, match="deployment chat is Pending and has no endpoint yet"):
+            client.openai("chat")
+        made = client.openai("chat")
+    assert isinstance(made, openai.OpenAI)
+    assert str(made.base_url) == "http://chat.default.svc:8000/v1/"

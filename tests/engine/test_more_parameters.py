@@ -1,0 +1,110 @@
+"""Parameters beside OpenAI's own: truncation, scored prompts, the best of several answers, times in the usage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.engine.core.token_rate import TokenCounts, TokenRate
+from testing.engine.serving import run, serving
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "say:hi"}]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [(6, b"say:hi"), (400, b"0123456789say:hi"), (-1, b"0123456789say:hi")],
+)
+def test_a_prompt_is_cut_to_its_last_tokens(tmp_path: Path, keep: int, kept: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = {"prompt": "0123456789say:hi", "truncate_prompt_tokens": keep, "add_special_tokens": False}
+            answer = await s.post(COMPLETIONS, echo=True, **body)
+            assert answer.json()["choices"][0]["text"] == kept.decode() + "hi"
+            assert bytes(s.core.requests[-1].prompt_tokens) == kept
+
+    run(scenario)
+
+
+def test_a_prompt_that_is_too_long_fits_after_truncation(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = {"prompt": "x" * 300 + "say:hi", "max_tokens": 20}
+            assert (await s.post(COMPLETIONS, **body)).status_code == 400
+            answer = await s.post(COMPLETIONS, **body, truncate_prompt_tokens=-1)
+            assert answer.json()["usage"]["prompt_tokens"] == 180
+            long = [{"role": "user", "content": "x" * 300 + "say:hi"}]
+            answer = await s.post(CHAT, messages=long, truncate_prompt_tokens=30)
+            assert answer.json()["usage"]["prompt_tokens"] == 30
+
+    run(scenario)
+
+
+def test_the_prompts_log_probabilities_have_vllms_form(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = (await s.post(COMPLETIONS, prompt="a say:b", prompt_logprobs=2)).json()["choices"][0]
+            first, second, *_ = answer["prompt_logprobs"]
+            assert len(answer["prompt_logprobs"]) == len(s.core.requests[0].prompt_tokens)
+            assert first is None
+            assert second == {
+                "97": {"logprob": -0.97, "rank": 1, "decoded_token": "a"},
+                "98": {"logprob": -0.98, "rank": 2, "decoded_token": "b"},
+            }
+            assert answer["logprobs"] is None
+            echoed = (await s.post(COMPLETIONS, prompt="a say:b", prompt_logprobs=3, echo=True, logprobs=1)).json()
+            choice = echoed["choices"][0]
+            assert len(choice["prompt_logprobs"][1]) == 3
+            assert len(choice["logprobs"]["top_logprobs"][1]) == 1
+            chat = (await s.post(CHAT, messages=MESSAGES, prompt_logprobs=0)).json()
+            assert chat["prompt_logprobs"][0] is None
+            assert all(len(entry) == 1 for entry in chat["prompt_logprobs"][1:])
+            refused = await s.post(CHAT, messages=MESSAGES, prompt_logprobs=0, stream=True)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+    run(scenario)
+
+
+def test_the_best_of_several_answers_is_returned(tmp_path: Path) -> None:
+    """The fake core's choice `c` has its number before the text; a higher character is less probable there."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = (await s.post(COMPLETIONS, prompt=["say:zz", "say:z"], n=2, best_of=3)).json()
+            assert s.core.requests[0].params.n == 3
+            assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+                (0, "1zz"), (1, "2zz"), (2, "1z"), (3, "2z"),
+            ]  # fmt: skip
+            assert all(choice["logprobs"] is None for choice in answer["choices"])
+            assert answer["usage"]["completion_tokens"] > 14  # those that are not returned count, too
+            for wrong in ({"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 129}):
+                refused = await s.post(COMPLETIONS, prompt="x", **wrong)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+
+    run(scenario)
+
+
+def test_times_are_in_the_usage_on_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for path, body in ((COMPLETIONS, {"prompt": ["say:hi", "slow say:hi"]}), (CHAT, {"messages": MESSAGES})):
+                plain: dict[str, Any] = {**body, "n": 2}
+                assert "timing" not in (await s.post(path, **plain)).json()["usage"]
+                times = (await s.post(path, **plain, include_timing=True)).json()["usage"]["timing"]
+                assert set(times) == {"queue_s", "prefill_s", "decode_s", "total_s"}
+                assert times["total_s"] >= times["decode_s"] >= 0
+                stream = await s.stream(path, **plain, include_timing=True, stream_options={"include_usage": True})
+                assert stream[-2]["usage"]["timing"]["total_s"] > 0
+
+    run(scenario)
+
+
+def test_token_rates_follow_the_last_ten_seconds() -> None:
+    rate = TokenRate()
+    assert rate.record(TokenCounts(100.0, 0, 0)) == (0, 0)
+    assert rate.record(TokenCounts(105.0, 500, 50)) == (100, 10)
+    assert rate.record(TokenCounts(110.0, 500, 100)) == (50, 10)
+    assert rate.record(TokenCounts(120.0, 500, 100)) == (0, 0)

@@ -1,0 +1,172 @@
+"""`/v1/responses`: whole answers, typed events, the official client, calls and reasoning as items."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from stoker.engine.core.messages import CoreState
+from stoker.engine.http.openai.parser_choice import ParserChoice
+from testing.engine.fake_core import FACTS, ByteCodec
+from testing.engine.serving import Serving, run, serving, until
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": True}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+class HermesCodec(ByteCodec):
+    template_source = "<tool_call>"
+
+
+@asynccontextmanager
+async def roomy(tmp_path: Path) -> AsyncIterator[Serving]:
+    async with serving(tmp_path, HermesCodec) as s:
+        await s.core.set_state(CoreState("Serving", "", replace(FACTS, max_model_len=2000)))
+        await until(lambda: s.front.facts is not None and s.front.facts.max_model_len == 2000)
+        yield s
+
+
+async def events(s: Serving, **body: Any) -> list[dict[str, Any]]:
+    answer = await s.post(PATH, **body, stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for block in answer.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_text_is_answered_with_one_message(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            body = (await s.post(PATH, input="say:hey", instructions="be brief", temperature=0.0)).json()
+            assert bytes(s.core.requests[0].prompt_tokens) == b"<system>be brief<user>say:hey<assistant>"
+            assert (body["object"], body["status"], body["store"], body["error"]) == (
+                "response",
+                "completed",
+                False,
+                None,
+            )
+            assert body["id"].startswith("resp_")
+            (item,) = body["output"]
+            assert (item["type"], item["role"], item["content"][0]["text"]) == ("message", "assistant", "hey")
+            assert body["usage"]["input_tokens"] == len(s.core.requests[0].prompt_tokens)
+            assert body["usage"]["output_tokens"] == 4
+            cut = (await s.post(PATH, input="say:hey", max_output_tokens=2)).json()
+            assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+            assert cut["output"][0]["content"][0]["text"] == "he"
+
+    run(scenario)
+
+
+def test_a_stream_has_openais_events(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            found = await events(s, input=[{"role": "user", "content": [{"type": "input_text", "text": "say:ab"}]}])
+            assert [event["type"].removeprefix("response.") for event in found] == [
+                "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+                "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
+            ]  # fmt: skip
+            last = found[-1]["response"]
+            assert last["output"][0]["content"][0]["text"] == "ab" == found[6]["text"]
+            assert len({event["item_id"] for event in found if "item_id" in event}) == 1
+
+    run(scenario)
+
+
+def test_calls_and_reasoning_are_items_of_their_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            s.front.parsers = ParserChoice(reasoning="think")
+            question = f"say:<think>hm</think>I look. {CALL}"
+            body = (await s.post(PATH, input=question, tools=[TOOL])).json()
+            assert [item["type"] for item in body["output"]] == ["reasoning", "message", "function_call"]
+            call = body["output"][2]
+            assert (call["name"], call["arguments"], call["status"]) == ("weather", '{"city": "Rome"}', "completed")
+            assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+            found = await events(s, input=question, tools=[TOOL])
+            kinds = {event["type"] for event in found}
+            assert "response.function_call_arguments.delta" in kinds
+            assert "response.reasoning_text.delta" in kinds
+            history = [
+                {"role": "user", "content": "weather?"},
+                {**call, "id": "fc_1"},
+                {"type": "function_call_output", "call_id": call["call_id"], "output": "say:warm"},
+            ]
+            answer = (await s.post(PATH, input=history, tools=[TOOL])).json()
+            assert answer["output"][0]["content"][0]["text"] == "warm"
+
+    run(scenario)
+
+
+def test_formats_and_forced_calls_are_grammars(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}, "strict": True}
+            body = (await s.post(PATH, input="say:3", text={"format": form})).json()
+            assert body["text"]["format"]["schema"] == {"type": "integer"}
+            grammar = s.core.requests[-1].params.grammar
+            assert grammar is not None
+            assert json.loads(grammar.text) == {"type": "integer"}
+            refused = (await s.post(PATH, input="badgrammar", text={"format": form})).json()["error"]
+            assert refused["param"] == "text.format.schema"
+            forced = {"type": "function", "name": "weather"}
+            body = (await s.post(PATH, input="say:{}", tools=[TOOL], tool_choice=forced)).json()
+            assert (body["output"][0]["type"], body["output"][0]["arguments"]) == ("function_call", "{}")
+
+    run(scenario)
+
+
+BAD: list[Any] = [
+    pytest.param({}, "input", id="no input"),
+    pytest.param({"input": []}, "input", id="empty"),
+    pytest.param({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", id="stateful"),
+    pytest.param({"input": "x", "background": True}, "background", id="background"),
+    pytest.param({"input": [{"type": "item_reference", "id": "1"}]}, "input.0.type 'item_reference'", id="reference"),
+    pytest.param({"input": [{"content": "x"}]}, "input.0.role", id="no role"),
+    pytest.param({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type 'web_search'", id="tool"),
+    pytest.param({"input": "x", "max_output_tokens": 0}, "max_output_tokens", id="limit"),
+    pytest.param({"input": "x", "max_output_tokens": 3000}, "max_output_tokens", id="too long"),
+    pytest.param({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", id="no schema"),
+    pytest.param({"input": "x", "temperature": -1}, "temperature", id="temperature"),
+]
+
+
+def test_wrong_responses_name_their_own_fields(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            for case in BAD:
+                body, param = case.values
+                for stream in (False, True):
+                    answer = await s.post(PATH, **body, stream=stream)
+                    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), (case.id, answer.text)
+
+    run(scenario)
+
+
+def test_the_official_client_reads_responses(tmp_path: Path) -> None:
+    def ask(url: str) -> tuple[str, str, str]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+            whole = client.responses.create(model="tiny", input="say:whole")
+            with client.responses.stream(model="tiny", input="say:streamed") as stream:
+                deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+                return whole.output_text, deltas, stream.get_final_response().output_text
+
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            answers = await asyncio.to_thread(partial(ask, s.url))
+            assert answers == ("whole", "streamed", "streamed")
+
+    run(scenario)

@@ -1,0 +1,103 @@
+"""How much of a prompt runs beside decodes, how long a step is left open, how often graphs are captured: pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.engine.core.capture_pace import CapturePace
+from stoker.engine.core.step_budget import BACKLOG_STEPS, StepBudget
+from stoker.engine.core.step_clock import MARGIN_S, RECENT, WAIT_S, StepClock
+from stoker.engine.execution.pass_shape import TOKENS
+from stoker.engine.plan import mixed_tokens
+
+BUDGET = StepBudget(2048, 512, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "backlog", "wanted"),
+    [
+        pytest.param(0, 100, 2048, id="nothing decodes"),
+        pytest.param(13, 512, 528, id="one prompt, rounded up to a graph"),
+        pytest.param(100, 512, 640, id="many decodes"),
+        pytest.param(13, 512 * BACKLOG_STEPS, 528, id="a backlog that steps of this size work off"),
+        pytest.param(13, 900 * BACKLOG_STEPS, 1024, id="a larger one"),
+        pytest.param(13, 100_000, 2048, id="more than any step works off"),
+    ],
+)
+def test_a_step_takes_more_of_prompts_where_more_wait(decodes: int, backlog: int, wanted: int) -> None:
+    assert BUDGET.tokens(decodes, backlog) == wanted
+
+
+@given(
+    most=st.integers(1, 4096),
+    mixed=st.none() | st.integers(1, 4096),
+    sizes=st.sampled_from([(), TOKENS]),
+    decodes=st.integers(0, 4096),
+    backlog=st.integers(0, 10**6),
+)
+def test_every_step_has_room_for_a_prompt_and_none_is_too_long(
+    most: int, mixed: int | None, sizes: tuple[int, ...], decodes: int, backlog: int
+) -> None:
+    budget = StepBudget(most, mixed, sizes)
+    tokens = budget.tokens(decodes, backlog)
+    assert tokens <= most
+    assert tokens > decodes or decodes >= most
+    assert tokens <= budget.tokens(decodes, backlog + 1)
+    if mixed is not None and decodes:
+        assert tokens == most or tokens >= decodes + mixed
+
+
+@given(st.integers(10**5, 10**12), st.integers(1, 8192))
+def test_larger_models_take_fewer_prompt_tokens_beside_decodes(parameters: int, most: int) -> None:
+    tokens = mixed_tokens(parameters, most)
+    assert 1 <= tokens <= most
+    assert tokens >= mixed_tokens(2 * parameters, most)
+
+
+def test_the_8b_shape_takes_512_tokens() -> None:
+    assert mixed_tokens(8_030_261_248, 2048) == 512
+
+
+DECODES = (False, 13)
+
+
+def test_a_step_of_an_unknown_size_is_not_waited_for() -> None:
+    clock = StepClock()
+    assert clock.open_until(DECODES, 7.0) == 7.0
+    clock.record((True, 13), 0.001, 0.004)
+    assert clock.open_until(DECODES, 7.0) == 7.0
+
+
+def test_the_next_step_stays_open_until_a_margin_before_the_shortest_recent_end() -> None:
+    clock = StepClock()
+    for waited_s in (0.001, 0.006, 0.004, 0.005, 0.007):
+        clock.record(DECODES, 0.001, waited_s)
+    assert clock.open_until(DECODES, 7.0) == pytest.approx(7.005 - MARGIN_S)  # the first is forgotten
+    clock.record(DECODES, 0.0001, WAIT_S)
+    assert clock.open_until(DECODES, 7.0) == 7.0  # shorter than the margin
+
+
+@given(st.floats(0, 0.05), st.floats(0, 0.01))
+def test_a_host_that_comes_too_late_waits_less_each_time(device_s: float, host_s: float) -> None:
+    """The device computes a step in `device_s`; the host needs `host_s` before it can wait for its end."""
+    clock, lateness = StepClock(), []
+    for _ in range(20 * RECENT):
+        open_s = clock.open_until(DECODES, 0.0)
+        busy_s = open_s + host_s
+        lateness.append(max(busy_s - device_s, 0.0))
+        clock.record(DECODES, busy_s, max(device_s - busy_s, 0.0))
+    allowed_s = max(host_s - MARGIN_S, 0.0) if device_s > MARGIN_S else host_s
+    assert min(lateness[-RECENT - 1 :]) <= max(allowed_s, host_s - device_s, 0.0) + MARGIN_S
+
+
+@given(st.lists(st.floats(0.001, 0.1), min_size=1, max_size=30))
+def test_captures_take_their_share_of_the_time(captures_s: list[float]) -> None:
+    pace, now_s, began_s = CapturePace(share=0.1), 5.0, 5.0
+    for took_s in captures_s:
+        while not pace.due(now_s):
+            now_s += 0.01
+        pace.record(now_s, now_s + took_s)
+        now_s += took_s
+    assert sum(captures_s[:-1]) <= 0.1 * (now_s - began_s)

@@ -1,0 +1,122 @@
+"""Activation checkpointing: the same gradients bit for bit, and less memory the more is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.train_step import ForwardPass
+from testing.trainer.live_bytes import LiveBytes
+from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, empty_decoder, tiny_config
+
+MODES = ("none", "selective", "full")
+WIDE = replace(TINY, hidden_size=64, intermediate_size=160, num_layers=4, head_dim=16, max_position_embeddings=256)
+
+
+def one_document() -> MicroBatch:
+    random = np.random.default_rng(1)
+    tokens, weights = random.integers(0, WIDE.vocab_size, 257), np.ones(256, np.float32)
+    return MicroBatch(tokens[:-1], np.arange(256), tokens[1:], weights, np.array([0, 256], np.int32), 256)
+
+
+def gradients(mode: str, batch: MicroBatch | None = None, **changes: Any) -> tuple[float, dict[str, Tensor], int]:
+    """Return the loss of one micro-batch, all gradients, and the bytes that forward kept for backward."""
+    config = tiny_config(memory__activation_checkpointing=mode, training__sequence_length=256, **changes)
+    context = alone()
+    decoder, start = empty_decoder(config, context.device, WIDE)
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
+    found: dict[str, Tensor] = {}
+    for name, parameter in decoder.named_parameters():
+        parameter.register_hook(lambda grad, name=name: found.__setitem__(name, grad.clone()))
+    zero.begin_step(1)
+    loss, kept = backward(forward, batch or SyntheticBatches(config).micro_batch(0))
+    zero.close()
+    return loss, found, kept
+
+
+def backward(forward: ForwardPass, batch: MicroBatch) -> tuple[float, int]:
+    with LiveBytes() as live:
+        before = live.now
+        loss_sum = forward.loss_sum(batch)
+        kept = live.now - before
+    loss_sum.backward()
+    forward.end_backward()
+    return float(loss_sum.detach()), kept
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="deterministic"),
+        pytest.param({"training__deterministic": "Off"}, id="plain"),
+        pytest.param({"memory__precision": "bf16"}, id="deterministic, bf16"),
+        pytest.param({"training__deterministic": "Off", "memory__precision": "bf16"}, id="plain, bf16"),
+    ],
+)
+def test_gradients_are_the_same_bits_and_memory_falls_with_each_mode(changes: dict[str, Any]) -> None:
+    found = {mode: gradients(mode, **changes) for mode in MODES}
+    loss, expected, most = found["none"]
+    for mode in MODES[1:]:
+        assert found[mode][0] == loss
+        assert found[mode][1].keys() == expected.keys()
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(found[mode][1][name].float(), gradient.float(), err_msg=f"{mode} {name}")
+    selective, full = found["selective"][2], found["full"][2]
+    assert full < selective < most
+
+
+def test_selective_drops_what_norms_rotations_and_swiglu_make() -> None:
+    """Per token and layer: two norms of D, q and k after their rotation, and the F columns of SwiGLU."""
+    changes = {"training__deterministic": "Off"}
+    kept = {mode: gradients(mode, one_document(), **changes)[2] for mode in MODES}
+    heads = (WIDE.num_heads + WIDE.num_kv_heads) * WIDE.head_dim
+    dropped = 4 * 256 * WIDE.num_layers * (2 * WIDE.hidden_size + heads + WIDE.intermediate_size)
+    assert kept["none"] - kept["selective"] >= 0.9 * dropped
+
+
+def test_nothing_of_the_last_backward_is_held() -> None:
+    config = tiny_config(memory__activation_checkpointing="selective")
+    context = alone()
+    decoder, start = empty_decoder(config, context.device, TINY)
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
+    batches = SyntheticBatches(config)
+    with LiveBytes() as live:
+        left = []
+        for index in range(3):
+            zero.begin_step(1)
+            loss_sum = forward.loss_sum(batches.micro_batch(index))
+            loss_sum.backward()
+            forward.end_backward()
+            zero.end_micro_batch()
+            del loss_sum
+            left.append(live.now)
+    assert left[1] == left[2]
+    assert forward._cheap is not None
+    assert not forward._cheap._noted
+    zero.close()
+
+
+def test_evaluation_keeps_nothing() -> None:
+    config = tiny_config(memory__activation_checkpointing="selective")
+    context = alone()
+    decoder, start = empty_decoder(config, context.device, TINY)
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
+    with torch.no_grad():
+        loss = forward.loss_sum(SyntheticBatches(config).micro_batch(0))
+    assert loss.isfinite()
+    assert forward._cheap is not None
+    assert not forward._cheap._noted
+    zero.close()

@@ -1,0 +1,241 @@
+"""The guards of a run: checksums of what ranks hold alike, and loss spikes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.store import CheckpointRoot
+from stoker.trainer.errors import LossSpiked, StateDiverged
+from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.rank.build import RankContext, make_zero
+from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.loss_spike import NEW_LEVEL, WARM_UP, WINDOW, LossHistory
+from stoker.trainer.rank.skipped_batches import FILE, batch_of_step, read_skipped, write_skipped
+from testing.trainer.rank_world import RankWorld
+from testing.trainer.tiny_run import (
+    TINY,
+    SyntheticBatches,
+    alone,
+    context_of,
+    data_parallel,
+    empty_decoder,
+    tiny_config,
+    train,
+)
+
+SPIKE_STEP = WARM_UP + 3
+"""Counted from 1."""
+
+
+@given(st.lists(st.integers(0, 255), min_size=2, max_size=60), st.integers(0, 59), st.integers(0, 7))
+def test_a_checksum_depends_on_every_bit_and_place(values: list[int], place: int, bit: int) -> None:
+    held = torch.tensor(values, dtype=torch.uint8)
+    changed = held.clone()
+    changed[place % len(values)] ^= 1 << bit
+    assert checksum(held) != checksum(changed)
+    swapped = held.clone()
+    swapped[[0, 1]] = held[[1, 0]]
+    assert (checksum(held) == checksum(swapped)) == bool(held[0] == held[1])
+
+
+@pytest.mark.parametrize(
+    ("sums", "expected"),
+    [
+        ([5, 5, 5, 5], []),
+        ([5, 5, 7, 5], ["the dense weights of rank 2 differ from those of ranks 0, 1, 3"]),
+        ([5, 7, 5, 6], ["the dense weights of ranks 0, 1, 2, 3 differ, and no majority of them agrees"]),
+    ],
+)
+def test_the_ranks_in_the_minority_are_named(sums: list[int], expected: list[str]) -> None:
+    groups = holders(ParallelDims(shard=4), 1)
+    assert find_mismatches([[value, 1, 1] for value in sums], groups) == expected
+
+
+def test_shards_of_stage_3_are_compared_over_replicas_alone() -> None:
+    dims = ParallelDims(replicate=2, shard=2)
+    assert holders(dims, 3)["dense"] == [(0, 2), (1, 3)]
+    assert holders(dims, 2)["dense"] == [(0, 1, 2, 3)]
+
+
+def contexts(_rank: int, _size: int) -> dict[int, RankContext | None]:
+    return {2: context_of(data_parallel(2)), 3: context_of(data_parallel(3))}
+
+
+def damage(held: dict[int, RankContext | None], size: int, stage: int, rank: int | None) -> str | None:
+    """Return the error of the comparison after one bit of a rank's weights was flipped."""
+    context = held[size]
+    if context is None:
+        return None
+    config = tiny_config(memory__zero_stage=stage, training__deterministic="Off")
+    decoder, start = empty_decoder(config, context.device, TINY)
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    if context.mesh.rank == rank:
+        zero.states[1].bucket.flat.view(torch.int32)[77] ^= 1 << 3
+    try:
+        check_replicas(zero, 4)
+    except StateDiverged as error:
+        return str(error)
+    finally:
+        zero.close()
+    return ""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    with RankWorld(3, contexts) as made:
+        yield made
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_flipped_bit_names_its_rank(world: RankWorld, stage: int) -> None:
+    found = world.call(damage, 3, stage, 1)
+    assert found == ["step 4: the dense weights of rank 1 differ from those of ranks 0, 2"] * 3
+
+
+def test_equal_ranks_pass(world: RankWorld) -> None:
+    assert world.call(damage, 3, 1, None) == [""] * 3
+    assert world.call(damage, 2, 0, None) == ["", "", None]
+
+
+def history(losses: list[float]) -> LossHistory:
+    made = LossHistory()
+    for loss in losses:
+        made.add(loss)
+    return made
+
+
+def test_a_spike_lies_far_above_the_last_losses() -> None:
+    steady = [2.0 + 0.01 * (index % 5) for index in range(WARM_UP)]
+    assert history(steady[:-1]).limit == math.inf
+    guard = history(steady)
+    assert 2.2 < guard.limit < 2.3
+    assert not guard.add(2.2)
+    limit = guard.limit
+    assert guard.add(3.0)
+    assert guard.limit == limit  # a spike is no part of the history
+
+
+def test_many_spikes_in_a_row_are_a_new_level() -> None:
+    guard = history([2.0] * WARM_UP)
+    assert [guard.add(5.0) for _ in range(NEW_LEVEL)] == [True] * NEW_LEVEL
+    assert guard.limit == math.inf
+    assert not any(guard.add(5.0) for _ in range(WINDOW))
+
+
+@given(st.lists(st.floats(0, 20), max_size=200), st.integers(0, 199))
+def test_a_history_goes_on_from_its_state(losses: list[float], cut: int) -> None:
+    whole, first = LossHistory(), LossHistory()
+    expected = [whole.add(loss) for loss in losses]
+    found = [first.add(loss) for loss in losses[:cut]]
+    second = LossHistory()
+    second.restore(json.loads(json.dumps(first.state())))
+    assert found + [second.add(loss) for loss in losses[cut:]] == expected
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_steps_train_the_batches_that_are_not_left_out(skipped: set[int]) -> None:
+    expected = [batch for batch in range(100) if batch not in skipped][:50]
+    assert [batch_of_step(step, skipped) for step in range(50)] == expected
+
+
+def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    assert read_skipped(tmp_path) == ()
+    write_skipped(tmp_path, [9, 4, 9])
+    assert read_skipped(tmp_path) == (4, 9)
+    for text in ('{"batches": [1, "2"]}', '{"batches": [-1]}', "[]", "{"):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(CheckpointError, match=r"skipped-batches\.json: not a list of batches"):
+            read_skipped(tmp_path)
+
+
+class Spiky(SyntheticBatches):
+    """One batch whose losses count a hundred times as much."""
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        factor = 100 if step == SPIKE_STEP - 1 else 1
+        for batch in super().micro_batches(step, dp_rank, dp_size):
+            yield replace(batch, weights_T=batch.weights_T * factor)
+
+    def target_tokens(self, step: int) -> int:
+        return sum(int(batch.weights_T.sum()) for batch in super().micro_batches(step, 0, 1))
+
+
+def spiky_config(folder: Path, mode: str) -> TrainerConfig:
+    return tiny_config(
+        folder,
+        training__total_steps=SPIKE_STEP + 3,
+        training__global_batch_size=1,
+        optimization__learning_rate=1e-4,
+        optimization__schedule="constant",
+        guards__loss_spike=mode,
+        checkpoint__interval_steps=5,
+        checkpoint__max_to_keep=9,
+        logging__jsonl=str(folder / "log.jsonl"),
+    )
+
+
+def run(config: TrainerConfig) -> list[StepEvent]:
+    context = alone()
+    train(config, context, batches=Spiky(config))
+    found: list[StepEvent] = context.channel.all(StepEvent)  # type: ignore[attr-defined]
+    return found
+
+
+def newest(folder: Path) -> Mapping[str, Any]:
+    found = CheckpointRoot(folder / "root").committed()
+    return CheckpointReader(max(found, key=lambda item: item.path.name).path).manifest.meta
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "loss_spike"]
+
+
+@pytest.mark.parametrize(("mode", "skipped"), [("Record", 0), ("Skip", 1)])
+def test_a_spike_is_recorded_in_log_and_lineage_and_skipped_on_request(tmp_path: Path, mode: str, skipped: int) -> None:
+    events = run(spiky_config(tmp_path, mode))
+    assert events[-1].skipped_steps == skipped
+    (spike,) = logged(tmp_path)
+    assert (spike["step"], spike["action"], spike["samples"]) == (SPIKE_STEP, mode, [SPIKE_STEP - 1, SPIKE_STEP])
+    assert spike["loss"] > spike["limit"] > 0
+    (kept,) = newest(tmp_path)["lineage"]["loss_spikes"]
+    assert kept == {key: value for key, value in spike.items() if key != "kind"}
+
+
+def test_a_run_that_rewinds_goes_on_without_the_batch(tmp_path: Path) -> None:
+    config = spiky_config(tmp_path, "Rewind")
+    with pytest.raises(LossSpiked, match=rf"step {SPIKE_STEP}: loss .* leaves out batch {SPIKE_STEP - 1}"):
+        run(config)
+    assert [spike["samples"] for spike in logged(tmp_path)] == [[SPIKE_STEP - 1, SPIKE_STEP]]
+    events = run(config)
+    assert [event.step for event in events] == list(range(SPIKE_STEP // 5 * 5 + 1, SPIKE_STEP + 4))
+    assert max(event.loss for event in events) < 20
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+
+    class Without(SyntheticBatches):
+        """The corpus of a run that never had the batch."""
+
+        def micro_batch(self, index: int) -> MicroBatch:
+            return super().micro_batch(index + (index >= SPIKE_STEP - 1))
+
+    context, fields = alone(), config.model_dump()
+    fields["checkpoint"]["root"], fields["guards"]["loss_spike"] = str(tmp_path / "other"), "Off"
+    other = TrainerConfig.model_validate(fields)
+    train(other, context, batches=Without(other))
+    expected = context.channel.all(StepEvent)[-len(events) :]  # type: ignore[attr-defined]
+    assert [event.loss for event in events] == [event.loss for event in expected]

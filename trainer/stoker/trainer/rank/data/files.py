@@ -1,0 +1,180 @@
+"""Files of a data source: on a mounted volume, or on another file system by URL (`fsspec`).
+
+`fsspec` and the packages behind a scheme are imported when a URL is used. Read-only; called by `source` and `cache`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import DataError
+from stoker.trainer.protocol.config import DataSourceConfig
+
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
+"""Facts of a remote file that change with its content."""
+
+
+class DataFile(Protocol):
+    """One file of a source."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL, for messages."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """Lower case, with its dot."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def identity(self) -> list[str | int] | None:
+        """Facts that differ whenever the content may differ; None where the file system has none."""
+        ...
+
+    def open(self) -> BinaryIO: ...
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix.lower()
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def identity(self) -> list[str | int] | None:
+        facts = self.path.stat()
+        return [str(self.path.resolve()), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+    def open(self) -> BinaryIO:
+        return self.path.open("rb")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    system: Any
+    """An `fsspec` file system."""
+    path: str
+    info: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.system.unstrip_protocol(self.path))
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.path.partition("?")[0]).suffix.lower()
+
+    @property
+    def size(self) -> int:
+        return int(self.info.get("size") or 0)
+
+    @property
+    def identity(self) -> list[str | int] | None:
+        versions = [f"{name} {self.info[name]}" for name in _VERSIONS if self.info.get(name) is not None]
+        return [self.name, self.size, *versions] if versions else None
+
+    def open(self) -> BinaryIO:
+        opened: BinaryIO = self.system.open(self.path, "rb")
+        return opened
+
+
+def list_files(source: DataSourceConfig) -> list[DataFile]:
+    """The files of a source, sorted by path.
+
+    Raises:
+        DataError: nothing is there.
+        ConfigError: a package that the URL needs is not installed.
+    """
+    found = _local_files(source, source.path) if source.path is not None else _remote_files(source, str(source.url))
+    if not found:
+        raise DataError(f"data source {source.name}: {source.place} holds no file")
+    return found
+
+
+def _local_files(source: DataSourceConfig, place: str) -> list[DataFile]:
+    path = Path(place)
+    if path.is_file():
+        return [LocalFile(path)]
+    if path.is_dir():
+        found = (file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    elif glob.has_magic(place):
+        names = glob.iglob(place, recursive=True)  # noqa: PTH207  (Path.glob takes no absolute pattern)
+        found = (Path(name) for name in names if Path(name).is_file())
+    else:
+        raise DataError(f"data source {source.name}: {place} does not exist; a file, folder or glob pattern is needed")
+    return [LocalFile(file) for file in sorted(found)]
+
+
+def _remote_files(source: DataSourceConfig, url: str) -> list[DataFile]:
+    system, path = _open_system(source, url)
+    with remote_errors(f"data source {source.name}: {url}"):
+        if system.isfile(path):
+            names = [path]
+        elif glob.has_magic(path):
+            names = [name for name in system.glob(path) if system.isfile(name)]
+        elif system.isdir(path):
+            names = [name for name in system.find(path) if not _hidden(_below(name, path))]
+        else:
+            raise DataError(f"data source {source.name}: {url} does not exist; a file, folder or glob is needed")
+        return [RemoteFile(system, name, system.info(name)) for name in sorted(names)]
+
+
+def _open_system(source: DataSourceConfig, url: str) -> tuple[Any, str]:
+    """The file system of a URL and the path in it. Raises ConfigError where a package for it is missing."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ConfigError(f"data source {source.name}: url {url} needs fsspec: install stoker[remote]") from error
+    try:
+        system, path = url_to_fs(url)
+    except ImportError as error:
+        scheme = url.partition("://")[0]
+        extra = {"s3": "stoker[s3]", "s3a": "stoker[s3]", "http": "stoker[remote]", "https": "stoker[remote]"}.get(
+            scheme, f"the fsspec package for {scheme}"
+        )
+        raise ConfigError(f"data source {source.name}: url {url}: {error}; install {extra}") from error
+    except ValueError as error:
+        raise ConfigError(f"data source {source.name}: url {url}: {error}") from error
+    return system, str(path)
+
+
+@contextmanager
+def remote_errors(where: str) -> Iterator[None]:
+    """Turn what a network or a server raises into an OSError with the place, which an operator retries."""
+    try:
+        yield
+    except (DataError, ConfigError):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{where}: {error}") from error
+    except Exception as error:
+        raise OSError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _below(name: str, folder: str) -> Path:
+    return Path(os.path.relpath(name, folder))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

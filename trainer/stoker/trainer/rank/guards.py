@@ -1,0 +1,76 @@
+"""The guards of a run: when replicas are compared, and what a loss spike leads to.
+
+Decides alone; the loop acts. Every rank has the same guards and sees the same losses. The state is in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stoker.trainer.protocol.config import GuardsConfig
+from stoker.trainer.rank.loss_spike import LossHistory
+from stoker.trainer.rank.skipped_batches import batch_of_step
+
+
+class Guards:
+    """Owns the history of losses and the list of batches that are left out."""
+
+    def __init__(
+        self,
+        config: GuardsConfig,
+        skipped_batches: Sequence[int] = (),
+        write: Callable[[Sequence[int]], None] = lambda _batches: None,
+    ) -> None:
+        """`write` keeps the list of batches for the next attempt."""
+        self._config = config
+        self._history = LossHistory()
+        self._write = write
+        self.skipped_batches = tuple(skipped_batches)
+
+    @property
+    def loss_limit(self) -> float:
+        """A larger loss changes no weight."""
+        return self._history.limit if self._config.loss_spike in ("Skip", "Rewind") else math.inf
+
+    def batch_of_step(self, step: int) -> int:
+        """The batch that step `step` (from 0) trains."""
+        return batch_of_step(step, self.skipped_batches)
+
+    def compares(self, step: int) -> bool:
+        """Whether replicas are compared after step `step` (from 1)."""
+        every = self._config.checksum_every_steps
+        return every is not None and step % every == 0
+
+    def judge(self, step: int, loss: float, samples: tuple[int, int]) -> dict[str, Any] | None:
+        """Add a step's loss to the history; the facts of a spike, or None.
+
+        `samples`: indices of the first sample in the global order, and of the one after the last.
+        """
+        if self._config.loss_spike == "Off":
+            return None
+        limit, action = self._history.limit, self._config.loss_spike
+        if action == "Rewind" and loss > limit:  # not added: the step is not a part of the run
+            return _facts(step, loss, limit, action, samples)
+        return _facts(step, loss, limit, action, samples) if self._history.add(loss) else None
+
+    def rewinds(self, spike: Mapping[str, Any] | None) -> bool:
+        return spike is not None and self._config.loss_spike == "Rewind"
+
+    def leave_out(self, batch: int) -> None:
+        """Keep for all later attempts that a batch is left out."""
+        self.skipped_batches = tuple(sorted({*self.skipped_batches, batch}))
+        self._write(self.skipped_batches)
+
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"loss_history": self._history.state()}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a checkpoint; one of an earlier version has no state."""
+        self._history.restore((state or {}).get("loss_history"))
+
+
+def _facts(step: int, loss: float, limit: float, action: str, samples: tuple[int, int]) -> dict[str, Any]:
+    return {"step": step, "loss": loss, "limit": limit, "action": action, "samples": list(samples)}

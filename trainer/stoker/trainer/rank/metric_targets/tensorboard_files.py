@@ -1,0 +1,28 @@
+"""TensorBoard event files (extra `tensorboard`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.trainer.rank.metric_targets.target import MetricTarget
+
+FLUSH_S = 10
+"""Longest time that numbers stay in memory: so many are lost by a kill."""
+
+
+class TensorboardFiles(MetricTarget):
+    """One file of events for each attempt, in one folder."""
+
+    def __init__(self, folder: str, done: int) -> None:
+        """`done`: steps of earlier attempts; what these wrote about later steps is hidden."""
+        from tensorboardX import SummaryWriter
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._writer = SummaryWriter(logdir=folder, purge_step=done + 1 if done else None, flush_secs=FLUSH_S)
+
+    def write(self, step: int, numbers: dict[str, float], at: float) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step, at)
+
+    def close(self, completed: bool) -> None:  # noqa: ARG002
+        self._writer.close()

@@ -1,0 +1,109 @@
+"""The training step's view of a pipeline: passes of the micro-batches of a step, by the schedule.
+
+Every rank of a pipeline reads the same micro-batches; only activations and their gradients travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from stoker.model.attend import PackedAttend
+from stoker.model.config import ModelConfig
+from stoker.model.kernels.ops import Ops
+from stoker.pod.capabilities import AttentionName
+from stoker.pod.pipeline.actions import Action, ScheduleName, Shape
+from stoker.pod.pipeline.schedules import forward_schedule, make_schedule
+from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.host_link import upload
+from stoker.trainer.rank.pipeline.executor import Executor
+from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.router_meter import RouterMeter
+from stoker.trainer.rank.zero import Zero
+
+MAX_EVALUATED = 64
+"""Micro-batches of validation that are on the device at once."""
+
+
+class PipelinePasses:
+    """Forward and backward passes of one rank's stages (`train_step.Passes`)."""
+
+    def __init__(
+        self,
+        name: ScheduleName,
+        dims: ParallelDims,
+        stage: int,
+        executor: Executor,
+        config: ModelConfig,
+        ops: Ops,
+        attention: AttentionName,
+        device: torch.device,
+        *,
+        cuts_tokens: bool = False,
+    ) -> None:
+        """`stage`: this rank's index on the pipeline axis. `cuts_tokens`: hidden states are cut over `tensor`."""
+        self._token_ranks = dims.tensor if cuts_tokens else 1
+        self._name: ScheduleName = name
+        self._dims = dims
+        self._stage = stage
+        self._executor = executor
+        self._config = config
+        self._ops = ops
+        self._attention: AttentionName = attention
+        self._device = device
+
+    def new_meter(self) -> RouterMeter:
+        """See `Passes`."""
+        return RouterMeter(self._config, range(0), self._device)
+
+    def train(
+        self,
+        batches: Iterable[MicroBatch],
+        zero: Zero,  # noqa: ARG002  the stages hold it
+        router: RouterMeter,  # noqa: ARG002  a model with experts is refused
+        factor: float = 1.0,
+    ) -> list[Tensor]:
+        """See `Passes`."""
+        inputs = [self._inputs(batch, factor) for batch in batches]
+        found = self._executor.train(rank_order(self._name, self._shape(len(inputs)), self._stage), inputs)
+        none = torch.zeros((), dtype=torch.float32, device=self._device)
+        return [found.get(index, none) for index in range(len(inputs))]
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+        """See `Passes`."""
+        every = list(batches)
+        losses: list[float] = []
+        for first in range(0, len(every), MAX_EVALUATED):
+            inputs = [self._inputs(batch) for batch in every[first : first + MAX_EVALUATED]]
+            found = self._executor.evaluate(rank_order(None, self._shape(len(inputs)), self._stage), inputs)
+            losses += [float(found[index]) for index in sorted(found)]
+        return losses
+
+    def _shape(self, micro_batches: int) -> Shape:
+        dims = self._dims
+        return Shape(ranks=dims.pipeline, stages_per_rank=dims.stages_per_rank, micro_batches=micro_batches)
+
+    def _inputs(self, batch: MicroBatch, factor: float = 1.0) -> StageInputs:
+        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
+        # device.
+        attend = PackedAttend(
+            self._ops, self._attention, torch.as_tensor(batch.cu_seqlens), batch.max_seqlen, self._device
+        )
+        return StageInputs(
+            tokens_T=upload(batch.tokens_T, self._device),
+            positions_T=upload(batch.positions_T, self._device),
+            targets_T=upload(batch.targets_T, self._device),
+            weights_T=torch.as_tensor(batch.weights_T) * factor,
+            attend=attend,
+            rows=len(batch.tokens_T) // self._token_ranks,
+        )
+
+
+@lru_cache(maxsize=8)
+def rank_order(name: ScheduleName | None, shape: Shape, rank: int) -> Sequence[Action]:
+    """Return one rank's list of a schedule; of forward passes alone for None."""
+    return (forward_schedule(shape) if name is None else make_schedule(name, shape))[rank]

@@ -1,0 +1,59 @@
+"""The global batches that a run leaves out, because they made the loss spike (`guards.loss_spike: Rewind`).
+
+Batch b holds the samples from `b * global_batch_size` on. Step s trains the s-th batch that is not left out. The list
+lies beside the checkpoints, because the next attempt resumes from a checkpoint that is older than the spike; every
+later checkpoint has it in its lineage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from stoker.checkpoint.errors import CheckpointError
+
+FILE = "skipped-batches.json"
+MAX_BYTES = 1 << 20
+
+
+def batch_of_step(step: int, skipped: Collection[int]) -> int:
+    """The batch of step `step` (both from 0)."""
+    batch = step
+    for left_out in sorted(skipped):
+        if left_out > batch:
+            break
+        batch += 1
+    return batch
+
+
+def read_skipped(root: Path) -> tuple[int, ...]:
+    """The batches that earlier attempts of a run left out.
+
+    Raises:
+        CheckpointError: the file is not such a list.
+    """
+    file = root / FILE
+    try:
+        text = file.read_bytes()[: MAX_BYTES + 1]
+    except FileNotFoundError:
+        return ()
+    try:
+        batches = json.loads(text)["batches"]
+        if not all(type(batch) is int and batch >= 0 for batch in batches):
+            raise ValueError("a batch is a number from 0 on")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: not a list of batches: {error}") from error
+    return tuple(sorted(set(batches)))
+
+
+def write_skipped(root: Path, batches: Iterable[int]) -> None:
+    """Replace the list at once: after a crash it is the old one or the new one."""
+    root.mkdir(parents=True, exist_ok=True)
+    staged = root / f".{FILE}-{os.getpid()}"
+    with staged.open("w") as stream:
+        json.dump({"batches": sorted(set(batches))}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    staged.replace(root / FILE)

@@ -145,7 +145,7 @@ def run_alone(layout: Layout, folder: Path | str, **changes: Any) -> Result:
     return Result(losses_of(context), read_state(folder), routing_of(context))
 
 
-ONE: dict[str, int] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert"), 1)
+ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert"), 1)
 
 
 @cache

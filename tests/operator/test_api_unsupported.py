@@ -23,6 +23,8 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"parallelism": {"pipeline": 2, "pipelineSchedule": "ZeroBubble", "stagesPerRank": 2}, "memory": {"zeroStage": 1}}, []),
     ("TrainingJob", {"parallelism": {"pipeline": 2}, "memory": {"zeroStage": 3}}, ["spec.memory.zeroStage 3 is not supported yet with parallelism.pipeline 2; allowed: 0, 1"]),
     ("TrainingJob", {"parallelism": {"pipeline": 2}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with parallelism.pipeline 2; leave it out"]),
+    ("TrainingJob", {"parallelism": {"tensor": 2}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with parallelism.tensor 2; leave it out"]),
+    ("TrainingJob", {"parallelism": {"expert": 2}, "model": {"numExperts": 8}}, []),
     ("TrainingJob", {"checkpoint": {"storage": {"s3": {"bucket": "b"}}}}, ["spec.checkpoint.storage.s3 is not supported yet; use checkpoint.storage.claimName"]),
     ("TrainingJob", {"run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}}}, ["spec.run.elastic is not supported yet; leave it out"]),
     ("TrainingJob", {"scheduling": {"backend": "kueue"}}, ["spec.scheduling.backend kueue is not supported yet; allowed: auto, stoker"]),

@@ -100,6 +100,17 @@ def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], mes
         check_supported(config(**{"parallelism__pipeline": 2, **changes}))
 
 
+def test_experts_are_refused_beside_tensor_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"model.num_experts 8 is not supported yet with parallelism.tensor 2"):
+        check_supported(config(parallelism__tensor=2, model={"num_experts": 8}))
+
+
+def test_any_data_parallel_is_refused_beside_experts_cut_over_ranks() -> None:
+    assert check_supported(config(parallelism__expert=2)).expert == 2
+    with pytest.raises(ConfigError, match=r"AnyDataParallel is not supported yet with parallelism.expert 2"):
+        check_supported(config(parallelism__expert=2, training__deterministic="AnyDataParallel"))
+
+
 def test_a_pipeline_with_several_stages_per_rank_is_taken() -> None:
     dims = check_supported(
         config(parallelism__pipeline=2, parallelism__pipeline_schedule="Interleaved", parallelism__stages_per_rank=3)

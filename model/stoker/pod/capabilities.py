@@ -152,10 +152,14 @@ GANG: Mapping[str, Row] = {"scheduling.backend": only("stoker")}
 """Rows of a TrainingJob with more than one pod, instead of those above."""
 
 
-PIPELINE: Mapping[str, Row] = {"memory.zero_stage": only(0, 1), "model.num_experts": absent()}
-"""Rows of a run with more than one pipeline rank, beside those above.
+BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
+    "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},
+    "parallelism.tensor": {"model.num_experts": absent()},
+}
+"""Rows of a run with more than one rank on an axis, beside those above.
 
 ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch; the losses of routers do not pass stages.
+Experts whose width is cut over `tensor` are served, not trained.
 """
 
 
@@ -170,9 +174,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
         rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
-    if program in ("trainer", "TrainingJob") and (stages := _value_at(config, "parallelism.pipeline", 1)) > 1:
-        names = {path: _camel(path) if program == "TrainingJob" else path for path in PIPELINE}
-        rows |= {names[path]: (row, f" with parallelism.pipeline {stages}") for path, row in PIPELINE.items()}
+    if program in ("trainer", "TrainingJob"):
+        rows |= _rows_beside_axes(program, config)
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     return [
@@ -181,6 +184,16 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         for where, value in values_at(config, path, root)
         if not row.allows(value)
     ]
+
+
+def _rows_beside_axes(program: str, config: Any) -> dict[str, tuple[Row, str]]:
+    """The rows of the first axis that is cut and has one for the field."""
+    rows: dict[str, tuple[Row, str]] = {}
+    for axis, fields in BESIDE_AXES.items():
+        if (ranks := _value_at(config, axis, 1)) > 1:
+            for path, row in fields.items():
+                rows.setdefault(_camel(path) if program == "TrainingJob" else path, (row, f" with {axis} {ranks}"))
+    return rows
 
 
 def values_at(config: Any, path: str, root: str = "") -> Iterator[tuple[str, Any]]:

@@ -358,7 +358,10 @@ def test_layouts_fit_keep_the_batch_and_come_fastest_first() -> None:
 def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     plans = layouts(job(LLAMA_1B, 8, 1, 2048), 4, GPUS["H100"])
     assert plans
-    assert all(plan.job.layout.recompute in ("none", "full") for plan in plans)
+    assert all(plan.job.layout.context == 1 for plan in plans)
+    sparse = [plan.job.layout for plan in layouts(job(MOE, 8, 1, 16), 4, GPUS["H100"])]
+    assert {(layout.tensor, layout.pipeline) for layout in sparse} == {(1, 1)}
+    assert {layout.expert for layout in sparse} == {1, 2, 4}
     small = replace(GPUS["H100"], memory_bytes=8 * GIB)
     assert layouts(job(batch=8), 1, small, built_only=False) == []
 

@@ -37,7 +37,7 @@ def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job
         layout = replace(grid, zero_stage=stage, recompute=recompute)
         if layout.pipeline > 1 and stage > 1:
             continue  # a stage's gradient has all micro-batches before it is reduced
-        if built_only and refusals("trainer", _fields(layout)):
+        if built_only and refusals("trainer", _fields(job, layout)):
             continue
         candidate = replace(job, layout=layout, ranks_per_node=nodes)
         if _divides(candidate):
@@ -77,9 +77,10 @@ def _divisors(number: int) -> list[int]:
     return [value for value in range(1, number + 1) if number % value == 0]
 
 
-def _fields(layout: Layout) -> Mapping[str, Any]:
-    """The layout as the trainer's configuration writes it."""
+def _fields(job: Job, layout: Layout) -> Mapping[str, Any]:
+    """The layout, and what it depends on of the model, as the trainer's configuration writes it."""
     return {
+        "model": {"num_experts": job.model.num_experts or None},
         "parallelism": {
             "tensor": layout.tensor,
             "pipeline": layout.pipeline,

@@ -196,13 +196,19 @@ def test_graphs_and_overlap_change_no_token(twin: Any, dtype: torch.dtype) -> No
         assert other == found[False, False], key
 
 
-def test_graphs_change_no_token_without_deterministic_mode(twin: Any) -> None:
-    """One decode batch that never changes runs the same kernels at the same sizes."""
+def test_graphs_agree_with_eager_steps_without_deterministic_mode(twin: Any) -> None:
+    """A graph pads its step to a captured size, where products may round differently in bfloat16."""
     prompts = prompts_of(8)
-    params = lambda index: SamplingParams(temperature=0.8, seed=index, max_tokens=50, ignore_eos=True)  # noqa: E731
-    on = answer(engine_of(twin, graphs=True), prompts, params)
-    off = answer(engine_of(twin, graphs=False), prompts, params)
-    assert [[d.tokens for d in deltas] for deltas in on] == [[d.tokens for d in deltas] for deltas in off]
+    found = []
+    for graphs in (True, False):
+        engine = engine_of(twin, graphs=graphs)
+        while graphs and engine.executor.runner.capture_next_graph():  # type: ignore[attr-defined]
+            pass
+        answers = answer(engine, prompts, lambda _: replace(GREEDY, max_tokens=50))
+        found.append([delta for deltas in answers for delta in deltas])
+    gaps, equal = closeness(found[0], found[1], len(prompts))
+    assert max(gaps) < 0.06
+    assert equal >= len(prompts) // 2
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "deterministic"])

@@ -90,6 +90,8 @@ PAIRS = (
     (Layout(tensor=2, shard=2, zero_stage=2), Layout(replicate=2, shard=2, zero_stage=0)),
     (Layout(replicate=2, shard=2, zero_stage=0), Layout(replicate=2, tensor=2, changes=SEQUENCE)),
     (Layout(replicate=2, tensor=2, changes=SEQUENCE), Layout(shard=4)),
+    (Layout(shard=4, expert=2, model=SPARSE), Layout(shard=4, expert=4, model=SPARSE, zero_stage=3)),
+    (Layout(shard=4, expert=4, model=SPARSE, zero_stage=3), Layout(shard=2, model=SPARSE)),
 )
 
 

@@ -47,7 +47,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
-    (engine_settings.SchedulerSettings, SchedulerConfig, set(), set()),
+    (engine_settings.SchedulerSettings, SchedulerConfig, set(), {"mixedTokens"}),
     (
         engine_settings.EngineApi,
         EngineApiConfig,
@@ -65,7 +65,10 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         engine_settings.EngineSettings,
         EngineConfig,
         set(),
-        {"identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"},
+        {
+            *("identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"),
+            *("timeline", "captureSeconds"),
+        },
     ),
 ]
 IDS = [section.__name__ for section, *_ in SECTIONS]

@@ -37,7 +37,7 @@ def read_skipped(root: Path) -> tuple[int, ...]:
     file = root / FILE
     try:
         text = file.read_bytes()[: MAX_BYTES + 1]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     try:
         batches = json.loads(text)["batches"]

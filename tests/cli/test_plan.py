@@ -85,7 +85,7 @@ def test_layouts_are_listed_best_first(tmp_path: Path) -> None:
     assert len(times) > 1
     assert times == sorted(times)
     values = json.loads(run(tmp_path, changed(JOB, BIG), "--gpu", "H200", "--gpus", "4", "--json").output)
-    assert len(values) == len(times)
+    assert min(len(values), 20) == len(times), "the table has the best twenty, JSON has all"
     none = run(tmp_path, changed(JOB, {**BIG, "spec.training.globalBatchSize": 8}), "--gpu", "H100", "--gpus", "1")
     assert (none.exit_code, none.output) == (FAILED, "no layout of 1 ranks fits an H100 with global batch 8\n")
 

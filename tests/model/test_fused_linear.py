@@ -13,6 +13,7 @@ from torch.multiprocessing.spawn import spawn
 from stoker.model.kernels import reference
 from stoker.model.kernels.grad_destination import set_grad_destination
 from testing.model import interpreted
+from testing.model.leave import leave
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
@@ -152,7 +153,7 @@ def half_of_the_vocabulary(rank: int, folder: str, tokens: int, vocab_size: int,
     )
     gradients = torch.autograd.grad(loss, leaves)
     torch.save([x.cpu() for x in (loss.detach(), logprobs, *gradients)], f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def check_group(device: str, tokens: int, vocab_size: int, depth: int) -> None:

@@ -100,6 +100,21 @@ def write_gguf(
     writer.close()
 
 
+GGUF_FAMILIES = ("llama", "qwen3")
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2"])
+def test_a_file_of_another_family_is_refused_by_name(
+    name: str, qwen3: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    config = ModelConfig.from_hugging_face(
+        with_vocabulary(qwen3).to_hugging_face() | {"model_type": name, "sliding_window": None}
+    )
+    write_gguf(tmp_path / "model.gguf", make_decoder(config))
+    with pytest.raises(GgufError, match=f"general.architecture '{name}'; allowed: llama, qwen3"):
+        open_weights(tmp_path / "model.gguf")
+
+
 def with_vocabulary(config: ModelConfig, **changes: Any) -> ModelConfig:
     """Return the same shape with the test's vocabulary, and rows that quantise in blocks of 32."""
     raw = config.to_hugging_face() | {
@@ -116,6 +131,8 @@ def with_vocabulary(config: ModelConfig, **changes: Any) -> ModelConfig:
 def test_a_converted_folder_holds_the_weights_and_config_of_the_original(
     config: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
 ) -> None:
+    if config.architecture not in GGUF_FAMILIES:
+        pytest.skip(f"GGUF files of {config.architecture} are refused")
     plain = with_vocabulary(config, rope_scaling=None)
     decoder = make_decoder(plain)
     write_gguf(tmp_path / "model.gguf", decoder)

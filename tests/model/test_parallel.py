@@ -17,6 +17,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+from testing.model.leave import leave
 
 TOKENS = torch.arange(24) * 7 % 96
 POSITIONS = torch.cat((torch.arange(14), torch.arange(10)))
@@ -63,7 +64,7 @@ def work(rank: int, folder: str, config: ModelConfig) -> None:
         torch.save(run_pass(decoder) | served, f"{folder}/{rank}-{sequence_parallel}.pt")
     with pytest.raises(ValueError, match="tokens: 13 cannot be cut over tensor parallel size 2: 13 % 2 = 1"):
         decoder.embed(TOKENS[:13])
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -106,7 +107,7 @@ def refuse(rank: int, folder: str, config: ModelConfig) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     with pytest.raises(ValueError, match="num_kv_heads: 1 cannot be cut over tensor parallel size 2: 1 % 2 = 1"):
         Decoder(config, Ops(), group=dist.group.WORLD)
-    dist.destroy_process_group()
+    leave()
 
 
 def test_a_cut_that_is_not_even_is_refused_with_the_arithmetic(

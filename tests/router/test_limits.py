@@ -27,6 +27,10 @@ def memory_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
+TRIES = 5
+"""A client that still sends when the server closes may lose the answer with the connection."""
+
+
 class Router:
     def __init__(self, process: asyncio.subprocess.Process, http: httpx.AsyncClient, engine: FakeEngine) -> None:
         self.process, self.http, self.engine = process, http, engine
@@ -46,13 +50,15 @@ async def router(folder: Path, **settings: Any) -> AsyncIterator[Router]:
     config = write_config(folder, **settings)
     engine = await FakeEngine("a").start()
     (folder / "backends.json").write_text(json.dumps(snapshot(1, engine.entry())))
-    async with program(config) as (process, client):
-        await wait_for_backends(client, 1)
-        assert (await client.get("/v1/models")).status_code == 200
-        yield Router(process, client, engine)
-        assert (await client.get("/v1/models")).status_code == 200
-        assert process.returncode is None
-    engine.kill()
+    try:
+        async with program(config) as (process, client):
+            await wait_for_backends(client, 1)
+            assert (await client.get("/v1/models")).status_code == 200
+            yield Router(process, client, engine)
+            assert (await client.get("/v1/models")).status_code == 200
+            assert process.returncode is None
+    finally:
+        engine.kill()
 
 
 async def send_until_closed(
@@ -91,7 +97,9 @@ def test_an_endless_head_is_refused_and_takes_no_memory(
 ) -> None:
     async def scenario() -> None:
         async with router(tmp_path) as r:
-            answer = await send_until_closed(await r.connect(), begin, part, number)
+            for _ in range(TRIES):
+                if answer := await send_until_closed(await r.connect(), begin, part, number):
+                    break
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert r.growth_mib < 30
 

@@ -20,6 +20,7 @@ from testing.trainer.tiny_run import SMALL, alone, context_of, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
 MODEL = replace(SMALL, vocab_size=128)
+EXPERTS = replace(MODEL, architecture="qwen3-moe", num_experts=8, num_experts_per_token=2, moe_intermediate_size=64)
 SEQUENCE: dict[str, Any] = {"parallelism__sequence_parallel": True}
 FUSED = {"kernels": "fused", "attention": "stoker", "memory__precision": "bf16", "training__total_steps": 4}
 ROWS = (
@@ -29,6 +30,12 @@ ROWS = (
     Layout(tensor=2, model=MODEL, changes=SEQUENCE, recompute=True, zero_stage=2),
     Layout(tensor=2, model=replace(MODEL, tie_embeddings=False), changes=SEQUENCE),
     Layout(replicate=2, model=MODEL, zero_stage=2),
+    Layout(shard=2, model=MODEL, zero_stage=3, recompute=True),
+    Layout(shard=2, model=EXPERTS, expert=2),
+    *(
+        Layout(pipeline=2, model=MODEL, changes={"parallelism__pipeline_schedule": schedule})
+        for schedule in ("GPipe", "OneFOneB", "ZeroBubble")
+    ),
 )
 
 

@@ -40,8 +40,11 @@ class Waits(ObjectViews):
         raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
 
     def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = TIMEOUT_S) -> Object:
+        """Wait for a phase; for that of a completed job until its last save is known as verified, a moment later."""
         wanted = " or ".join(phases)
-        return self.wait(kind, name, lambda found: phase(found) in phases, wanted, timeout_s)
+        return self.wait(
+            kind, name, lambda found: phase(found) in phases and _last_save_is_known(found), wanted, timeout_s
+        )
 
     def wait_until_gone(self, kind: str, name: str, timeout_s: float = TIMEOUT_S) -> None:
         self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
@@ -51,6 +54,15 @@ class Waits(ObjectViews):
         while not holds():
             assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s\n{self.picture()}"
             time.sleep(self.PAUSE_S)
+
+
+def _last_save_is_known(found: Mapping[str, Any]) -> bool:
+    """Whether the Checkpoint of a completed job's last step is verified; true of everything else."""
+    if found["kind"] != "TrainingJob" or phase(found) != "Completed":
+        return True
+    status = found["status"]
+    last = (status.get("progress") or {}).get("totalSteps") or 0
+    return bool(((status.get("newestVerifiedCheckpoint") or {}).get("step") or 0) >= last)
 
 
 def phase(found: Mapping[str, Any]) -> str:

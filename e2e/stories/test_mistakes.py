@@ -90,17 +90,17 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
 
 def mistakes_of_pods() -> list[Mistake]:
     """Return mistakes that only a kubelet detects: images and Secrets."""
-    api_key = {"engine.api": {"apiKeySecretRef": {"name": "nobody", "key": "key"}}}
+    api_key = {"engine.api": {"apiKeySecretRef": {"name": "absent", "key": "key"}}}
     wrong_key = {"engine.api": {"apiKeySecretRef": {"name": "keys", "key": "missing"}}}
     pools = {"pools": [{"name": "main", "replicas": 1, "image": MISSING_IMAGE}]}
     return [
         (
-            job("no-secret", {"workers.envFrom": [{"secretRef": {"name": "nobody"}}]}),
+            job("no-secret", {"workers.envFrom": [{"secretRef": {"name": "absent"}}]}),
             stalls,
-            'secret "nobody" not found',
+            'secret "absent" not found',
         ),
         (job("no-image", {"workers.image": MISSING_IMAGE}), stalls, MISSING_IMAGE),
-        (deployment("no-keys", BROKEN, api_key), unready, "Secret nobody (key key)"),
+        (deployment("no-keys", BROKEN, api_key), unready, "Secret absent (key key)"),
         (deployment("wrong-key", BROKEN, wrong_key), unready, "Secret keys (key missing)"),
         (deployment("no-engine", BROKEN, pools), unready, MISSING_IMAGE),
     ]

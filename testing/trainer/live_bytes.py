@@ -19,7 +19,7 @@ SAMPLED = 8
 class LiveBytes(TorchDispatchMode):
     """Counts the storages that operations make inside of this context, from any thread that runs them.
 
-    A storage counts until its last tensor dies, whoever holds it (autograd included).
+    A storage counts until its last tensor dies, those that autograd holds included.
     """
 
     def __init__(self) -> None:

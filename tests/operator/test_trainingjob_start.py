@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from stoker.operator.domain.plan import Key
+from stoker.operator.render.pod import WORK_FOLDER
 from stoker.pod.causes import Cause
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
@@ -61,7 +62,7 @@ def test_keys_of_logging_services_are_variables_of_the_pod_and_not_in_its_config
     env = {item["name"]: item for item in run.gang[0]["spec"]["containers"][0]["env"]}
     assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
     assert env["MLFLOW_TRACKING_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "mlflow", "key": "token"}}
-    assert env["WANDB_CACHE_DIR"]["value"] == "/var/stoker/work/wandb"
+    assert env["WANDB_CACHE_DIR"]["value"] == f"{WORK_FOLDER}/wandb"
     (config,) = (found for found in run.cluster.of_kind("ConfigMap") if "config.json" in found.get("data", {}))
     logging = json.loads(config["data"]["config.json"])["logging"]
     assert logging["wandb"] == {"project": "p", "tags": []}

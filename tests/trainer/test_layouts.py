@@ -70,11 +70,22 @@ EXPERT = (
     Layout(shard=4, expert=2, model=MIXED, zero_stage=3, recompute=True),
     Layout(replicate=2, shard=2, expert=2, model=SPARSE),
 )
+RING: dict[str, Any] = {"parallelism__context_method": "Ring"}
+ULYSSES: dict[str, Any] = {"parallelism__context_method": "Ulysses"}
+CONTEXT = (
+    Layout(context=2),
+    Layout(context=4, zero_stage=0, recompute=True),
+    Layout(context=2, shard=2, zero_stage=2, micro_batch=2),
+    Layout(context=2, changes=RING),
+    Layout(context=4, changes=RING, recompute=True, zero_stage=2),
+    Layout(context=2, changes=ULYSSES),
+    Layout(context=4, changes=ULYSSES, zero_stage=3, recompute=True),
+)
 PIPELINE = (
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, tensor=2, changes=SEQUENCE),
 )
-ROWS = (*DATA, *TENSOR, *REPLICATE, *PIPELINE, *EXPERT)
+ROWS = (*DATA, *TENSOR, *REPLICATE, *CONTEXT, *PIPELINE, *EXPERT)
 
 
 @pytest.fixture(scope="module")

@@ -228,8 +228,15 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
 
 
 def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
-    """Sequence and expert parallelism cut the tokens of a micro-batch evenly over the ranks of `tensor`."""
+    """Context parallelism cuts sequences; sequence and expert parallelism cut what is left of a micro-batch evenly
+    over the ranks of `tensor`.
+    """
     training = config.training
+    if training.sequence_length % dims.context:
+        return [
+            f"training.sequence_length {training.sequence_length} is not a multiple of parallelism.context "
+            f"{dims.context}"
+        ]
     tokens = training.micro_batch_size * training.sequence_length
     cuts = config.parallelism.sequence_parallel or dims.expert > 1
     if not cuts or tokens % (dims.context * dims.tensor) == 0:

@@ -140,16 +140,18 @@ class GatheredKeys:
         k_LKH, v_LKH = torch.split(whole.index_select(0, rows), k_tKH.shape[1], 1)
         return k_LKH, v_LKH
 
-    def give_back(self, grad_L2KH: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return the sum of all ranks' gradients of this rank's keys and values, float32; they travel in `dtype`."""
-        shared = self.shared
-        whole = grad_L2KH.new_zeros(shared.cut.num_tokens, *grad_L2KH.shape[1:])
+    def fold(self, grad_k_LKH: Tensor, grad_v_LKH: Tensor, window: int | None) -> Tensor:
+        """Return the gradients of all tokens' keys and values, float32 [T, 2 K, H]."""
+        shared, heads = self.shared, grad_k_LKH.shape[1]
+        whole = grad_k_LKH.new_zeros(shared.cut.num_tokens, 2 * heads, grad_k_LKH.shape[2])
         begin = 0
         for keys in self.plan(window)[0]:
             # Runs of one document share keys: added one after the other, in a fixed order.
-            whole[keys.tokens.start : keys.tokens.stop] += grad_L2KH[begin : begin + len(keys.tokens)]
-            begin += len(keys.tokens)
-        return sum_rows(whole.index_select(0, shared.order).to(dtype), shared.group)
+            tokens, own = slice(keys.tokens.start, keys.tokens.stop), slice(begin, begin + keys.run.keys)
+            whole[tokens, :heads] += grad_k_LKH[own]
+            whole[tokens, heads:] += grad_v_LKH[own]
+            begin += keys.run.keys
+        return whole
 
 
 class AttendGathered(torch.autograd.Function):
@@ -181,7 +183,10 @@ class AttendGathered(torch.autograd.Function):
         grad_q, grad_k, grad_v = gathered.shared.ops.attend_runs_backward(
             grad_tNH, q, k_LKH, v_LKH, out, lse, gathered.plan(window)[1], ctx.scale, window
         )
-        own = gathered.give_back(torch.cat([grad_k, grad_v], 1), window, k.dtype).to(k.dtype)
+        whole = gathered.fold(grad_k, grad_v, window)
+        del k_LKH, v_LKH, grad_k, grad_v
+        sent = whole.to(k.dtype).index_select(0, gathered.shared.order)
+        own = sum_rows(sent, gathered.shared.group).to(k.dtype)
         return grad_q.to(q.dtype), *torch.split(own, k.shape[1], 1), None, None, None
 
 

@@ -12,7 +12,7 @@ from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Pro
 from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Plan
-from stoker.operator.domain.pods import PodState, is_ready, pod_state
+from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
@@ -61,9 +61,9 @@ def _accepted(view: TrainingView) -> dict[str, object] | None:
 
 
 def _progress(view: TrainingView) -> JobFields:
-    """The agent's newest numbers; without a report the last ones stay."""
-    report = view.report
-    if report is None or report.get("step") is None:
+    """The agent's newest numbers; without any the last ones stay."""
+    report = {**(view.report or {}), **_last_numbers(view)}
+    if report.get("step") is None:
         return JobFields()
     at = report.get("progressed_at")
     eta = report.get("eta_s")
@@ -81,6 +81,12 @@ def _progress(view: TrainingView) -> JobFields:
         sources=tuple(map(_source_progress, report.get("sources") or ())),
     )
     return JobFields(progress=progress)
+
+
+def _last_numbers(view: TrainingView) -> Mapping[str, Any]:
+    """The numbers that the leader left at its end: its last steps may have come after the last report."""
+    message = exit_of(view.leader).message if view.leader and ended(view.leader) else None
+    return message.result if message else {}
 
 
 def _source_progress(source: Mapping[str, Any]) -> SourceProgress:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.pod.causes import Cause
 from testing.operator.training_world import EVENTS, JOB, Run, disturb
 
-RESTART = {"run": {"applyChanges": "Restart"}}
+RESTART: dict[str, Any] = {"run": {"applyChanges": "Restart"}}
 
 
 def edit(run: Run, seconds: int = 700) -> None:

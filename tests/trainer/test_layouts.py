@@ -147,7 +147,7 @@ WIDE = (
     Layout(tensor=2, shard=2, changes=SEQUENCE),
     Layout(replicate=2),
     Layout(context=2, shard=2),
-    Layout(context=2, replicate=2, changes=RING),
+    Layout(context=2, shard=2, changes=RING),
 )
 
 

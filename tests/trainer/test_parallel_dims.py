@@ -150,6 +150,14 @@ def test_heads_that_ulysses_cannot_share_are_refused_with_the_arithmetic() -> No
     check_heads(config(**{**shared, "parallelism__context_method": "Ring"}), model)
 
 
+@pytest.mark.parametrize("axis", ["context", "tensor"])
+def test_any_data_parallel_is_refused_with_replicas_beside_axes_that_share_gradients(axis: str) -> None:
+    asked = {"training__deterministic": "AnyDataParallel", "parallelism__replicate": 2}
+    assert check_supported(config(**asked)).replicate == 2
+    with pytest.raises(ConfigError, match=rf"replicate 2 beside parallelism.{axis} 2: .*; use SameLayout"):
+        check_supported(config(**asked, **{f"parallelism__{axis}": 2}))
+
+
 def test_any_data_parallel_is_refused_beside_experts_cut_over_ranks() -> None:
     assert check_supported(config(parallelism__expert=2)).expert == 2
     with pytest.raises(ConfigError, match=r"AnyDataParallel is not supported yet with parallelism.expert 2"):

@@ -65,11 +65,7 @@ class ContextAttend:
         self.rotary = RotaryRows()
         sequences = pack_sequences(cu_seqlens, max_seqlen, device)
         shared = Shared(ops, group, sequences, torch.device(device or cu_seqlens.device))
-        self.exchange: Exchange = {
-            "AllGather": lambda: GatheredKeys(shared),
-            "Ring": lambda: KeyRing(shared),
-            "Ulysses": lambda: SharedHeads(shared, attention),
-        }[method]()
+        self.exchange = make_exchange(method, shared, attention)
 
     def __call__(
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
@@ -108,6 +104,12 @@ class Shared:
     @cached_property
     def order(self) -> Tensor:
         return upload(self.cut.order(), self.device)
+
+
+def make_exchange(method: ContextMethod, shared: Shared, attention: AttentionName) -> Exchange:
+    if method == "Ulysses":
+        return SharedHeads(shared, attention)
+    return GatheredKeys(shared) if method == "AllGather" else KeyRing(shared)
 
 
 class GatheredKeys:

@@ -34,7 +34,8 @@ def sum_rows(x_TNH: Tensor, group: ProcessGroup) -> Tensor:
 def heads_to_tokens(x_tNH: Tensor, group: ProcessGroup) -> Tensor:
     """All heads of this rank's tokens to a part of the heads of all tokens, x_TnH."""
     ranks = dist.get_world_size(group)
-    by_rank = x_tNH.unflatten(1, (ranks, -1)).transpose(0, 1)
+    num_tokens, num_heads, head_dim = x_tNH.shape
+    by_rank = x_tNH.reshape(num_tokens, ranks, num_heads // ranks, head_dim).transpose(0, 1)
     return swap(by_rank.flatten(0, 1), group).flatten(0, 1)
 
 
@@ -48,7 +49,7 @@ def swap(x: Tensor, group: ProcessGroup) -> Tensor:
     x = x.contiguous()
     received = torch.empty_like(x)
     dist.all_to_all_single(raw(received), raw(x), group=group)
-    return received.unflatten(0, (dist.get_world_size(group), -1))
+    return received.view(dist.get_world_size(group), -1, *x.shape[1:])
 
 
 class RingShift:

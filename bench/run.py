@@ -161,8 +161,8 @@ def quickstart_rows(figures: Figures) -> list[Row]:
 def link_rows(figures: Figures) -> list[Row]:
     shared, tcp = figures["shared-memory"], figures["tcp"]
     return [
-        ("blocks over shared memory", f"{shared['link']:.2f} GB/s", "2 GB/s", "yes" if shared["link"] >= 2 else "no"),
-        ("blocks over TCP", f"{tcp['link']:.2f} GB/s", "0.5 GB/s", "yes" if tcp["link"] >= 0.5 else "no"),
+        at_least("blocks over shared memory", shared["link"], 2, "GB/s"),
+        at_least("blocks over TCP", tcp["link"], 0.5, "GB/s"),
         at_most("killed writer noticed", max(shared["noticed_ms"], tcp["noticed_ms"]), 50, "ms"),
     ]
 

@@ -109,7 +109,8 @@ OURS = Fingerprint(
 @pytest.mark.parametrize("field", [field.name for field in fields(Fingerprint)])
 def test_every_field_of_a_fingerprint_counts_and_is_named(field: str) -> None:
     value = getattr(OURS, field)
-    theirs = replace(OURS, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    changed: dict[str, Any] = {field: value + 1 if isinstance(value, int) else value + "x"}
+    theirs = replace(OURS, **changed)
     assert theirs.digest != OURS.digest
     with pytest.raises(LayoutMismatch, match=field):
         OURS.refuse_other(theirs)

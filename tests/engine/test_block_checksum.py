@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.transfer.checksum import COLUMNS, MASK, column_keys, content_seed, raw_sums, row_keys, seeded
@@ -41,6 +41,7 @@ def test_the_numbers_stay_as_they_are_because_they_are_stored_and_sent() -> None
 PINNED = 9612796442052752721
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.integers(0, 4 * COLUMNS + 39), flip=st.integers(1, 255))
 def test_a_changed_byte_always_changes_the_sum(place: int, flip: int) -> None:
     block = blocks_of(4 * COLUMNS + 40, 1)

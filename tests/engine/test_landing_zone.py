@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -244,5 +244,7 @@ class ZoneMachine(RuleBasedStateMachine):
         assert self.zone.credits == self.zone.num_slots
 
 
-ZoneMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ZoneMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestZoneMachine = ZoneMachine.TestCase

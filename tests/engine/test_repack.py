@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.transfer.layout import BlockLayout
@@ -51,7 +51,7 @@ sizes = st.sampled_from([1, 2, 3, 4, 8])
 widths = st.sampled_from([1, 2, 4])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(widths, widths, sizes, widths, widths, sizes)
 def test_every_rank_gets_its_cells(pp: int, tp: int, size: int, to_pp: int, to_tp: int, to_size: int) -> None:
     sources = [(layout, blocks_by_cell(layout)) for layout in ranks(pp, tp, size)]

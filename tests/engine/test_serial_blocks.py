@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.transfer.checksum import raw_sums, seeded
@@ -83,7 +83,7 @@ def test_expired_and_damaged_blocks_are_refused() -> None:
         read(written(), seeds=(6, 5))
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_changed_or_cut_file_is_never_read(data: st.DataObject) -> None:
     whole = bytearray(written())

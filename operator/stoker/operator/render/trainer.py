@@ -156,9 +156,13 @@ def attempt_pods(
 
 
 def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
-    """Whether the operator chooses the nodes of the gang; a single pod is left to the scheduler, unless it has wishes
-    or nodes to avoid."""
-    return settings.places_gangs and (nodes > 1 or bool(job.spec.scheduling.topology) or bool(job.status.avoided_nodes))
+    """Whether the operator chooses the nodes of the gang.
+
+    A single pod without GPUs is left to the scheduler, unless it has wishes or nodes to avoid.
+    """
+    alone = nodes == 1 and not job.spec.workers.gpus_per_pod
+    wishes = job.spec.scheduling.topology or job.status.avoided_nodes
+    return settings.places_gangs and (not alone or bool(wishes))
 
 
 def job_labels(job: TrainingJob) -> dict[str, str]:

@@ -25,11 +25,12 @@ from stoker.operator.domain.plan import Event, Object, Patch, Plan
 from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
 from stoker.operator.domain.queue.applicant import Turn
 from stoker.operator.domain.text import shortened
-from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
+from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, scheduler_of, undeleted
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.scheduling import unkept_levels
 from stoker.pod.causes import Action
 
 GANG_TIMEOUT = "GangTimeout"
@@ -93,7 +94,11 @@ def _foreign_gates(pods: Iterable[Object]) -> str:
 
 
 def _limited(view: TrainingView, attempt: Attempt) -> Condition:
-    """Say where a placement was asked for and each pod is scheduled by itself."""
+    """Say where a placement was asked for that the scheduler of the gang does not keep."""
+    if attempt.scheduler:
+        keys = ", ".join(unkept_levels(view.job, scheduler_of(attempt), gang_of_rendering(_rendered(view))))
+        text = f"{attempt.scheduler} is not told these levels of scheduling.topology: {keys}"
+        return Condition(LIMITED, True if keys else None, "Scheduler", text)
     if not view.settings.places_gangs and view.job.spec.scheduling.topology:
         text = "the operator has no view of nodes: scheduling.topology has no effect"
         return Condition(LIMITED, True, "NoNodes", text)

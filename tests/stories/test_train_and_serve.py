@@ -33,7 +33,7 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
     configs = [json.loads(found["data"]["config.json"]) for found in cluster.all("ConfigMap", role="engine")]
-    assert [found["parallelism"]["tensor"] for found in configs] == [2]
+    assert {found["parallelism"]["tensor"] for found in configs} == {2}
     with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
         assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
         body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}

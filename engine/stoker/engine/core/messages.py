@@ -32,7 +32,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -64,6 +64,9 @@ class AddRequest:
     """When the request reached the engine's front; queue time and time to first token count from here."""
     priority: int = 0
     """A lower number is served first."""
+    resumed: tuple[tuple[int, ...] | None, ...] = ()
+    """Output tokens of each choice that another engine made, None for a choice that has ended; empty: a new request.
+    The next token of a choice is the one that the other engine would have sampled."""
 
 
 @dataclass(frozen=True, slots=True)

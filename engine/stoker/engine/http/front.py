@@ -41,6 +41,7 @@ from stoker.engine.http.openai.protocol import (
 )
 from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
+from stoker.engine.http.openai.resume import ResumeState, TokenMarks, resumable
 from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -156,9 +157,16 @@ class Front:
     # Completions.
 
     async def completion(
-        self, body: CompletionBody, call_id: str, arrival_s: float, request_id: str = ""
+        self,
+        body: CompletionBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str = "",
+        resumed: ResumeState | None = None,
     ) -> CompletionAnswer:
         """Tokenise and check a completion request. The core gets it when the answer is read.
+
+        `resumed`: what the client has of the stream already; the answer is the rest.
 
         Raises:
             ApiError: the request is refused.
@@ -176,20 +184,25 @@ class Front:
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
-            jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
+            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep)
+            jobs.append(_resumed(job, number, resumed))
         echoes = None
         if body.echo:
             shown = [job.prompt_tokens for job in jobs]
             echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
+        envelope = self._envelope("cmpl-", name, facts, resumed)
+        self._check_resumed(resumed, body, facts, jobs)
         generation = self._generation(codec, jobs)
-        envelope = self._envelope("cmpl-", name, facts)
+        await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
-    async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
+    async def chat(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
+    ) -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
-        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-")
+        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-", resumed)
         names = TokenNames(prepared.codec)
         return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
 
@@ -204,7 +217,13 @@ class Front:
         return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
 
     async def _prepare(
-        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str, prefix: str
+        self,
+        body: ChatBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str,
+        prefix: str,
+        resumed: ResumeState | None = None,
     ) -> PreparedChat:
         """Render, tokenise and check a conversation."""
         name = self._name(body.model)
@@ -227,8 +246,11 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        generation = self._generation(codec, [Job(f"{call_id}-0", prompt, params, arrival_s, body.priority)])
-        envelope = self._envelope(prefix, name, facts)
+        job = _resumed(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
+        envelope = self._envelope(prefix, name, facts, resumed)
+        self._check_resumed(resumed, body, facts, [job])
+        generation = self._generation(codec, [job])
+        await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         return PreparedChat(codec, envelope, generation, parsers)
 
@@ -247,8 +269,21 @@ class Front:
 
         return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
 
-    def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
-        fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
+    def _check_resumed(
+        self, resumed: ResumeState | None, body: GenerationBody, facts: ModelFacts, jobs: Sequence[Job]
+    ) -> None:
+        if resumed is None:
+            return
+        resumed.check(_fingerprint(facts), sum(job.params.n for job in jobs), streams=body.stream)
+        if not resumable(jobs):
+            raise bad_request("not supported yet: resume with the prompt's log-probabilities", "echo", "not_resumable")
+        for choice in resumed.choices:
+            _check_tokens(choice.tokens, facts.vocab_size, "choices.tokens")
+
+    def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
+        fingerprint = _fingerprint(facts)
+        if resumed is not None:
+            return Envelope(resumed.id, resumed.created, name, fingerprint)
         return Envelope(f"{prefix}{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
 
     def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
@@ -325,6 +360,27 @@ class Front:
             return await asyncio.to_thread(work, *arguments)
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
+
+
+def mark_tokens(answer: CompletionAnswer | ChatAnswer) -> bool:
+    """Let a stream's chunks have their tokens, if another engine could go on with it; return whether they will."""
+    if not resumable(answer.jobs):
+        return False
+    answer.marks = TokenMarks(answer.jobs)
+    return True
+
+
+def _resumed(job: Job, number: int, state: ResumeState | None) -> Job:
+    """The job behind what another engine has sent of it."""
+    if state is None:
+        return job
+    n, seed = job.params.n, state.seed(number, job.params.n)
+    params = job.params if seed is None else job.params.with_seed(seed)
+    return replace(job, params=params, emitted=state.emitted(number, n))
+
+
+def _fingerprint(facts: ModelFacts) -> str | None:
+    return f"fp_{facts.digest[:10]}" if facts.digest else None
 
 
 def _usage_chunks(body: GenerationBody) -> UsageChunks:

@@ -1,0 +1,131 @@
+"""Streams that another engine carries on: the tokens in their chunks, and the request to go on behind them.
+
+`stoker.pod.marked_streams` explains the exchange with a router.
+
+Values and pure functions; called by `server` and `front`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stoker.engine.http.errors import ApiError, bad_request, from_validation
+from stoker.engine.http.generation import Emitted, Job, Update
+from stoker.engine.http.openai.body import Token, Tokens
+from stoker.pod.marked_streams import MARK
+
+ResumablePath = Literal["/v1/completions", "/v1/chat/completions"]
+
+
+class ResumedChoice(BaseModel):
+    """What the client has of one choice."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    index: Annotated[int, Field(ge=0)]
+    tokens: Tokens
+    seed: int | None = None
+    ended: bool = False
+    """Whether its finish reason was sent."""
+    end: Token | None = None
+    """The end token behind `tokens`, which usage counts."""
+
+
+class ResumeState(BaseModel):
+    """What the client has of a stream."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    path: ResumablePath
+    id: str
+    created: int
+    fingerprint: str | None
+    """`system_fingerprint` of the stream; another model's tokens would not fit."""
+    choices: Annotated[list[ResumedChoice], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _once(self) -> ResumeState:
+        if len({choice.index for choice in self.choices}) < len(self.choices):
+            raise ValueError("choices: each index may come once")
+        return self
+
+    def check(self, fingerprint: str | None, num_choices: int, *, streams: bool) -> None:
+        """Refuse to go on with another model's stream, or another request's.
+
+        Raises:
+            ApiError: 409 or 400.
+        """
+        if fingerprint != self.fingerprint:
+            message = f"The stream was begun by the model {self.fingerprint}; this engine serves {fingerprint}."
+            raise ApiError(409, message, param="fingerprint", code="other_model")
+        if not streams:
+            raise bad_request("resume: only streams can go on (stream=true)", "stream", "invalid_value")
+        last = max(choice.index for choice in self.choices)
+        if last >= num_choices:
+            message = f"choices: the request has {num_choices} choices, got index {last}"
+            raise bad_request(message, "choices", "invalid_value")
+
+    def emitted(self, job: int, n: int) -> tuple[Emitted, ...]:
+        """The choices of one prompt that has `n`; empty if the client has nothing of any."""
+        found = {choice.index - job * n: choice for choice in self.choices if choice.index // n == job}
+        return tuple(_emitted(found.get(choice)) for choice in range(n)) if found else ()
+
+    def seed(self, job: int, n: int) -> int | None:
+        """The seed of a prompt's choices; None if the client has nothing of them."""
+        seeds = (one.seed for one in self.choices if one.index // n == job and one.seed is not None)
+        return next(seeds, None)
+
+
+def _emitted(choice: ResumedChoice | None) -> Emitted:
+    if choice is None:
+        return Emitted()
+    return Emitted(tuple(choice.tokens), begun=True, ended=choice.ended, end_token=choice.end)
+
+
+def parse_resume(body: bytes) -> tuple[ResumeState, bytes]:
+    """Split the body of `POST /streams/resume` into the state and the client's body.
+
+    Raises:
+        ApiError: 400, with the wrong field.
+    """
+    line, _, rest = body.partition(b"\n")
+    try:
+        return ResumeState.model_validate_json(line), rest
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def resumable(jobs: Sequence[Job]) -> bool:
+    """Whether a stream of these jobs can go on elsewhere: the prompt's log-probabilities are sent only once."""
+    return all(job.keep_output and job.params.prompt_logprobs is None for job in jobs)
+
+
+class TokenMarks:
+    """Marks the chunks of one stream."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._seeded: set[int] = set()
+        self._unsent: dict[int, list[int]] = defaultdict(list)
+        """Tokens of updates that had no chunk, by choice."""
+
+    def mark(self, index: int, update: Update, chunks: Sequence[dict[str, Any]]) -> None:
+        """Mark the last chunk of an update of the choice `index`."""
+        self._unsent[index] += update.tokens
+        if not chunks:
+            return
+        field: dict[str, Any] = {"tokens": self._unsent.pop(index)}
+        if index not in self._seeded:
+            self._seeded.add(index)
+            field["seed"] = self._jobs[update.job].params.seed
+        if update.end_token is not None:
+            field["end"] = update.end_token
+        chunks[-1][MARK] = field
+
+    def mark_usage(self, chunk: dict[str, Any]) -> None:
+        """Mark the last chunk of a stream, which has no choice."""
+        chunk[MARK] = {}

@@ -79,10 +79,10 @@ def test_the_rest_of_a_stream_is_what_the_first_engine_would_have_sent(tmp_path:
             whole = await updates(s, path, content)
             for cut in range(1, len(whole)):
                 first = whole[:cut]
-                rest = await updates(s, RESUME_PATH, kept(path, content, first).resume_body())
+                rest = await updates(s, RESUME_PATH, kept(path, content, first).next_request().body)
                 assert by_choice(first + rest) == by_choice(whole)
                 second = [*first, *rest[: len(rest) // 2]]
-                last = await updates(s, RESUME_PATH, kept(path, content, second).resume_body())
+                last = await updates(s, RESUME_PATH, kept(path, content, second).next_request().body)
                 assert by_choice(second + last) == by_choice(whole)
             begun = {request.params.seed for request in s.core.requests if request.resumed}
             assert begun <= {request.params.seed for request in s.core.requests if not request.resumed}

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from stoker.pod.asgi import Send
-from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
+from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.answer import BackendAnswer, body_message, lost
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
 from stoker.router.connection import BackendError, Outgoing
-from stoker.router.kept_stream import KeptStream, NotResumable, UpdateCutter
+from stoker.router.kept_stream import DONE, KeptStream, NotResumable, UpdateCutter
 from stoker.router.metrics import RouterMetrics
 
 log = logging.getLogger("stoker.router")
@@ -55,6 +55,9 @@ class Carrier:
                 size += passing.sent
             if problem is None:
                 return size
+            if kept.complete:
+                await send(body_message(DONE, more=True))
+                return size + len(DONE)
             self.metrics.cut.inc()
             idle_breaks = 0 if passing.sent else idle_breaks + 1
             try:
@@ -93,7 +96,7 @@ class Carrier:
         broke_s, revision = self.clock(), answer.backend.entry.revision
         log.warning("a stream of %s broke: %s", answer.backend.entry.url, problem)
         try:
-            request = _resume_request(kept)
+            request = kept.next_request()
         except NotResumable as reason:
             raise self._lost("not_resumable", f"it cannot go on at another engine: {reason}") from reason
         refused: set[tuple[str, str]] = set()
@@ -170,8 +173,3 @@ class _Passing:
             self.kept.add(data)
             self.sent += len(data)
             await send(body_message(data, more=True))
-
-
-def _resume_request(kept: KeptStream) -> Outgoing:
-    request = kept.request
-    return Outgoing("POST", RESUME_PATH.encode(), request.headers, kept.resume_body())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.pod.marked_streams import MARK
+from stoker.pod.marked_streams import MARK, RESUME_PATH
 from stoker.router.connection import Outgoing
 
 RAW_BYTES = 16 * 1024
@@ -57,6 +57,14 @@ class KeptStream:
         self._head: dict[str, Any] | None = None
         """Fields that every chunk has."""
         self._problem: str | None = None
+        self._used = False
+        """Whether the chunk with the usage was sent, which is the last one."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether only the end of the stream has not been sent."""
+        self._read()
+        return self._used and self._problem is None
 
     def add(self, data: bytes) -> None:
         """Note whole updates that are sent to the client."""
@@ -72,8 +80,8 @@ class KeptStream:
         self._raw.clear()
         self._choices.clear()
 
-    def resume_body(self) -> bytes:
-        """The body of the request to go on.
+    def next_request(self) -> Outgoing:
+        """The request for the rest of the stream; of a stream of which nothing was sent, the client's.
 
         Raises:
             NotResumable: the stream is not as the engine promised.
@@ -82,7 +90,10 @@ class KeptStream:
         if self._problem is not None:
             raise NotResumable(self._problem)
         if self._head is None:
-            raise NotResumable("no chunk of it has arrived")
+            return self.request
+        return Outgoing("POST", RESUME_PATH.encode(), self.request.headers, self._resume_body())
+
+    def _resume_body(self) -> bytes:
         choices = [choice.body(index) for index, choice in sorted(self._choices.items())]
         state = {"path": self.path, **self._head, "choices": choices}
         return json.dumps(state, separators=(",", ":")).encode() + b"\n" + self.request.body
@@ -100,6 +111,7 @@ class KeptStream:
         if self._head is None:
             self._head = {"id": chunk["id"], "created": chunk["created"], "fingerprint": chunk["system_fingerprint"]}
         mark = chunk.get(MARK, {})
+        self._used = not chunk["choices"]
         for part in chunk["choices"]:
             choice = self._choices.setdefault(part["index"], _Choice())
             choice.tokens.extend(mark.get("tokens", ()))

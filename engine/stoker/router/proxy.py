@@ -182,7 +182,8 @@ class Proxy:
 
     def _kept(self, request: Outgoing, answer: BackendAnswer, share: BodyShare) -> KeptStream | None:
         """What another engine needs to go on with the stream; None where it is none or cannot go on."""
-        if answer.head.header(RESUME_HEADER) != b"1" or answer.head.status != 200:
+        marked = answer.head.status == 200 and answer.head.header(RESUME_HEADER) == b"1"
+        if not (marked and self.keeps_streams):
             return None
         try:
             share.take(len(request.body) + RAW_BYTES)

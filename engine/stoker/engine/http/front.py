@@ -41,7 +41,7 @@ from stoker.engine.http.openai.protocol import (
 )
 from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
-from stoker.engine.http.openai.resume import ResumeState, TokenMarks, resumable
+from stoker.engine.http.openai.resume import ResumeState, begun_job, check_resumed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -185,13 +185,13 @@ class Front:
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
             job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep)
-            jobs.append(_resumed(job, number, resumed))
+            jobs.append(begun_job(job, number, resumed))
         echoes = None
         if body.echo:
             shown = [job.prompt_tokens for job in jobs]
             echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
         envelope = self._envelope("cmpl-", name, facts, resumed)
-        self._check_resumed(resumed, body, facts, jobs)
+        check_resumed(resumed, body, jobs, _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, jobs)
         await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
@@ -246,9 +246,9 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        job = _resumed(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
+        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
         envelope = self._envelope(prefix, name, facts, resumed)
-        self._check_resumed(resumed, body, facts, [job])
+        check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, [job])
         await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
@@ -268,17 +268,6 @@ class Front:
             return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
         return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
-
-    def _check_resumed(
-        self, resumed: ResumeState | None, body: GenerationBody, facts: ModelFacts, jobs: Sequence[Job]
-    ) -> None:
-        if resumed is None:
-            return
-        resumed.check(_fingerprint(facts), sum(job.params.n for job in jobs), streams=body.stream)
-        if not resumable(jobs):
-            raise bad_request("not supported yet: resume with the prompt's log-probabilities", "echo", "not_resumable")
-        for choice in resumed.choices:
-            _check_tokens(choice.tokens, facts.vocab_size, "choices.tokens")
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
         fingerprint = _fingerprint(facts)
@@ -360,23 +349,6 @@ class Front:
             return await asyncio.to_thread(work, *arguments)
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
-
-
-def mark_tokens(answer: CompletionAnswer | ChatAnswer) -> bool:
-    """Let a stream's chunks have their tokens, if another engine could go on with it; return whether they will."""
-    if not resumable(answer.jobs):
-        return False
-    answer.marks = TokenMarks(answer.jobs)
-    return True
-
-
-def _resumed(job: Job, number: int, state: ResumeState | None) -> Job:
-    """The job behind what another engine has sent of it."""
-    if state is None:
-        return job
-    n, seed = job.params.n, state.seed(number, job.params.n)
-    params = job.params if seed is None else job.params.with_seed(seed)
-    return replace(job, params=params, emitted=state.emitted(number, n))
 
 
 def _fingerprint(facts: ModelFacts) -> str | None:

@@ -23,13 +23,13 @@ from starlette.routing import BaseRoute
 
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
 from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
-from stoker.engine.http.front import Front, mark_tokens
+from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from stoker.engine.http.openai.responses_body import ResponsesBody
-from stoker.engine.http.openai.resume import ResumeState, parse_resume
+from stoker.engine.http.openai.resume import ResumeState, TokenMarks, parse_resume, resumable
 from stoker.engine.http.openai.sse import DONE, event
 from stoker.engine.http.reply import Page, Reply
 from stoker.pod.asgi import (
@@ -330,8 +330,10 @@ async def _unknown_path(call: HttpCall) -> Result:
 async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:
     if not body.stream:
         return await answer.whole()
-    marked = call.marks_tokens and mark_tokens(answer)
-    return Stream(_events(answer), {RESUME_HEADER.decode(): "1"} if marked else NO_HEADERS)
+    if not (call.marks_tokens and resumable(answer.jobs)):
+        return Stream(_events(answer))
+    answer.marks = TokenMarks(answer.jobs)
+    return Stream(_events(answer), {RESUME_HEADER.decode(): "1"})
 
 
 async def _events(answer: Answer) -> Events:

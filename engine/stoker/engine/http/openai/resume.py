@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from stoker.engine.http.errors import ApiError, bad_request, from_validation
 from stoker.engine.http.generation import Emitted, Job, Update
 from stoker.engine.http.openai.body import Token, Tokens
+from stoker.engine.http.openai.protocol import GenerationBody
 from stoker.pod.marked_streams import MARK
 
 ResumablePath = Literal["/v1/completions", "/v1/chat/completions"]
@@ -53,22 +55,6 @@ class ResumeState(BaseModel):
             raise ValueError("choices: each index may come once")
         return self
 
-    def check(self, fingerprint: str | None, num_choices: int, *, streams: bool) -> None:
-        """Refuse to go on with another model's stream, or another request's.
-
-        Raises:
-            ApiError: 409 or 400.
-        """
-        if fingerprint != self.fingerprint:
-            message = f"The stream was begun by the model {self.fingerprint}; this engine serves {fingerprint}."
-            raise ApiError(409, message, param="fingerprint", code="other_model")
-        if not streams:
-            raise bad_request("resume: only streams can go on (stream=true)", "stream", "invalid_value")
-        last = max(choice.index for choice in self.choices)
-        if last >= num_choices:
-            message = f"choices: the request has {num_choices} choices, got index {last}"
-            raise bad_request(message, "choices", "invalid_value")
-
     def emitted(self, job: int, n: int) -> tuple[Emitted, ...]:
         """The choices of one prompt that has `n`; empty if the client has nothing of any."""
         found = {choice.index - job * n: choice for choice in self.choices if choice.index // n == job}
@@ -97,6 +83,42 @@ def parse_resume(body: bytes) -> tuple[ResumeState, bytes]:
         return ResumeState.model_validate_json(line), rest
     except ValidationError as error:
         raise from_validation(error) from error
+
+
+def begun_job(job: Job, number: int, state: ResumeState | None) -> Job:
+    """The job behind what another engine has sent of it."""
+    if state is None:
+        return job
+    n, seed = job.params.n, state.seed(number, job.params.n)
+    params = job.params if seed is None else job.params.with_seed(seed)
+    return replace(job, params=params, emitted=state.emitted(number, n))
+
+
+def check_resumed(
+    state: ResumeState | None, body: GenerationBody, jobs: Sequence[Job], fingerprint: str | None, vocab_size: int
+) -> None:
+    """Refuse to go on with another model's stream, another request's, or one that cannot go on.
+
+    Raises:
+        ApiError: 409 or 400.
+    """
+    if state is None:
+        return
+    if fingerprint != state.fingerprint:
+        message = f"The stream was begun by the model {state.fingerprint}; this engine serves {fingerprint}."
+        raise ApiError(409, message, param="fingerprint", code="other_model")
+    if not body.stream:
+        raise bad_request("resume: only streams can go on (stream=true)", "stream", "invalid_value")
+    if not resumable(jobs):
+        raise bad_request("not supported yet: resume with the prompt's log-probabilities", "echo", "not_resumable")
+    num_choices, last = sum(job.params.n for job in jobs), max(choice.index for choice in state.choices)
+    if last >= num_choices:
+        message = f"choices: the request has {num_choices} choices, got index {last}"
+        raise bad_request(message, "choices", "invalid_value")
+    wrong = (token for choice in state.choices for token in choice.tokens if token >= vocab_size)
+    if (token := next(wrong, None)) is not None:
+        allowed = f"token ids from 0 to {vocab_size - 1} are allowed, got {token}"
+        raise bad_request(f"choices.tokens: {allowed}", "choices.tokens", "invalid_value")
 
 
 def resumable(jobs: Sequence[Job]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,11 +91,11 @@ class KeptStream:
             raise NotResumable(self._problem)
         if self._head is None:
             return self.request
-        return Outgoing("POST", RESUME_PATH.encode(), self.request.headers, self._resume_body())
+        return Outgoing("POST", RESUME_PATH.encode(), self.request.headers, self._resume_body(self._head))
 
-    def _resume_body(self) -> bytes:
+    def _resume_body(self, head: Mapping[str, Any]) -> bytes:
         choices = [choice.body(index) for index, choice in sorted(self._choices.items())]
-        state = {"path": self.path, **self._head, "choices": choices}
+        state = {"path": self.path, **head, "choices": choices}
         return json.dumps(state, separators=(",", ":")).encode() + b"\n" + self.request.body
 
     def _read(self) -> None:

@@ -1,7 +1,7 @@
 """The clients that people use, each as it is: `python official_clients.py NAME MODEL TOKENIZER_FOLDER URL...`.
 
-Runs in an environment of its own (`make clients`), in which nothing of this project is installed. Each client asks every
-URL the same questions and prints one JSON object per URL with what it was answered.
+Runs in an environment of its own (`make clients`), in which nothing of this project is installed. Each client asks
+every URL the same questions and prints one JSON object per URL with what it was answered.
 """
 
 from __future__ import annotations

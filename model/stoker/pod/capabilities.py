@@ -129,7 +129,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].parallelism.tensor": only(1),
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("external"),
@@ -142,9 +141,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "revisions[].share": only(0, 100),
     },
 }
-"""Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`.
-
-The engine itself runs tensor parallel (`stoker serve --tensor`); a pool does not offer it yet."""
+"""Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
     "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},

@@ -218,6 +218,7 @@ class LLMEngine:
             prompt_tokens_per_s=prompt_rate,
             generation_tokens_per_s=generation_rate,
             num_devices=self.num_devices,
+            ranks=self.executor.rank_states(),
         )
 
     def audit(self) -> BlockAudit:

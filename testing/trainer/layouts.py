@@ -67,6 +67,7 @@ SPARSE = replace(
 MIXED = replace(SPARSE, mlp_only_layers=(0,), norm_topk_prob=False)
 """A dense layer and one with experts."""
 WINDOWED = replace(MODEL, architecture="mistral", sliding_window=9)
+DEEP_SPARSE = replace(SPARSE, num_layers=4)
 DEEP = replace(MODEL, num_layers=4)
 """For pipelines of up to four stages."""
 
@@ -86,6 +87,8 @@ class Layout:
     context: int = 1
     tensor: int = 1
     expert: int = 1
+    stages: int = 1
+    """Of each rank of a pipeline."""
     zero_stage: int = 1
     recompute: bool = False
     micro_batch: int = 1
@@ -96,12 +99,12 @@ class Layout:
     @property
     def dims(self) -> ParallelDims:
         names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
-        return ParallelDims(**{name: getattr(self, name) for name in names})
+        return ParallelDims(**{name: getattr(self, name) for name in names}, stages_per_rank=self.stages)
 
     def __str__(self) -> str:
         """Its name in the output of tests."""
         names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
-        sizes = [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        sizes = [f"{name}{getattr(self, name)}" for name in (*names, "stages") if getattr(self, name) > 1]
         extra = [f"{name.split('__')[-1]}={value}" for name, value in self.changes.items()]
         recompute = ["recompute"] if self.recompute else []
         kind = ["tied"] if self.model.tie_embeddings else []
@@ -115,6 +118,7 @@ class Layout:
         names = ("pipeline", "replicate", "context", "tensor", "expert")
         fields: dict[str, Any] = {f"parallelism__{name}": getattr(self, name) for name in names}
         fields |= {
+            "parallelism__stages_per_rank": self.stages,
             "gang__ranks_per_node": self.dims.world_size,
             "training__total_steps": STEPS,
             "training__sequence_length": 32,
@@ -147,7 +151,7 @@ def run_alone(layout: Layout, folder: Path | str, **changes: Any) -> Result:
     return Result(losses_of(context), read_state(folder), routing_of(context))
 
 
-ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert"), 1)
+ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert", "stages"), 1)
 
 
 @cache

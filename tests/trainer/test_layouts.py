@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from testing.trainer.layouts import (
+    DEEP_SPARSE,
     MIXED,
     MOMENT_TOLERANCE,
     SPARSE,
@@ -29,6 +30,9 @@ from testing.trainer.layouts import (
 )
 
 SEQUENCE: dict[str, Any] = {"parallelism__sequence_parallel": True}
+
+ZERO_BUBBLE: dict[str, Any] = {"parallelism__pipeline_schedule": "ZeroBubble"}
+INTERLEAVED: dict[str, Any] = {"parallelism__pipeline_schedule": "Interleaved"}
 
 DATA = (
     Layout(shard=2),
@@ -70,6 +74,18 @@ EXPERT = (
     Layout(shard=8, expert=8, model=SPARSE),
     Layout(shard=4, expert=2, model=MIXED, zero_stage=3, recompute=True),
     Layout(replicate=2, shard=2, expert=2, model=SPARSE),
+    Layout(tensor=2, model=SPARSE),
+    Layout(tensor=2, changes=SEQUENCE, model=MIXED, recompute=True, zero_stage=2),
+    Layout(tensor=2, expert=2, model=SPARSE),
+    Layout(tensor=2, shard=2, expert=2, changes=SEQUENCE, model=SPARSE, zero_stage=0),
+    Layout(tensor=2, shard=2, expert=4, model=MIXED, micro_batch=2),
+    Layout(tensor=2, shard=2, expert=4, changes=SEQUENCE, model=SPARSE, zero_stage=3, recompute=True),
+    Layout(tensor=4, expert=2, changes=SEQUENCE, model=SPARSE),
+    Layout(pipeline=2, model=SPARSE),
+    Layout(pipeline=2, shard=2, expert=2, model=SPARSE, recompute=True, zero_stage=0),
+    Layout(pipeline=2, tensor=2, expert=2, changes=SEQUENCE, model=MIXED, micro_batch=2),
+    Layout(pipeline=2, tensor=2, changes=ZERO_BUBBLE, model=SPARSE),
+    Layout(pipeline=2, stages=2, shard=2, expert=2, changes=INTERLEAVED, model=DEEP_SPARSE),
 )
 RING: dict[str, Any] = {"parallelism__context_method": "Ring"}
 ULYSSES: dict[str, Any] = {"parallelism__context_method": "Ulysses"}
@@ -105,20 +121,23 @@ def world() -> Iterator[LayoutWorld]:
         yield world
 
 
-PAIRS = (
-    (Layout(shard=4), Layout(tensor=2, changes=SEQUENCE)),
-    (Layout(tensor=2, changes=SEQUENCE), Layout(tensor=4, changes=SEQUENCE)),
-    (Layout(tensor=4, changes=SEQUENCE), Layout(tensor=2, shard=2, zero_stage=2)),
-    (Layout(tensor=2, shard=2, zero_stage=2), Layout(replicate=2, shard=2, zero_stage=0)),
-    (Layout(replicate=2, shard=2, zero_stage=0), Layout(replicate=2, tensor=2, changes=SEQUENCE)),
-    (Layout(replicate=2, tensor=2, changes=SEQUENCE), Layout(shard=4)),
-    (Layout(shard=4, expert=2, model=SPARSE), Layout(shard=4, expert=4, model=SPARSE, zero_stage=3)),
-    (Layout(shard=4, expert=4, model=SPARSE, zero_stage=3), Layout(shard=2, model=SPARSE)),
-    (Layout(context=4), Layout(context=2, shard=2, changes=RING, zero_stage=3)),
-    (Layout(context=2, shard=2, changes=RING, zero_stage=3), Layout(context=2, changes=ULYSSES, zero_stage=2)),
-    (Layout(context=2, changes=ULYSSES, zero_stage=2), Layout(context=2, tensor=2, zero_stage=0)),
-    (Layout(context=2, tensor=2, zero_stage=0), Layout(context=4)),
-)
+MOST_IN_A_CHAIN = 9
+"""Each layout of a chain trains one step at least, and the first one comes again at the end."""
+
+
+def chains() -> list[tuple[Layout, ...]]:
+    """Return all rows that train the same batches of the same model, in rings of at most nine.
+
+    Each row is once the source of a checkpoint and once its target.
+    """
+    groups: dict[tuple[str, int], list[Layout]] = {}
+    for row in ROWS:
+        groups.setdefault((str(row.model), row.micro_batch), []).append(row)
+    found = []
+    for rows in groups.values():
+        count = -(-len(rows) // MOST_IN_A_CHAIN)
+        found += [tuple(rows[first::count]) for first in range(count) if len(rows) > 1]
+    return found
 
 
 @pytest.mark.parametrize("layout", ROWS, ids=str)
@@ -126,16 +145,27 @@ def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: La
     assert_equal(world.run(layout, tmp_path), reference(layout.model, layout.micro_batch))
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
-def test_a_run_goes_on_in_another_layout(world: LayoutWorld, tmp_path: Path, first: Layout, second: Layout) -> None:
-    """Each layout is once the source of a checkpoint and once its target."""
-    begun = world.run(first, tmp_path, training__total_steps=STEPS // 2)
-    ended = world.run(second, tmp_path)
-    assert [step for step, _, _ in begun.losses + ended.losses] == list(range(1, STEPS + 1))
-    assert_equal(
-        Result(begun.losses + ended.losses, ended.state, begun.routing + ended.routing),
-        reference(second.model, second.micro_batch),
-    )
+@pytest.mark.parametrize("chain", chains(), ids=lambda chain: f"{len(chain)} from {chain[0]}")
+def test_a_checkpoint_of_any_layout_goes_on_in_another(
+    world: LayoutWorld, tmp_path: Path, chain: tuple[Layout, ...]
+) -> None:
+    losses, routing, state = [], [], {}
+    for number, layout in enumerate(turns := (*chain, chain[0]), start=1):
+        until = STEPS * number // len(turns)
+        found = world.run(layout, tmp_path, training__total_steps=until)
+        losses, routing, state = losses + found.losses, routing + found.routing, found.state
+        assert losses[-1][0] == until
+        np.testing.assert_allclose(
+            losses, reference(layout.model, layout.micro_batch).losses[:until], rtol=TOLERANCE, err_msg=str(layout)
+        )
+    assert_equal(Result(losses, state, routing), reference(chain[0].model, chain[0].micro_batch))
+
+
+def test_the_table_is_as_wide_as_it_says() -> None:
+    assert len(ROWS) == len(set(map(str, ROWS))) >= 60
+    assert sum(len(chain) for chain in chains()) >= 40
+    assert max(len(chain) for chain in chains()) <= MOST_IN_A_CHAIN
+    assert max(row.dims.world_size for row in ROWS) == 8
 
 
 RESUMED = (

@@ -94,7 +94,7 @@ def check_experts(config: ModelConfig, dims: ParallelDims) -> None:
     """Check that the model and its experts, if it has any, fit the grid.
 
     Raises:
-        ConfigError: expert parallelism without experts, or experts beside an axis that is not built for them.
+        ConfigError: expert parallelism without experts, or experts beside context parallelism.
     """
     if not config.num_experts:
         if dims.expert > 1:
@@ -102,12 +102,11 @@ def check_experts(config: ModelConfig, dims: ParallelDims) -> None:
                 f"parallelism.expert {dims.expert} needs a model with experts, got architecture {config.architecture}"
             )
         return
-    for axis, size in (("pipeline", dims.pipeline), ("context", dims.context), ("tensor", dims.tensor)):
-        if size > 1:
-            raise ConfigError(
-                f"parallelism.{axis} {size} is not supported yet for a model with experts "
-                f"(num_experts {config.num_experts}); allowed: 1"
-            )
+    if dims.context > 1:
+        raise ConfigError(
+            f"parallelism.context {dims.context} is not supported yet for a model with experts "
+            f"(num_experts {config.num_experts}); allowed: 1"
+        )
 
 
 def stage_layers(model: ModelConfig, num_stages: int, sequence_length: int) -> Sequence[range]:

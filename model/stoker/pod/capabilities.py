@@ -156,8 +156,8 @@ BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
 }
 """Rows of a run with more than one rank on an axis, beside those above.
 
-ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens of a
-micro-batch, of which a rank of `context` has a part.
+ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens
+of a micro-batch, of which a rank of `context` has a part.
 """
 
 

@@ -25,6 +25,8 @@ from testing.trainer.layouts import (
     Layout,
     LayoutWorld,
     Result,
+    Routing,
+    State,
     reference,
     relative_difference,
 )
@@ -149,7 +151,9 @@ def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: La
 def test_a_checkpoint_of_any_layout_goes_on_in_another(
     world: LayoutWorld, tmp_path: Path, chain: tuple[Layout, ...]
 ) -> None:
-    losses, routing, state = [], [], {}
+    losses: list[tuple[int, float, float]] = []
+    routing: list[Routing] = []
+    state: State = {}
     for number, layout in enumerate(turns := (*chain, chain[0]), start=1):
         until = STEPS * number // len(turns)
         found = world.run(layout, tmp_path, training__total_steps=until)

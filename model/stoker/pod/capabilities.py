@@ -117,8 +117,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
         "run.elastic": absent(),
-        "scheduling.backend": only("auto", "stoker"),
-        "scheduling.queueName": absent(),
     },
     "Checkpoint": {
         "verification": only("Full"),
@@ -145,10 +143,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
-GANG: Mapping[str, Row] = {"scheduling.backend": only("stoker")}
-"""Rows of a TrainingJob with more than one pod, instead of those above."""
-
-
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
     "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},
     "parallelism.tensor": {"model.num_experts": absent()},
@@ -169,8 +163,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         root: what the paths in the messages start with, for instance `spec`.
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
-    if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
-        rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
     if program in ("trainer", "TrainingJob"):
         rows |= _rows_beside_axes(program, config)
     if program in _WITH_KERNELS:

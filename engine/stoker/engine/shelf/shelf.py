@@ -24,6 +24,7 @@ from stoker.engine.http.openai.completions import CompletionAnswer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody
+from stoker.engine.http.openai.resume import ResumeState
 from stoker.engine.program import Engine
 from stoker.engine.shelf.folders import ModelFolder
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload
@@ -227,12 +228,19 @@ class ModelShelf:
         return entry.engine.front
 
     async def completion(
-        self, body: CompletionBody, call_id: str, arrival_s: float, request_id: str = ""
+        self,
+        body: CompletionBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str = "",
+        resumed: ResumeState | None = None,
     ) -> CompletionAnswer:
-        return await self._front(body.model).completion(body, call_id, arrival_s, request_id)
+        return await self._front(body.model).completion(body, call_id, arrival_s, request_id, resumed)
 
-    async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
-        return await self._front(body.model).chat(body, call_id, arrival_s, request_id)
+    async def chat(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
+    ) -> ChatAnswer:
+        return await self._front(body.model).chat(body, call_id, arrival_s, request_id, resumed)
 
     async def responses(
         self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""

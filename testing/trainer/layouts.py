@@ -90,6 +90,8 @@ class Layout:
     micro_batch: int = 1
     """Sequences in one micro-batch; a global batch has 8."""
     model: ModelConfig = MODEL
+    lora: bool = False
+    """Train adapters beside the frozen model."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -106,6 +108,7 @@ class Layout:
         kind = ["tied"] if self.model.tie_embeddings else []
         kind += ["experts"] if self.model.expert_layers else []
         kind += ["mixed"] if self.model.mlp_only_layers else []
+        kind += ["lora"] if self.lora else []
         return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])
 
     def config(self, folder: Path | str, **changes: Any) -> TrainerConfig:
@@ -125,7 +128,16 @@ class Layout:
             "optimization__epsilon": 1e-6,
             "optimization__schedule": "constant",
         }
+        fields |= LORA if self.lora else {}
         return tiny_config(folder, **{**fields, **self.changes, **changes})
+
+
+LORA: dict[str, Any] = {
+    "lora": {"rank": 4, "alpha": 8},
+    "model": None,
+    "model_from": {"kind": "huggingFace", "path": "the test has the weights"},
+}
+"""A run that trains adapters."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +161,10 @@ ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context"
 
 
 @cache
-def reference(model: ModelConfig, micro_batch: int = 1) -> Result:
+def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False) -> Result:
     """What one rank gives for a model, in the plainest layout."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_alone(Layout(model=model, micro_batch=micro_batch), folder)
+        return run_alone(Layout(model=model, micro_batch=micro_batch, lora=lora), folder)
 
 
 class MotifBatches(SyntheticBatches):

@@ -74,7 +74,17 @@ PIPELINE = (
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, tensor=2, changes=SEQUENCE),
 )
-ROWS = (*DATA, *TENSOR, *REPLICATE, *PIPELINE, *EXPERT)
+LORA = (
+    Layout(shard=2, zero_stage=0, lora=True),
+    Layout(shard=4, zero_stage=1, lora=True, model=TIED),
+    Layout(shard=2, zero_stage=2, lora=True, micro_batch=2),
+    Layout(shard=4, zero_stage=3, lora=True, recompute=True),
+    Layout(shard=2, zero_stage=3, lora=True, model=TIED),
+    Layout(tensor=2, lora=True),
+    Layout(tensor=2, shard=2, changes=SEQUENCE, lora=True, zero_stage=3),
+    Layout(replicate=2, shard=2, lora=True),
+)
+ROWS = (*DATA, *TENSOR, *REPLICATE, *PIPELINE, *EXPERT, *LORA)
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +102,13 @@ PAIRS = (
     (Layout(replicate=2, tensor=2, changes=SEQUENCE), Layout(shard=4)),
     (Layout(shard=4, expert=2, model=SPARSE), Layout(shard=4, expert=4, model=SPARSE, zero_stage=3)),
     (Layout(shard=4, expert=4, model=SPARSE, zero_stage=3), Layout(shard=2, model=SPARSE)),
+    (Layout(tensor=2, lora=True), Layout(shard=2, zero_stage=3, lora=True)),
 )
 
 
 @pytest.mark.parametrize("layout", ROWS, ids=str)
 def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
-    assert_equal(world.run(layout, tmp_path), reference(layout.model, layout.micro_batch))
+    assert_equal(world.run(layout, tmp_path), reference(layout.model, layout.micro_batch, layout.lora))
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
@@ -108,7 +119,7 @@ def test_a_run_goes_on_in_another_layout(world: LayoutWorld, tmp_path: Path, fir
     assert [step for step, _, _ in begun.losses + ended.losses] == list(range(1, STEPS + 1))
     assert_equal(
         Result(begun.losses + ended.losses, ended.state, begun.routing + ended.routing),
-        reference(second.model, second.micro_batch),
+        reference(second.model, second.micro_batch, second.lora),
     )
 
 
@@ -127,5 +138,5 @@ def assert_equal(got: Result, expected: Result) -> None:
     routers = [[losses for _, *losses in run.routing] for run in (got, expected)]
     np.testing.assert_allclose(routers[0], routers[1], rtol=TOLERANCE)
     gaps = relative_difference(got.state, expected.state)
-    limits = {name: TOLERANCE if name.startswith("model.") else MOMENT_TOLERANCE for name in gaps}
+    limits = {name: TOLERANCE if name.startswith(("model.", "adapter.")) else MOMENT_TOLERANCE for name in gaps}
     assert not {name: gap for name, gap in gaps.items() if gap > limits[name]}

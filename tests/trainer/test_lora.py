@@ -6,7 +6,7 @@ That every layout of ranks equals one rank is in `test_layouts`.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from stoker.model.lora import TARGETS, LoraSettings, adapt, adapter_parts
 from stoker.model.weights.source import open_weights
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.memory import memory_by_rank
+from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.protocol.config import LoraConfig
 from stoker.trainer.rank.build import make_zero
@@ -68,7 +71,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         base: Tensor = self.base(x)
-        return base + ALPHA / RANK * (x @ self.a.T) @ self.b.T
+        added: Tensor = ALPHA / RANK * (x @ self.a.T) @ self.b.T
+        return base + added
 
 
 def with_adapters(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, LoraLinear]:
@@ -207,7 +211,8 @@ def merged_by_hand(found: Found, hf_name: str) -> Tensor:
     weight, name = read(f"model.{hf_name}"), f"adapter.{hf_name.removesuffix('.weight')}"
     if f"{name}.lora_A.weight" not in reader.manifest.tensors:
         return weight.bfloat16()
-    return (weight + ALPHA / RANK * read(f"{name}.lora_B.weight") @ read(f"{name}.lora_A.weight")).bfloat16()
+    added: Tensor = ALPHA / RANK * read(f"{name}.lora_B.weight") @ read(f"{name}.lora_A.weight")
+    return (weight + added).bfloat16()
 
 
 def test_it_is_loaded_merged_whole_and_by_boxes(trained: Found) -> None:
@@ -298,6 +303,9 @@ def test_memory_is_that_of_the_frozen_weights_and_the_adapters_state() -> None:
     assert [state.bucket.name for state in zero.states] == ["adapters"]
     assert trained < 0.4 * frozen
     assert 2 * frozen + 14 * trained <= bytes_held < 2 * frozen + 14 * trained + 20_000
+    planned = memory_by_rank(Job.from_config(config.model_dump(), ModelSize.from_fields(asdict(DEEP))))[0]
+    assert planned.weights + planned.optimizer == pytest.approx(2 * frozen + 14 * trained, rel=0.1)
+    assert planned.gradients == pytest.approx(4 * trained, rel=0.1)
 
 
 def test_recomputation_changes_no_bit(tmp_path: Path) -> None:

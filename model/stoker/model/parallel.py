@@ -72,7 +72,7 @@ class ColumnParallelLinear(nn.Module):
 
     def _adapted(self, x_TD: Tensor, y_TE: Tensor) -> Tensor:
         """Add the adapters' products to the columns of their sections."""
-        sections = list(y_TE.split(self.local_rows, 1))
+        sections = list(torch.split(y_TE, self.local_rows, 1))
         for index, adapter in self.adapters.items():
             sections[int(index)] = sections[int(index)] + adapter(x_TD)
         return torch.cat(sections, 1)

@@ -5,7 +5,7 @@ Sections have the names of the trainer's configuration in camelCase, so that ren
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -35,6 +35,8 @@ from stoker.operator.api.value import (
 )
 
 _FIXED = "is fixed: make a new TrainingJob"
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""A projection that an adapter belongs to."""
 
 
 class Parallelism(Value):
@@ -123,6 +125,17 @@ class Optimization(Value):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Int64 = 0
     """Steps of a rising rate."""
+
+
+class Lora(Value):
+    """Train low-rank adapters beside the frozen weights of modelFrom."""
+
+    rank: Count = 16
+    alpha: Count = 32
+    """Their product counts alpha / rank times."""
+    targets: Annotated[
+        tuple[Target, ...], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = get_args(Target)
 
 
 class NvmeOffload(Value):
@@ -336,6 +349,7 @@ class TrainingJobSpec(Value):
     workers: Workers = Workers()
     training: Annotated[Training, Field(json_schema_extra=immutable(f"training {_FIXED}"))]
     optimization: Annotated[Optimization, Field(json_schema_extra=immutable(f"optimization {_FIXED}"))] = Optimization()
+    lora: Annotated[Lora | None, Field(json_schema_extra=immutable(f"lora {_FIXED}"))] = None
     memory: Memory = Memory()
     data: Annotated[Data, Field(json_schema_extra=immutable(f"data {_FIXED}"))]
     checkpoint: CheckpointPolicy

@@ -29,6 +29,7 @@ from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
@@ -53,7 +54,7 @@ from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
-from stoker.trainer.rank.zero import Fill, Zero, ZeroSettings
+from stoker.trainer.rank.zero import Zero, ZeroSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"workers": {"replicas": 2}, "scheduling": {"backend": "stoker"}}, []),
     ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90, "topology": [{"key": "zone"}]}}, []),
     ("Checkpoint", {"verification": "Full"}, []),
-    ("Checkpoint", {"verification": "Manifest"}, ["spec.verification Manifest is not supported yet; allowed: Full"]),
+    ("Checkpoint", {"verification": "Manifest"}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused"}}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused", "attention": "flash"}}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused", "attention": "cudnn"}}, []),

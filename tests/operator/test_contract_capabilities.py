@@ -43,7 +43,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
-    "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
+    "Checkpoint": {"deletionPolicy": ["Retain", "Delete"], "verification": ["Manifest", "Full"]},
     "InferenceDeployment": {
         "model.checkpointSelector.policy": ["newest", "best"],
         "model.checkpointSelector.metric": ["loss", "validationLoss"],

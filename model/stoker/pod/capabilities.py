@@ -121,7 +121,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "scheduling.queueName": absent(),
     },
     "Checkpoint": {
-        "verification": only("Full"),
         "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
         "source.save.storage.s3": absent(),
     },

@@ -41,6 +41,8 @@ TOLERANCE = 1e-6
 """Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
 MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
+ADAPTER_TOLERANCE = 5e-6
+"""The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
 MODEL = ModelConfig(
     architecture="qwen3",
     vocab_size=64,

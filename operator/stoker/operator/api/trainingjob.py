@@ -5,7 +5,7 @@ Sections have the names of the trainer's configuration in camelCase, so that ren
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -133,14 +133,17 @@ class Optimization(Value):
 
 
 class Lora(Value):
-    """Train low-rank adapters beside the frozen weights of modelFrom."""
+    """Train adapters beside the frozen weights of modelFrom."""
 
     rank: Count = 16
     alpha: Count = 32
-    """Their product counts alpha / rank times."""
-    targets: Annotated[
-        tuple[Target, ...], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
-    ] = get_args(Target)
+    targets: (
+        Annotated[
+            tuple[Target, ...], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
+        ]
+        | None
+    ) = None
+    """Default: all."""
 
 
 class NvmeOffload(Value):

@@ -41,6 +41,8 @@ TOLERANCE = 1e-6
 """Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
 MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
+ADAPTER_TOLERANCE = 5e-6
+"""The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
 MODEL = ModelConfig(
     architecture="qwen3",
     vocab_size=64,
@@ -94,6 +96,8 @@ class Layout:
     micro_batch: int = 1
     """Sequences in one micro-batch; a global batch has 8."""
     model: ModelConfig = MODEL
+    lora: bool = False
+    """Train adapters beside the frozen model."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -111,6 +115,7 @@ class Layout:
         kind += ["window"] if self.model.sliding_window else []
         kind += ["experts"] if self.model.expert_layers else []
         kind += ["mixed"] if self.model.mlp_only_layers else []
+        kind += ["lora"] if self.lora else []
         return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])
 
     def config(self, folder: Path | str, **changes: Any) -> TrainerConfig:
@@ -131,7 +136,16 @@ class Layout:
             "optimization__epsilon": 1e-6,
             "optimization__schedule": "constant",
         }
+        fields |= LORA if self.lora else {}
         return tiny_config(folder, **{**fields, **self.changes, **changes})
+
+
+LORA: dict[str, Any] = {
+    "lora": {"rank": 4, "alpha": 8},
+    "model": None,
+    "model_from": {"kind": "huggingFace", "path": "the test has the weights"},
+}
+"""A run that trains adapters."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +169,10 @@ ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context"
 
 
 @cache
-def reference(model: ModelConfig, micro_batch: int = 1) -> Result:
+def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False) -> Result:
     """What one rank gives for a model, in the plainest layout."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_alone(Layout(model=model, micro_batch=micro_batch), folder)
+        return run_alone(Layout(model=model, micro_batch=micro_batch, lora=lora), folder)
 
 
 class MotifBatches(SyntheticBatches):

@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"scheduling": {"backend": "auto", "gangTimeoutSeconds": 60}}, []),
     ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90, "topology": [{"key": "zone"}]}}, []),
     ("Checkpoint", {"verification": "Full"}, []),
-    ("Checkpoint", {"verification": "Manifest"}, ["spec.verification Manifest is not supported yet; allowed: Full"]),
+    ("Checkpoint", {"verification": "Manifest"}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused"}}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused", "attention": "flash"}}, []),
     ("TrainingJob", {"runtime": {"kernels": "fused", "attention": "cudnn"}}, []),

@@ -125,7 +125,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
     },
     "Checkpoint": {
-        "verification": only("Full"),
         "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
         "source.save.storage.s3": absent(),
     },
@@ -159,6 +158,12 @@ ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A r
 of a micro-batch, of which a rank of `context` has a part.
 """
 
+BESIDE_LORA: Mapping[str, Row] = {
+    "parallelism.pipeline": only(1),
+    "parallelism.expert": only(1),
+}
+"""Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -171,6 +176,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
         rows |= _rows_beside_axes(program, config)
+        if _value_at(config, "lora", None) is not None:
+            rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
@@ -189,8 +196,12 @@ def _rows_beside_axes(program: str, config: Any) -> dict[str, tuple[Row, str]]:
     for axis, fields in BESIDE_AXES.items():
         if (ranks := _value_at(config, axis, 1)) > 1:
             for path, row in fields.items():
-                rows.setdefault(_camel(path) if program == "TrainingJob" else path, (row, f" with {axis} {ranks}"))
+                rows.setdefault(_own_path(program, path), (row, f" with {axis} {ranks}"))
     return rows
+
+
+def _own_path(program: str, path: str) -> str:
+    return _camel(path) if program == "TrainingJob" else path
 
 
 def values_at(config: Any, path: str, root: str = "") -> Iterator[tuple[str, Any]]:

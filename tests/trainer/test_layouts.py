@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from testing.trainer.layouts import (
-<<<<<<< HEAD
-    DEEP_SPARSE,
-=======
     ADAPTER_TOLERANCE,
->>>>>>> lora
+    DEEP_SPARSE,
     MIXED,
     MOMENT_TOLERANCE,
     SPARSE,
@@ -138,7 +135,6 @@ def world() -> Iterator[LayoutWorld]:
         yield world
 
 
-<<<<<<< HEAD
 MOST_IN_A_CHAIN = 9
 """Each layout of a chain trains one step at least, and the first one comes again at the end."""
 
@@ -148,39 +144,21 @@ def chains() -> list[tuple[Layout, ...]]:
 
     Each row is once the source of a checkpoint and once its target.
     """
-    groups: dict[tuple[str, int], list[Layout]] = {}
+    groups: dict[tuple[str, int, bool], list[Layout]] = {}
     for row in ROWS:
-        groups.setdefault((str(row.model), row.micro_batch), []).append(row)
+        groups.setdefault((str(row.model), row.micro_batch, row.lora), []).append(row)
     found = []
     for rows in groups.values():
         count = -(-len(rows) // MOST_IN_A_CHAIN)
         found += [tuple(rows[first::count]) for first in range(count) if len(rows) > 1]
     return found
-=======
-PAIRS = (
-    (Layout(shard=4), Layout(tensor=2, changes=SEQUENCE)),
-    (Layout(tensor=2, changes=SEQUENCE), Layout(tensor=4, changes=SEQUENCE)),
-    (Layout(tensor=4, changes=SEQUENCE), Layout(tensor=2, shard=2, zero_stage=2)),
-    (Layout(tensor=2, shard=2, zero_stage=2), Layout(replicate=2, shard=2, zero_stage=0)),
-    (Layout(replicate=2, shard=2, zero_stage=0), Layout(replicate=2, tensor=2, changes=SEQUENCE)),
-    (Layout(replicate=2, tensor=2, changes=SEQUENCE), Layout(shard=4)),
-    (Layout(shard=4, expert=2, model=SPARSE), Layout(shard=4, expert=4, model=SPARSE, zero_stage=3)),
-    (Layout(shard=4, expert=4, model=SPARSE, zero_stage=3), Layout(shard=2, model=SPARSE)),
-    (Layout(tensor=2, lora=True), Layout(shard=2, zero_stage=3, lora=True)),
-    (Layout(context=4), Layout(context=2, shard=2, changes=RING, zero_stage=3)),
-    (Layout(context=2, shard=2, changes=RING, zero_stage=3), Layout(context=2, changes=ULYSSES, zero_stage=2)),
-    (Layout(context=2, changes=ULYSSES, zero_stage=2), Layout(context=2, tensor=2, zero_stage=0)),
-    (Layout(context=2, tensor=2, zero_stage=0), Layout(context=4)),
-)
->>>>>>> lora
 
 
 @pytest.mark.parametrize("layout", ROWS, ids=str)
 def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
-    assert_equal(world.run(layout, tmp_path), reference(layout.model, layout.micro_batch, layout.lora))
+    assert_equal(world.run(layout, tmp_path), reference_of(layout))
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: f"{len(chain)} from {chain[0]}")
 def test_a_checkpoint_of_any_layout_goes_on_in_another(
     world: LayoutWorld, tmp_path: Path, chain: tuple[Layout, ...]
@@ -193,10 +171,8 @@ def test_a_checkpoint_of_any_layout_goes_on_in_another(
         found = world.run(layout, tmp_path, training__total_steps=until)
         losses, routing, state = losses + found.losses, routing + found.routing, found.state
         assert losses[-1][0] == until
-        np.testing.assert_allclose(
-            losses, reference(layout.model, layout.micro_batch).losses[:until], rtol=TOLERANCE, err_msg=str(layout)
-        )
-    assert_equal(Result(losses, state, routing), reference(chain[0].model, chain[0].micro_batch))
+        np.testing.assert_allclose(losses, reference_of(layout).losses[:until], rtol=TOLERANCE, err_msg=str(layout))
+    assert_equal(Result(losses, state, routing), reference_of(chain[0]))
 
 
 def test_the_table_is_as_wide_as_it_says() -> None:
@@ -204,18 +180,6 @@ def test_the_table_is_as_wide_as_it_says() -> None:
     assert sum(len(chain) for chain in chains()) >= 40
     assert max(len(chain) for chain in chains()) <= MOST_IN_A_CHAIN
     assert max(row.dims.world_size for row in ROWS) == 8
-=======
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
-def test_a_run_goes_on_in_another_layout(world: LayoutWorld, tmp_path: Path, first: Layout, second: Layout) -> None:
-    """Each layout is once the source of a checkpoint and once its target."""
-    begun = world.run(first, tmp_path, training__total_steps=STEPS // 2)
-    ended = world.run(second, tmp_path)
-    assert [step for step, _, _ in begun.losses + ended.losses] == list(range(1, STEPS + 1))
-    assert_equal(
-        Result(begun.losses + ended.losses, ended.state, begun.routing + ended.routing),
-        reference(second.model, second.micro_batch, second.lora),
-    )
->>>>>>> lora
 
 
 RESUMED = (
@@ -248,6 +212,10 @@ def test_any_data_parallel_keeps_its_bits_beside_other_axes(world: LayoutWorld, 
     narrow = world.run(replace(layout, shard=1, replicate=1), tmp_path / "narrow", **anyhow)
     assert wide.losses == narrow.losses
     assert relative_difference(wide.state, narrow.state) == dict.fromkeys(narrow.state, 0.0)
+
+
+def reference_of(layout: Layout) -> Result:
+    return reference(layout.model, layout.micro_batch, layout.lora)
 
 
 def assert_equal(got: Result, expected: Result) -> None:

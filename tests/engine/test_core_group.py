@@ -26,7 +26,7 @@ from testing.engine.serving import run, until
 from testing.engine.stats import STATS
 from tests.engine.test_server_program import COMPLETIONS, Program, program
 
-TWO = {"parallelism": {"data": 2}}
+TWO: dict[str, Any] = {"parallelism": {"data": 2}}
 
 
 def pids(p: Program) -> list[int]:

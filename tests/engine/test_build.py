@@ -37,7 +37,6 @@ def config_of(folder: Path, **more: Any) -> EngineConfig:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"pipeline": 2}}, "parallelism.pipeline 2 is not supported yet"),
-    ({"parallelism": {"data": 2}}, "parallelism.data 2 is not supported yet"),
     ({"parallelism": {"expert": 2}}, "parallelism.expert 2 is not supported yet"),
     ({"api": {"fronts": 2}}, "api.fronts 2 is not supported yet"),
     ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
@@ -99,6 +98,9 @@ def test_the_cache_follows_from_the_rank_with_least_memory(folder: Path, source:
     block_bytes = KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32, tp_size=2)
     plan = plan_engine(config, source, others_free_bytes=weights + 2 * 1000 * block_bytes)
     assert plan.num_blocks == 500, "half of what is left, for two ranks in one memory"
+    config = config_of(folder, cache={"memory_fraction": 0.5}, parallelism={"data": 2})
+    plan = plan_engine(config, source, others_free_bytes=2 * weights + 2 * 1000 * block_bytes)
+    assert plan.num_blocks == 250, "each of two cores has weights of its own, and blocks of all heads"
 
 
 @pytest.mark.parametrize(

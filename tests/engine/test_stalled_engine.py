@@ -42,7 +42,7 @@ def test_a_stopped_core_is_noticed_and_its_streams_go_on_after_it(tmp_path: Path
             await until_answers(p, "/readyz", 200, START_S)
             body = {"prompt": "fox", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
             alone = await p.http.post(COMPLETIONS, json=body)  # every size of step has been seen after it
-            while p.engine.core.watch.usual_step_s is None:  # until a heartbeat reports it
+            while p.engine.links[0].watch.usual_step_s is None:  # until a heartbeat reports it
                 await asyncio.sleep(0.1)
             pid = int((tmp_path / "pid").read_text())
             async with p.http.stream("POST", COMPLETIONS, json={**body, "stream": True}, timeout=60) as answer:

@@ -28,6 +28,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.config_file import ConfigError
 
 Prompt = str | Sequence[int]
 """A text, which gets the tokenizer's special tokens, or token ids as they are."""
@@ -75,6 +76,9 @@ class LLM:
             ValueError: the weights or the tokenizer cannot be loaded.
         """
         self.config = model if isinstance(model, EngineConfig) else EngineConfig(model=ServedModelConfig(path=model))
+        if self.config.parallelism.data > 1:
+            data = self.config.parallelism.data
+            raise ConfigError(f"parallelism.data must be 1 for an engine in this process, got {data}")
         self.tokenizer = Tokenizer.open(self.config.model.path)
         self.engine, self.plan = build_engine(self.config)
         self._number = 0

@@ -109,6 +109,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
 def refuse_unbuilt(config: EngineConfig) -> None:
     if refused := refusals("engine", config):
         raise ConfigError("\n".join(refused))
+    if config.parallelism.data > 1 and config.device == "auto" and torch.cuda.is_available():
+        raise ConfigError("device must be cpu or cuda where parallelism.data is above 1, got auto")  # each has its GPUs
     if config.deterministic and config.threads not in (None, 1):
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
 
@@ -163,7 +165,7 @@ def choose_threads(config: EngineConfig) -> int:
     if config.deterministic:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.threads or max(1, cores // config.parallelism.tensor)
+    return config.threads or max(1, cores // (config.parallelism.tensor * config.parallelism.data))
 
 
 def choose_mixed_tokens(config: EngineConfig, model: ModelConfig, device: str) -> int | None:
@@ -214,10 +216,11 @@ def count_blocks(
     if pool_bytes is None:
         weight_bytes = model.num_parameters * dtype.itemsize
         free = smallest_free_bytes(device, others_free_bytes)
-        free -= weight_bytes // tensor if device == "cuda" else weight_bytes
+        copies = config.parallelism.data
+        free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes
         pool_bytes = int(cache.memory_fraction * free)
         if device == "cpu":
-            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // tensor
+            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (tensor * copies)
     if pool_bytes < block_bytes:
         raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes

@@ -26,6 +26,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.core.core_client import PATIENCE, CoreClient
+from stoker.engine.core.core_group import CoreGroup, Cores
+from stoker.engine.core.core_processes import CoreProcesses, CoreStart, visible_gpus
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
@@ -84,7 +86,6 @@ class Engine:
         self.config = config
         self.environment = environment
         self.folder = folder
-        self.address = f"ipc://{folder}/core"
         self.began_s = time.monotonic()
         self.stop = asyncio.Event()
         """Set to end the program in good order."""
@@ -93,7 +94,9 @@ class Engine:
         self.names = config.model.names or (Path(config.model.path).name,)
         self.keys = load_api_keys(config.api.api_key_file)
         self.registry = registry = CollectorRegistry()
-        self.core = CoreClient(self.address, environment.watch)
+        numbers = range(config.parallelism.data)
+        self.links = [CoreClient(f"ipc://{folder}/core{number}", environment.watch) for number in numbers]
+        self.core: Cores = self.links[0] if len(self.links) == 1 else CoreGroup(self.links)
         self._core_pid: int | None = None
         ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
@@ -110,7 +113,7 @@ class Engine:
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(
-            alive=lambda: not self.core.watch.dead,
+            alive=lambda: not self.core.dead,
             ready=lambda: self.front.ready,
             status=self.status,
             registry=registry,
@@ -134,8 +137,8 @@ class Engine:
 
     async def serve(self, servers: Sequence[Server] = ()) -> TerminationMessage:
         """Run the core behind these servers until `stop` is set or it ends."""
-        process = await self._start_core()
-        ended = asyncio.create_task(process.wait())
+        processes = await self._start_cores()
+        ended = asyncio.create_task(processes.first_end())
         stopped = asyncio.create_task(self.stop.wait())
         try:
             await self.core.start()
@@ -146,7 +149,8 @@ class Engine:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return await self._close(servers, ended)
         finally:
-            await self._end_core(process, ended)
+            await self._end_cores(processes)
+            await ended
             stopped.cancel()
             await self.core.close()
 
@@ -222,20 +226,27 @@ class Engine:
 
     # The core process.
 
-    async def _start_core(self) -> asyncio.subprocess.Process:
-        config_file = self.folder / "config.json"
-        config_file.write_text(self.config.model_dump_json())
-        command = self.environment.command(config_file, self.address)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which drains and ends its core
-        )
-        self._core_pid = process.pid
-        return process
+    async def _start_cores(self) -> CoreProcesses:
+        processes = CoreProcesses()
+        await processes.start([self._core_start(number) for number in range(len(self.links))])
+        self._core_pid = processes.processes[0].pid
+        return processes
+
+    def _core_start(self, number: int) -> CoreStart:
+        """Command and environment of a core; each of several has its own GPUs and its own time line."""
+        config, parallelism = self.config, self.config.parallelism
+        environment: Mapping[str, str] = os.environ
+        if parallelism.data > 1:
+            timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
+            config = config.model_copy(update={"timeline": timeline})
+            if config.device == "cuda":
+                environment = visible_gpus(environment, number, parallelism.tensor)
+        config_file = self.folder / f"config{number}.json"
+        config_file.write_text(config.model_dump_json())
+        return CoreStart(self.environment.command(config_file, self.links[number].address), environment)
 
     def _pid_of_core(self) -> int | str:
-        """The core's folder in `/proc`; one that does not exist before the start."""
+        """The first core's folder in `/proc`; one that does not exist before the start."""
         return self._core_pid if self._core_pid is not None else "none"
 
     async def _wait_for_reason(self) -> None:
@@ -245,16 +256,11 @@ class Engine:
                 while self.core.state.phase != "Failed":  # noqa: ASYNC110 - half a second, once
                     await asyncio.sleep(0.01)
 
-    async def _end_core(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-        """Ask the core to end, then kill it."""
-        if not ended.done():
-            self.core.stop()
-            loading = self.core.state.phase == "Loading"  # it reads no message while it imports, and has no requests
-            await asyncio.wait({ended}, timeout=STOP_LOADING_S if loading else STOP_S)
-        if not ended.done():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await ended
+    async def _end_cores(self, processes: CoreProcesses) -> None:
+        """Ask the cores to end, then kill them."""
+        self.core.stop()
+        loading = self.core.state.phase == "Loading"  # it reads no message while it imports, and has no requests
+        await processes.end(STOP_LOADING_S if loading else STOP_S)
 
     # The end.
 

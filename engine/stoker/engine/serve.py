@@ -149,7 +149,7 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "reasoning_parser": arguments.reasoning_parser,
                 }
             ),
-            "parallelism": _given({"tensor": arguments.tensor}),
+            "parallelism": _given({"tensor": arguments.tensor, "data": arguments.data}),
         }
     )
 
@@ -266,6 +266,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", type=int, metavar="TOKENS", help="tokens in one block (default: 64 on a GPU, 16 on a CPU)")
     add("--cache-bytes", type=int, metavar="BYTES", help="size of the cache")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add(
+        "--data",
+        "--data-parallel-size",
+        type=int,
+        metavar="CORES",
+        help="copies of the model behind one port; on GPUs with --device cuda (default 1)",
+    )
     add(
         "--tensor",
         "--tensor-parallel-size",

@@ -100,7 +100,6 @@ _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PAGED),
     "parallelism.pipeline": only(1),
-    "parallelism.data": only(1),
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }

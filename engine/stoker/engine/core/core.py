@@ -203,6 +203,8 @@ class Core:
         if not wanted:
             self._promise(self.pace.limits.first_s)
         captured = engine.executor.capture_next_graph(wanted=wanted)
+        if not wanted:
+            self._beat(self.pace.limits.floor_s)  # else a silence soon after it would be excused for as long
         if captured:
             engine.timeline.captured(began_s)
         return captured

@@ -105,6 +105,11 @@ class CoreClient:
         return self._lost is None and self.state.phase != "Failed"
 
     @property
+    def dead(self) -> bool:
+        """Whether the core should be restarted."""
+        return self.watch.dead
+
+    @property
     def serving(self) -> bool:
         """Whether the core takes requests and makes progress."""
         return self.alive and self.state.phase == "Serving" and not self.watch.stalled

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.engine.core.core_client import CoreClient, CoreLost
+from stoker.engine.core.core_client import CoreLost
+from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import CoreState, ModelFacts
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
@@ -66,7 +67,7 @@ class Front:
 
     def __init__(
         self,
-        core: CoreClient,
+        core: Cores,
         names: Sequence[str],
         metrics: FrontMetrics,
         open_codec: Callable[[Path], TextCodec],

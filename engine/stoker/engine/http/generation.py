@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stoker.engine.core.core_client import CoreClient, CoreLost, RunningRequest
+from stoker.engine.core.core_client import CoreLost, RunningRequest
+from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
@@ -96,7 +97,7 @@ class Generation:
 
     def __init__(
         self,
-        core: CoreClient,
+        core: Cores,
         jobs: Sequence[Job],
         detokenizer: Callable[[Job], Detokenizer],
         metrics: FrontMetrics,

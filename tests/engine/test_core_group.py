@@ -1,0 +1,160 @@
+"""Several cores behind one front: balanced, summed, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.core_group import merged_facts, merged_stats
+from stoker.engine.core.core_processes import visible_gpus
+from stoker.engine.core.messages import Stats
+from stoker.engine.execution.executor import RankState
+from stoker.engine.llm import LLM
+from stoker.pod.causes import Cause
+from stoker.pod.config_file import ConfigError
+from testing.engine.serving import run, until
+from testing.engine.stats import STATS
+from tests.engine.test_server_program import COMPLETIONS, Program, program
+
+TWO: dict[str, Any] = {"parallelism": {"data": 2}}
+
+
+def pids(p: Program) -> list[int]:
+    """The core processes of a program, by the sockets that they bind."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if any(word == link.address for word in words for link in p.engine.links):
+            found.append(int(folder.name))
+    return found
+
+
+def test_requests_go_to_the_core_with_least_to_do_and_its_numbers_add_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO) as p:
+            await until(lambda: p.engine.front.ready)
+            bodies = [{"prompt": f"slow say:{number}" + "x" * 30, "max_tokens": 40} for number in range(6)]
+            running = [asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)) for body in bodies]
+            await until(lambda: [link.running for link in p.engine.links] == [3, 3])
+            life = (await p.http.get("/v1/requests/none")).status_code
+            assert life == 404
+            answers = [(await answer).json()["choices"][0]["text"] for answer in running]
+            assert answers == [f"{number}" + "x" * 30 for number in range(6)]
+            assert [link.running for link in p.engine.links] == [0, 0]
+            await until(lambda: p.engine.core.stats is not None)
+            status = (await p.http.get("/status")).json()
+            assert (status["phase"], status["total_blocks"], status["waiting"]) == ("Serving", 128, 4)
+            metrics = (await p.http.get("/metrics")).text
+            assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 100.0' in metrics
+
+    run(scenario)
+
+
+def test_a_long_request_weighs_more_than_a_short_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO) as p:
+            await until(lambda: p.engine.front.ready)
+            asked: list[asyncio.Future[httpx.Response]] = []
+            for prompt, max_tokens in (("hang say:long", 150), ("hang say:a", 10), ("hang say:b", 10)):
+                body = {"prompt": prompt, "max_tokens": max_tokens}
+                asked.append(asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)))
+                await until(lambda: p.engine.core.running == len(asked))
+            assert sorted(link.running for link in p.engine.links) == [1, 2]
+            p.engine.hurry = True
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_a_killed_core_ends_the_others_and_the_program(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO) as p:
+            await until(lambda: p.engine.front.ready)
+            found = pids(p)
+            assert len(found) == 2
+            os.kill(found[0], signal.SIGKILL)
+            assert (await p.ended).cause is Cause.RANK_KILLED
+            await until(lambda: pids(p) == [])
+
+    run(scenario)
+
+
+def test_all_cores_drain(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO) as p:
+            await until(lambda: p.engine.front.ready)
+            body = {"prompt": "slow say:" + "x" * 40, "max_tokens": 50}
+            running = [asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)) for _ in range(2)]
+            await until(lambda: [link.running for link in p.engine.links] == [1, 1])
+            p.engine.stop.set()
+            assert [(await one).json()["choices"][0]["text"] for one in running] == ["x" * 40] * 2
+            assert (await p.ended).cause is Cause.INTERRUPTED
+
+    run(scenario)
+
+
+def test_each_core_has_a_time_line_of_its_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO, timeline=str(tmp_path / "line")):
+            written = [json.loads((tmp_path / f"config{number}.json").read_text()) for number in range(2)]
+            assert [config["timeline"] for config in written] == [f"{tmp_path}/line.{number}" for number in range(2)]
+
+    run(scenario)
+
+
+def test_stats_add_up_field_by_field() -> None:
+    ranked = replace(STATS, time_s=5.0, progressed_s=1.0, ranks=(RankState(0, 7, 2, 0.0), RankState(1, 8, 2, 0.1)))
+    other = replace(STATS, time_s=4.0, progressed_s=3.0, ranks=(RankState(0, 9, 1, 0.0), RankState(1, 10, 1, 0.2)))
+    merged = merged_stats([ranked, other])
+    assert (merged.time_s, merged.progressed_s) == (5.0, 3.0)
+    assert [(state.rank, state.pid) for state in merged.ranks] == [(0, 7), (1, 8), (2, 9), (3, 10)]
+    for field in fields(Stats):
+        one: Any = getattr(STATS, field.name)
+        both = getattr(merged, field.name)
+        if field.name in ("time_s", "progressed_s", "ranks"):
+            continue
+        if isinstance(one, dict):
+            assert both == dict(Counter(one) + Counter(one)) | {key: 0 for key, value in one.items() if not value}
+        elif isinstance(one, tuple):
+            assert both == tuple(2 * value for value in one)
+        else:
+            assert both == 2 * one, field.name
+
+
+def test_facts_are_known_when_every_core_knows_them() -> None:
+    assert merged_facts([None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("listed", "core", "seen"),
+    [(None, 0, "0,1"), (None, 1, "2,3"), ("4,5,6,7", 1, "6,7"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
+)
+def test_each_core_sees_its_own_gpus(listed: str | None, core: int, seen: str) -> None:
+    environment = {"A": "1"} | ({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed})
+    assert visible_gpus(environment, core, 2) == {"A": "1", "CUDA_VISIBLE_DEVICES": seen}
+
+
+def test_too_few_gpus_are_refused_by_their_number() -> None:
+    with pytest.raises(ValueError, match="4 GPUs are needed, CUDA_VISIBLE_DEVICES lists 3"):
+        visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 1, 2)
+
+
+def test_an_engine_in_a_script_has_one_core() -> None:
+    config = EngineConfig.model_validate({"model": {"path": "m"}, "parallelism": {"data": 2}})
+    with pytest.raises(ConfigError, match=r"parallelism\.data must be 1 for an engine in this process, got 2"):
+        LLM(config)

@@ -58,7 +58,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 4"):
+    with pytest.raises(ProtocolError, match="not a message of protocol 5"):
         m.unpack(frame)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
@@ -34,7 +35,30 @@ MESSAGES = [
     m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
     m.Refused("a", "queue_full", "1024 requests wait", None),
     m.Stats(
-        1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0, 1.5, 2.5, 4
+        1.0,
+        2,
+        0.5,
+        1,
+        0,
+        8,
+        5,
+        2,
+        1,
+        3,
+        1,
+        0,
+        3,
+        2,
+        {"stop": 1},
+        {"queue_full": 2},
+        (1, 0, 1),
+        9,
+        4,
+        0,
+        1.5,
+        2.5,
+        4,
+        (RankState(0, 7, 2, 0.0), RankState(1, 8, 1, 0.5)),
     ),
     m.Heartbeat(10.0, 0.03),
 ]
@@ -58,7 +82,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 5"):
+    with pytest.raises(ProtocolError, match=f"not a message of protocol {m.PROTOCOL}"):
         m.unpack(frame)
 
 

@@ -228,7 +228,13 @@ def _parser() -> argparse.ArgumentParser:
         help="main memory for cold and preempted blocks (default: none)",
     )
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
-    add("--tensor", type=int, metavar="RANKS", help="ranks that share each layer")
+    add(
+        "--tensor",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="RANKS",
+        help="ranks that share each layer, one per GPU (default 1)",
+    )
     return parser
 
 

@@ -310,16 +310,23 @@ def no_backend(problem: str) -> Refused:
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
-    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not."""
+    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not.
+
+    Raises:
+        Refused: its head is one that servers take and clients may not send.
+    """
     dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
-    headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
+    headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
     if scope.get("client"):
         headers.append((b"x-forwarded-for", str(scope["client"][0]).encode()))
     target = scope.get("raw_path") or scope["path"].encode()
     if scope.get("query_string"):
         target += b"?" + scope["query_string"]
-    return Outgoing(scope["method"], target, headers, body)
+    request = Outgoing(scope["method"], target, headers, body)
+    if problem := request.problem:
+        raise Refused(400, "invalid_request", f"The head of the request cannot be passed on: {problem}.")
+    return request
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:

@@ -231,6 +231,7 @@ class LLMEngine:
             prompt_tokens_per_s=prompt_rate,
             generation_tokens_per_s=generation_rate,
             num_devices=self.num_devices,
+            ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
         )
 

@@ -28,11 +28,12 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -311,6 +312,8 @@ class Stats:
     generation_tokens_per_s: float
     num_devices: int
     """GPUs of the replica; 1 on a CPU."""
+    ranks: tuple[RankState, ...] = ()
+    """Of a replica with several ranks."""
     host: HostTierStats | None = None
     """None without a host tier."""
 
@@ -403,12 +406,16 @@ def _many(cls: type[Any]) -> Callable[[Any], Any]:
     return lambda items: tuple(None if values is None else _build(cls, values) for values in items)
 
 
+def _tuples(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda items: tuple(cls(*values) for values in items)
+
+
 _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     AddRequest: {"params": _one(SamplingParams)},
     SamplingParams: {"grammar": _one(OutputGrammar)},
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
-    Stats: {"host": _one(HostTierStats)},
     Inspected: {"requests": _many(RequestProgress)},
+    Stats: {"host": _one(HostTierStats), "ranks": _tuples(RankState)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
 }

@@ -465,6 +465,7 @@ class Core:
                 priority=request.priority,
                 arrival_s=request.arrival_s,
                 front=front,
+                resumed=request.resumed,
             )
         except RequestRefused as refused:
             self._refuse(front, request.request_id, refused)

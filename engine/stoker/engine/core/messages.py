@@ -65,6 +65,9 @@ class AddRequest:
     """When the request reached the engine's front; queue time and time to first token count from here."""
     priority: int = 0
     """A lower number is served first."""
+    resumed: tuple[tuple[int, ...] | None, ...] = ()
+    """Output tokens of each choice that another engine made, None for a choice that has ended; empty: a new request.
+    The next token of a choice is the one that the other engine would have sampled."""
 
 
 @dataclass(frozen=True, slots=True)

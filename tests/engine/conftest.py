@@ -11,6 +11,7 @@ import transformers
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
@@ -113,18 +114,21 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
         graphs: Any = True,
         overlap: bool = False,
         execute: Callable[[Any], Executor] = InProcess,
+        make_tier: Callable[[BlockManager, Runner], HostTier] | None = None,
     ) -> LLMEngine:
         ops = Ops(resolve_kernels(kernels, device), deterministic=deterministic)
         decoder = decoder_of(twins[architecture], ops, dtype, device)
         runner = runner_of(
             decoder, num_blocks=num_blocks, block_size=block_size, seats=seats, budget=budget, graphs=graphs
         )
+        blocks = BlockManager(num_blocks, block_size, prefix_cache, None if make_tier is None else b"root")
         scheduler = Scheduler(
-            BlockManager(num_blocks, block_size, prefix_cache),
+            blocks,
             max_batch_tokens=budget,
             max_requests=seats,
             max_queued_requests=1000,
             chunk_tokens=chunk,
+            tier=make_tier(blocks, runner) if make_tier is not None else None,
         )
         return LLMEngine(execute(wrap(runner)), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 

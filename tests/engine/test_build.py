@@ -50,6 +50,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cache": {"memory_bytes": 100}}, "cache: 100 bytes hold no block of 8192 bytes"),
     ({"cache": {"memory_bytes": 10**16}}, "cache.memory_bytes 10000000000000000 needs 10000000000000000 bytes, this"),
     ({"cache": {"num_blocks": 10**12}}, "cache.num_blocks 1000000000000 needs 8192000000000000 bytes, this"),
+    (
+        {"cache": {"host_memory_bytes": 1 << 20, "prefix_cache": False}},
+        "cache.host_memory_bytes needs cache.prefix_cache true",
+    ),
+    (
+        {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"tensor": 2}},
+        "cache.host_memory_bytes is not supported yet with parallelism.tensor 2; allowed: 1",
+    ),
+    ({"cache": {"host_memory_bytes": 100}}, r"must hold a block of 8192 bytes \(16 tokens\), got 100"),
+    ({"cache": {"host_memory_bytes": 10**16}}, "cache.host_memory_bytes 10000000000000000 needs 10000000000000000 by"),
+    ({"cache": {"preemption": "never"}}, "preemption"),
     ({"parallelism": {"tensor": 3}}, "parallelism.tensor 3 does not divide the model's"),
     (
         {"parallelism": {"tensor": 3}, "deterministic": True},
@@ -126,6 +137,22 @@ def test_blocks_are_larger_on_a_gpu_unless_their_size_is_given(folder: Path, sou
     assert CacheConfig().block_size is None, "the device decides"
     given = plan_engine(config_of(folder, cache={"num_blocks": 3, "block_size": 24}), source)
     assert (given.block_size, given.max_model_len) == (24, 72)
+
+
+def test_the_host_tier_takes_the_memory_that_it_is_given(folder: Path) -> None:
+    engine, plan = build_engine(config_of(folder, cache={"num_blocks": 30, "host_memory_bytes": 5 * 8192 + 5}))
+    try:
+        assert plan.num_host_blocks == 5
+        assert engine.tier is not None
+        assert engine.tier.costs.preemption == "auto"
+        host = engine.stats().host
+        assert host is not None
+        assert (host.total_blocks, host.block_bytes, host.transport) == (5, 8192, "host-memory")
+    finally:
+        engine.close()
+    without, _ = build_engine(config_of(folder))
+    assert without.tier is None
+    without.close()
 
 
 def test_end_tokens_come_from_both_configurations(source: WeightsSource) -> None:

@@ -90,7 +90,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "model": {"path": str(folder / "tiny"), "dtype": "float32"},
         "listen": {"port": port},
         "threads": 1,
-        "cache": {"num_blocks": 60, "block_size": 4},
+        "cache": {"num_blocks": 60, "block_size": 4, "host_memory_bytes": 1 << 20, "preemption": "swap"},
         "scheduler": {"max_batch_tokens": 64, "max_queued_requests": 40},
         "termination_log": str(folder / "termination-log"),
     }
@@ -194,6 +194,30 @@ def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(status)
+
+
+def test_cold_blocks_move_to_the_host_tier_and_come_back_with_the_same_answers(served: Served) -> None:
+    prompts = [[3 + (7 * turn + 5 * place) % (VOCAB - 3) for place in range(60)] for turn in range(12)]
+    bodies = [{"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0} for prompt in prompts]
+    texts = [served.tokenizer.decode(served.greedy(prompt, 8)) for prompt in prompts]
+    deadline = time.monotonic() + 300
+    while True:
+        for body, text in zip(bodies, texts, strict=True):
+            answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+            assert answer["choices"][0]["text"] == text
+        tier = served.status()["host_tier"]
+        assert isinstance(tier, dict)
+        if tier["loaded"] > 0:
+            break
+        assert time.monotonic() < deadline, tier
+    assert (tier["total_blocks"], tier["transport"], tier["damaged"]) == (512, "host-memory", 0)
+    assert tier["read_bytes_per_s"] > 0
+    metrics = httpx.get(f"{served.url}/metrics").text
+    figures = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith("stoker:host"))
+    labels = 'engine="0",event="{}",model_name="tiny"'
+    assert float(figures[f"stoker:host_blocks_total{{{labels.format('saved')}}}"]) >= tier["saved"]
+    assert float(figures[f"stoker:host_blocks_total{{{labels.format('damaged')}}}"]) == 0
+    assert 'direction="read"' in metrics
 
 
 def test_structured_answers_follow_their_schema_and_a_bad_schema_is_a_400(served: Served) -> None:

@@ -50,6 +50,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "model.checkpointSelector.policy": ["newest", "best"],
         "model.checkpointSelector.metric": ["loss", "validationLoss"],
         "model.dtype": ["auto", "float32", "bfloat16", "float16"],
+        "engine.cache.preemption": ["auto", "swap", "recompute"],
         "engine.device": ["auto", "cpu", "cuda"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
     },

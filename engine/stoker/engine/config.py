@@ -36,6 +36,9 @@ class ServedModelConfig(Config):
     """`auto`: bfloat16 where the device is fast in it, else float32."""
 
 
+Preemption = Literal["auto", "swap", "recompute"]
+
+
 class CacheConfig(Config):
     """The paged KV cache."""
 
@@ -47,6 +50,11 @@ class CacheConfig(Config):
     num_blocks: int | None = Field(default=None, ge=1)
     """Overrides both, for tests."""
     prefix_cache: bool = True
+    host_memory_bytes: int | None = Field(default=None, ge=1)
+    """Main memory for cold blocks and those of preempted sequences (the host tier), beside the cache; default: none."""
+    preemption: Preemption = "auto"
+    """How a preempted sequence comes back, where there is a host tier: from its saved blocks (`swap`), computed again
+    (`recompute`), or what is measured to be faster."""
 
 
 class SchedulerConfig(Config):

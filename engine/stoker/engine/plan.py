@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from stoker.engine.config import EngineConfig
+from stoker.engine.config import EngineConfig, Preemption
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.paged_attend import KVCache
@@ -65,6 +65,9 @@ class EnginePlan:
     """Capture steps as CUDA graphs."""
     capture_s: float = 0.0
     """Seconds in which graphs are captured before the first request, beyond the first few."""
+    num_host_blocks: int = 0
+    """Slots of the host tier; 0: none."""
+    preemption: Preemption = "auto"
     timed: bool = False
     """Keep the device times of steps for a time line."""
 
@@ -102,6 +105,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
         graphs=config.graphs,
         capture_s=config.capture_s,
+        num_host_blocks=count_host_blocks(config, source.config, block_size, dtype),
+        preemption=config.cache.preemption,
         timed=config.timeline is not None,
     )
 
@@ -224,6 +229,26 @@ def count_blocks(
     if pool_bytes < block_bytes:
         raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes
+
+
+def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Slots of the host tier."""
+    cache = config.cache
+    if cache.host_memory_bytes is None:
+        return 0
+    if not cache.prefix_cache:
+        raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")
+    if config.parallelism.tensor > 1:
+        tensor = config.parallelism.tensor
+        raise ConfigError(f"cache.host_memory_bytes is not supported yet with parallelism.tensor {tensor}; allowed: 1")
+    refuse_oversize(f"cache.host_memory_bytes {cache.host_memory_bytes}", cache.host_memory_bytes, "cpu")
+    block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype)
+    if cache.host_memory_bytes < block_bytes:
+        raise ConfigError(
+            f"cache.host_memory_bytes must hold a block of {block_bytes} bytes ({block_size} tokens),"
+            f" got {cache.host_memory_bytes}"
+        )
+    return cache.host_memory_bytes // block_bytes
 
 
 def refuse_oversize(field: str, needed: int, device: str) -> None:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,7 @@ class Engine:
             "waiting": stats.waiting if stats is not None else 0,
             "free_blocks": stats.free_blocks + stats.cached_blocks if stats is not None else 0,
             "total_blocks": stats.total_blocks if stats is not None else 0,
+            "host_tier": asdict(stats.host) if stats is not None and stats.host is not None else None,
             "ranks": [one._asdict() for one in stats.ranks] if stats is not None else [],
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),

@@ -132,6 +132,7 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "block_size": arguments.block_size,
                     "memory_bytes": arguments.cache_bytes,
                     "prefix_cache": not arguments.no_prefix_cache,
+                    "host_memory_bytes": arguments.host_memory_bytes,
                 }
             ),
             "scheduler": _given(
@@ -265,6 +266,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-blocks", type=int, metavar="N", help="blocks of the cache")
     add("--block-size", type=int, metavar="TOKENS", help="tokens in one block (default: 64 on a GPU, 16 on a CPU)")
     add("--cache-bytes", type=int, metavar="BYTES", help="size of the cache")
+    add(
+        "--host-memory-bytes",
+        type=int,
+        metavar="BYTES",
+        help="main memory for cold and preempted blocks (default: none)",
+    )
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add(
         "--data",

@@ -5,7 +5,10 @@ oldest is taken first) or owned (in the tables of one or more owners, reference-
 known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
 whose hashes collide are still told apart, and so are their continuations.
 
-Changed by the scheduler alone; `build_step` reads the tables.
+With a `root`, every content also has a digest of all its tokens, by which the host tier (`host_tier`) knows it, and
+cached blocks that are not saved there are kept in order.
+
+Changed by the scheduler and the host tier alone; `build_step` reads the tables.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from stoker.engine.transfer.fingerprint import content_digest
+
 _ROOT = 0
 """Number of the content before the first block."""
 
@@ -25,6 +30,17 @@ class Copy(NamedTuple):
 
     source: int
     target: int
+
+
+class BlockContent(NamedTuple):
+    """What a full block holds, whichever block it is."""
+
+    digest: bytes
+    """Of all tokens up to the block's end."""
+    parent: bytes
+    """Digest of the block before it; the root's for the first."""
+    tokens: tuple[int, ...]
+    """The block's own."""
 
 
 class _Content(NamedTuple):
@@ -56,12 +72,20 @@ class _Table:
     blocks: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """Content numbers of its leading full, computed blocks."""
+    digests: list[bytes] = field(default_factory=list)
+    """Their digests, where there is a root."""
 
 
 class BlockManager:
     """Block tables of all owners. An operation costs O(blocks it touches); one block is taken or given back in O(1)."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True, root: bytes | None = None) -> None:
+        """`root`: the parent of first blocks, for digests of contents; None: no digests are kept."""
+        self.root = root
+        self._content_of: dict[int, BlockContent] = {}
+        """By findable block, where there is a root."""
+        self._unsaved: OrderedDict[int, None] = OrderedDict()
+        """Cached blocks that were not taken by `oldest_unsaved` yet."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_cache = prefix_cache
@@ -116,7 +140,8 @@ class BlockManager:
         for content in found:
             self._share(content.block)
         blocks = [content.block for content in found] + [self._take() for _ in range(num_new)]
-        self._tables[owner] = _Table(blocks, [content.number for content in found])
+        digests = [self._content_of[content.block].digest for content in found] if self.root is not None else []
+        self._tables[owner] = _Table(blocks, [content.number for content in found], digests)
         return len(found) * self.block_size
 
     def grow(self, owner: Hashable, num_tokens: int) -> bool:
@@ -150,7 +175,7 @@ class BlockManager:
         table = self._tables[owner]
         for block in table.blocks:
             self._references[block] += 1
-        self._tables[child] = _Table(list(table.blocks), list(table.contents))
+        self._tables[child] = _Table(list(table.blocks), list(table.contents), list(table.digests))
 
     def completes_block(self, start: int, end: int) -> bool:
         """Whether computing the tokens [start, end) can make a block findable."""
@@ -164,7 +189,10 @@ class BlockManager:
         while (len(table.contents) + 1) * self.block_size <= num_computed:
             index = len(table.contents)
             own_tokens = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
-            table.contents.append(self._register(table.blocks[index], (self._last(table), own_tokens)))
+            number = self._register(table.blocks[index], (self._last(table), own_tokens))
+            table.contents.append(number)
+            if self.root is not None:
+                self._note_digest(table, index, own_tokens, self.root)
 
     def release(self, owner: Hashable, *, forget: bool = False) -> list[int]:
         """Take the owner's blocks back and return those that are free now. The end of a prefix is evicted first.
@@ -181,10 +209,44 @@ class BlockManager:
                 self._forget(block)
             if block in self._key_of:
                 self._cached[block] = None
+                if self.root is not None:
+                    self._unsaved[block] = None
             else:
                 freed.append(block)
         self._free.extend(freed)
         return freed
+
+    # For the host tier.
+
+    @property
+    def num_clean(self) -> int:
+        """Blocks that can be taken without losing a content that is nowhere else, as far as is known."""
+        return self.num_available - len(self._unsaved)
+
+    def oldest_unsaved(self, most: int) -> list[tuple[int, BlockContent]]:
+        """Take up to `most` cached blocks out of the list of unsaved ones, those first that would be evicted first."""
+        blocks = [self._unsaved.popitem(last=False)[0] for _ in range(min(most, len(self._unsaved)))]
+        return [(block, self._content_of[block]) for block in blocks]
+
+    def contents(self, owner: Hashable) -> list[tuple[int, BlockContent]]:
+        """The owner's full, computed blocks that can be found, with what they hold."""
+        blocks = self._tables[owner].blocks
+        return [(block, self._content_of[block]) for block in blocks if block in self._content_of]
+
+    def num_findable(self, tokens: Sequence[int]) -> int:
+        """Leading blocks of `tokens` that `admit` would find now."""
+        return len(self._find(tokens))
+
+    def digests_of(self, tokens: Sequence[int]) -> list[BlockContent]:
+        """The contents of all full blocks of `tokens` but the one with the last token, cached or not."""
+        assert self.root is not None, "digests are kept"
+        contents: list[BlockContent] = []
+        parent = self.root
+        for start in range(0, len(tokens) - self.block_size, self.block_size):
+            own_tokens = tuple(tokens[start : start + self.block_size])
+            contents.append(BlockContent(content_digest(parent, own_tokens), parent, own_tokens))
+            parent = contents[-1].digest
+        return contents
 
     def audit(self) -> BlockAudit:
         """Count every block anew and compare with what is kept. Costs O(all blocks)."""
@@ -241,6 +303,10 @@ class BlockManager:
             yield "a cached block cannot be found"
         if not self._key_of.keys().isdisjoint(self._free):
             yield "a free block can be found"
+        if self.root is not None and self._content_of.keys() != self._key_of.keys():
+            yield "a block that can be found has no digest, or one that cannot has one"
+        if not self._unsaved.keys() <= self._cached.keys():
+            yield "an unsaved block is not cached"
 
     def _find(self, tokens: Sequence[int]) -> list[_Content]:
         found: list[_Content] = []
@@ -271,9 +337,16 @@ class BlockManager:
         self._key_of[block] = key
         return content.number
 
+    def _note_digest(self, table: _Table, index: int, tokens: tuple[int, ...], root: bytes) -> None:
+        parent = table.digests[-1] if table.digests else root
+        table.digests.append(content_digest(parent, tokens))
+        if table.blocks[index] in self._key_of:
+            self._content_of[table.blocks[index]] = BlockContent(table.digests[-1], parent, tokens)
+
     def _share(self, block: int) -> None:
         if self._references[block] == 0:
             del self._cached[block]
+            self._unsaved.pop(block, None)
             self._num_owned += 1
         self._references[block] += 1
 
@@ -291,3 +364,5 @@ class BlockManager:
         """Remove the block from the prefix index, if it is in it."""
         if block in self._key_of:
             del self._index[self._key_of.pop(block)]
+            self._content_of.pop(block, None)
+            self._unsaved.pop(block, None)

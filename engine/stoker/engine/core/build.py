@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,18 +18,24 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.grammars import GrammarCompiler
+from stoker.engine.core.host_index import HostIndex
+from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
+from stoker.engine.execution.host_link import host_link
 from stoker.engine.execution.load import Progress, load_runner
 from stoker.engine.execution.pass_shape import TOKENS
+from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.fingerprint import root_digest
 from stoker.model.tokenizer_limits import panics_named
 from stoker.model.weights.source import WeightsSource, open_weights
 
@@ -55,13 +62,16 @@ def build_engine(
         reading = beside_weights.submit(grammar_compiler, source, limits)
         executor, plan = make_executor(config, source, plan, progress, start)
         limits = replace(limits, max_model_len=plan.max_model_len)
+    root = root_digest(b"host tier") if plan.num_host_blocks else None
+    blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache, root)
     scheduler = Scheduler(
-        BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
+        blocks,
         max_batch_tokens=plan.max_batch_tokens,
         max_requests=plan.num_seats,
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
+        tier=make_tier(plan, blocks, executor),
     )
     engine = LLMEngine(
         executor,
@@ -114,6 +124,19 @@ def start_ranks(
     except BaseException:
         workers.close()
         raise
+
+
+def make_tier(plan: EnginePlan, blocks: BlockManager, executor: Executor) -> HostTier | None:
+    """The host tier of an engine with one rank, if it has one."""
+    if not plan.num_host_blocks:
+        return None
+    assert isinstance(executor, InProcess | OnDevice), "the plan refuses more ranks"
+    runner = executor.runner
+    assert isinstance(runner, Runner), "the engine's own"
+    link = host_link(runner.cache, plan.num_host_blocks, fused=plan.kernels == "fused")
+    block_bytes = runner.cache.data[0].nbytes
+    costs = TierCosts(plan.preemption)
+    return HostTier(blocks, HostIndex(plan.num_host_blocks), link, costs, block_bytes, time.monotonic)
 
 
 def warm_up(executor: Executor) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
+from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
@@ -25,6 +26,9 @@ from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
+
+TIER_WAIT_S = 0.02
+"""Longest wait for the host tier while nothing else is to be done."""
 
 Addressed = tuple[str, Delta]
 """(front, delta)."""
@@ -151,10 +155,16 @@ class LLMEngine:
 
     def close(self) -> None:
         """Release processes, threads and memory. May be called twice."""
+        if self.tier is not None:
+            self.tier.close()
         self.executor.close()
         self.timeline.close()
         if self.grammars is not None:
             self.grammars.close()
+
+    @property
+    def tier(self) -> HostTier | None:
+        return self.scheduler.tier
 
     @property
     def has_unfinished(self) -> bool:
@@ -172,6 +182,7 @@ class LLMEngine:
         """Schedule and submit one step, collect the oldest: one new token for every sequence whose prompt is
         computed."""
         self.timeline.mark(self.num_steps, "begun")
+        self.scheduler.take_up_transfers()
         schedule = self.scheduler.schedule(self.clock())
         self.timeline.mark(self.num_steps, "planned")
         if schedule.chunks:
@@ -180,6 +191,8 @@ class LLMEngine:
         deltas: list[Addressed] = []
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
             self._collect(self._submitted.popleft(), deltas)
+        if self.tier is not None and not schedule.chunks and self.has_unfinished and not deltas:
+            self.tier.wait(TIER_WAIT_S)
         return deltas
 
     def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
@@ -222,6 +235,7 @@ class LLMEngine:
             generation_tokens_per_s=generation_rate,
             num_devices=self.num_devices,
             ranks=self.executor.rank_states(),
+            host=self.tier.stats() if self.tier is not None else None,
         )
 
     def audit(self) -> BlockAudit:
@@ -316,6 +330,8 @@ class LLMEngine:
     def _submit(self, schedule: Schedule) -> SubmittedStep:
         number = self.num_steps
         step = build_step_input(number, schedule, self.scheduler.blocks)
+        if self.tier is not None:
+            self.tier.fence(step)
         self.num_steps += 1
         self.timeline.mark(number, "built")
         submitted = SubmittedStep(schedule, step, self.executor.submit(step), self.clock())
@@ -358,6 +374,9 @@ class LLMEngine:
     def _note_end(self, submitted: SubmittedStep, waiting_s: float) -> None:
         now_s = self.clock()
         began_s = max(self._device_free_s, submitted.submitted_s)
+        has_prompts, num_tokens = submitted.size
+        if self.tier is not None and has_prompts:
+            self.tier.costs.prefill.record(num_tokens, now_s - began_s)
         self.step_clock.record(submitted.size, waiting_s - began_s, now_s - waiting_s)
         self._device_free_s = now_s
 

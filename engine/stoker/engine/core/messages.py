@@ -33,7 +33,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -237,6 +237,32 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTierStats:
+    """The host tier now, and its counters since the start, in blocks."""
+
+    total_blocks: int
+    used_blocks: int
+    saved: int
+    loaded: int
+    """Loaded into the cache and found sound."""
+    evicted: int
+    """Given up for newer ones."""
+    damaged: int
+    """Whose checksum was wrong when they came back. They were computed again."""
+    failed: int
+    """Whose copy failed."""
+    swapped: int
+    """Preempted sequences that were saved and not left to be computed again."""
+    late: int
+    """Loads that were not waited for, because computing was faster."""
+    block_bytes: int
+    write_bytes_per_s: float
+    """Measured; 0 before the first."""
+    read_bytes_per_s: float
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges of this moment and counters since the start, with vLLM's metric names.
 
@@ -291,6 +317,8 @@ class Stats:
     """GPUs of the replica; 1 on a CPU."""
     ranks: tuple[RankState, ...] = ()
     """Of a replica with several ranks."""
+    host: HostTierStats | None = None
+    """None without a host tier."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
@@ -321,6 +349,7 @@ _NESTED: tuple[type[Any], ...] = (
     RequestProgress,
     SamplingParams,
     OutputGrammar,
+    HostTierStats,
 )
 _FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {Delta: Delta._fields}
 
@@ -390,6 +419,6 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
     Inspected: {"requests": _many(RequestProgress)},
-    Stats: {"ranks": _tuples(RankState)},
+    Stats: {"host": _one(HostTierStats), "ranks": _tuples(RankState)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
 }

@@ -6,9 +6,10 @@ then fills the budget (`step_budget`) with chunks of prompts, then admits from t
 than tokens in the largest budget, so a prompt in progress always advances.
 
 A sequence that cannot grow takes blocks from lower-ranked ones. These are preempted: computed again later, with their
-output kept. Without a lower-ranked one it pauses and keeps its blocks. The first in rank can always grow, so some
-sequence always finishes. A step in which a sequence paused or was preempted admits nothing, and admission needs room
-for the whole prompt and one more block per running sequence. That keeps sequences from evicting each other in turn.
+output kept, or loaded from the host tier (`host_tier`) where there is one. Without a lower-ranked one it pauses and
+keeps its blocks. The first in rank can always grow, so some sequence always finishes. A step in which a sequence paused
+or was preempted admits nothing, and admission needs room for the whole prompt and one more block per running sequence.
+That keeps sequences from evicting each other in turn.
 
 A step may be scheduled while the one before still runs. Its samples count as pending tokens, whose ids only the device
 knows. A sequence that is preempted or ended meanwhile gives its blocks and its seat back at once, because steps run on
@@ -26,6 +27,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from stoker.engine.core.blocks import BlockAudit, BlockManager, Copy
+from stoker.engine.core.host_tier import LOOK_AHEAD, HostTier
 from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.step_budget import StepBudget
@@ -82,9 +84,10 @@ class Scheduler:
         max_queued_requests: int,
         chunk_tokens: int | None = None,
         budget: StepBudget | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         """`budget`: of a step's tokens, at most `max_batch_tokens`, which is the default."""
-        self.blocks = blocks
+        self.blocks, self.tier = blocks, tier
         self.max_batch_tokens = max_batch_tokens
         self.budget = budget or StepBudget(max_batch_tokens)
         self.chunk_tokens = min(chunk_tokens or max_batch_tokens, max_batch_tokens)
@@ -138,6 +141,8 @@ class Scheduler:
         """End a sequence, waiting or running. Harmless for one that has ended."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+            if self.tier is not None:
+                self.tier.leave(sequence)
         elif sequence.state is State.RUNNING:
             failed = reason == "error"
             freed = self._leave(sequence, forget=failed)
@@ -147,12 +152,17 @@ class Scheduler:
         sequence.end(reason)
 
     def schedule(self, now_s: float) -> Schedule:
-        """Decide the next step; it is empty only when no sequence runs or waits."""
+        """Decide the next step; it is empty only when no sequence runs or waits, or all wait for the host tier."""
         step = Schedule()
         self._make_room_for_priority(step)
         budget = self._step_tokens()
         if self._schedule_running(step, budget):
             self._admit(step, budget - step.num_tokens, now_s)
+            if self.tier is not None:
+                self.tier.look_ahead(islice(self.waiting, LOOK_AHEAD), self._growth())
+        if self.tier is not None:
+            self.tier.spill()
+            self._dirty = self.tier.not_loading(self._dirty)
         if step.chunks:
             step.cleared, self._dirty = self._dirty, []
         return step
@@ -169,7 +179,13 @@ class Scheduler:
     def audit(self) -> BlockAudit:
         """Count blocks and seats anew, between two steps: none may be missing or held twice."""
         audit = self.blocks.audit()
-        return replace(audit, faults=(*audit.faults, *self._seat_faults()))
+        tier_faults = self.tier.faults() if self.tier is not None else ()
+        return replace(audit, faults=(*audit.faults, *self._seat_faults(), *tier_faults))
+
+    def take_up_transfers(self) -> None:
+        """Take up what the host tier has saved and loaded, between two steps."""
+        if self.tier is not None:
+            self._dirty += self.tier.poll()
 
     def repair(self, audit: BlockAudit) -> None:
         """Give leaked blocks back. They are cleared before they get an owner."""
@@ -227,6 +243,8 @@ class Scheduler:
             missing = self.blocks.blocks_for(end) - len(self.blocks.table(sequence)) + shared
             if missing <= self.blocks.num_available:
                 break
+            if self.tier is not None and self.tier.give_up_held():
+                continue
             victim = self.running[-1]
             if victim is sequence or victim in done:
                 return False
@@ -273,6 +291,8 @@ class Scheduler:
     # Preemption.
 
     def _preempt(self, victim: Sequence, step: Schedule) -> None:
+        if self.tier is not None:
+            self.tier.swap_out(victim)
         self._leave(victim)
         victim.state = State.WAITING
         victim.num_computed = 0
@@ -298,12 +318,18 @@ class Scheduler:
             sequence = self.waiting[0]
             if sequence in step.preempted or sequence.num_pending:
                 return
+            if self.tier is not None and self.tier.holds_back(sequence, self._growth()):
+                return
             request = sequence.request
             reads = request.params.prompt_logprobs is None
             cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
             if cached is None:
+                if not self.running and self.tier is not None and self.tier.give_up_held():
+                    continue
                 return
             self.waiting.pop(0)
+            if self.tier is not None:
+                self.tier.leave(sequence)
             self._count_prefix(sequence, cached, now_s)
             sequence.num_computed = cached
             self._reserved_seats += sequence.num_seats - 1
@@ -316,6 +342,8 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         """Whether it fits without the prefix cache."""
         needed = self.blocks.blocks_for(len(sequence.tokens))
+        if self.tier is not None:
+            needed -= self.tier.num_held(sequence)
         return self._has_seats(sequence) and self.blocks.num_available - needed >= self._growth()
 
     def _has_seats(self, sequence: Sequence) -> bool:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.engine.core.messages import STEP_TOKENS, ModelFacts, RequestFacts, Stats
+from stoker.engine.core.messages import STEP_TOKENS, HostTierStats, ModelFacts, RequestFacts, Stats
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -174,6 +174,8 @@ class _CoreCollector(Collector):
             counter.add_metric(self._labels, value)
             yield counter
         yield _step_tokens(self._labels, stats)
+        if stats.host is not None:
+            yield from _host_tier(self._labels, stats.host)
         yield _token_rates(self._labels, stats)
         yield from _ranks(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
@@ -211,6 +213,34 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("stoker:kv_block_audits", "Times that all blocks were counted.", stats.block_audits),
         ("stoker:kv_blocks_leaked", "Blocks that an audit found lost and gave back.", stats.leaked_blocks),
     ]
+
+
+def _host_tier(labels: tuple[str, str], host: HostTierStats) -> Iterator[Metric]:
+    """Blocks of the host tier, what became of them, and the measured speed of its link."""
+    for name, text, value in (
+        ("stoker:host_blocks_capacity", "Blocks that the host tier holds at most.", host.total_blocks),
+        ("stoker:host_blocks_used", "Blocks in the host tier.", host.used_blocks),
+        ("stoker:host_block_bytes", "Bytes of one block.", host.block_bytes),
+    ):
+        gauge = GaugeMetricFamily(name, text, labels=LABELS)
+        gauge.add_metric(labels, value)
+        yield gauge
+    events = {
+        "saved": host.saved, "loaded": host.loaded, "evicted": host.evicted, "damaged": host.damaged,
+        "failed": host.failed,
+    }  # fmt: skip
+    yield _by("stoker:host_blocks", "Blocks saved, loaded and lost.", "event", labels, events)
+    sequences = {"swapped": host.swapped, "late": host.late}
+    yield _by(
+        "stoker:host_sequences", "Sequences saved at preemption; loads not waited for.", "event", labels, sequences
+    )
+    speed = GaugeMetricFamily(
+        "stoker:host_link_bytes_per_second", "Measured speed; 0 before the first transfer.",
+        labels=(*LABELS, "transport", "direction"),
+    )  # fmt: skip
+    speed.add_metric((*labels, host.transport, "write"), host.write_bytes_per_s)
+    speed.add_metric((*labels, host.transport, "read"), host.read_bytes_per_s)
+    yield speed
 
 
 def _step_tokens(labels: tuple[str, str], stats: Stats) -> HistogramMetricFamily:

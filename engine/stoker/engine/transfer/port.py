@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.ticket import LinkMeter, Ticket, TransferError
+from stoker.engine.transfer.ticket import LinkMeter, SummedTicket, Ticket, TransferError
 
 PROTOCOL = 1
 """Version of the messages between ports."""
@@ -102,8 +102,16 @@ class Link(Protocol):
 class ReadableLink(Link, Protocol):
     """The way to a tier or store, from which blocks are fetched again. A peer's landing zone is never read."""
 
-    def read(self, moves: Sequence[Move], tag: bytes) -> Ticket:
+    def write(self, moves: Sequence[Move], tag: bytes) -> SummedTicket:
+        """Begin to copy local blocks into slots. What was computed before this call is in them."""
+        ...
+
+    def read(self, moves: Sequence[Move], tag: bytes) -> SummedTicket:
         """Begin to copy slots into local blocks."""
+        ...
+
+    def fence(self, ticket: Ticket) -> None:
+        """Let all that is computed from now on come after this transfer."""
         ...
 
 

@@ -46,11 +46,20 @@ class Ticket(Protocol):
         ...
 
 
+class SummedTicket(Ticket, Protocol):
+    """A transfer to or from a tier."""
+
+    sums: list[int]
+    """Raw checksum of each block, in the order of the moves, once it has ended well: of the block that was written to
+    the tier, or of what was stored in the cache."""
+
+
 class ThreadTicket:
     """One transfer, completed by the thread that carries it out."""
 
     def __init__(self, num_bytes: int) -> None:
         self.bytes = num_bytes
+        self.sums: list[int] = []
         self._begun_s = time.perf_counter()
         self._ended_s: float | None = None
         self._error: TransferError | None = None

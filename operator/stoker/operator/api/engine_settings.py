@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,10 @@ class CacheSettings(Value):
     num_blocks: Count | None = None
     """Size of the cache in blocks; overrides both."""
     prefix_cache: bool = True
+    host_memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
+    """Main memory for cold blocks and those of preempted requests, beside the cache (host tier); default: none."""
+    preemption: Literal["auto", "swap", "recompute"] = "auto"
+    """With a host tier, how a preempted request comes back: from saved blocks, computed again, or as is faster."""
 
 
 class SchedulerSettings(Value):

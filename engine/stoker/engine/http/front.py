@@ -18,6 +18,7 @@ from stoker.engine.core.core_client import CoreClient, CoreLost
 from stoker.engine.core.messages import CoreState, ModelFacts
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
+from stoker.engine.http.load import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
@@ -77,6 +78,7 @@ class Front:
     ) -> None:
         self.core = core
         self.names = tuple(names)
+        self.load = LoadLedger()
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -267,7 +269,7 @@ class Front:
             prompt = job.prompt_tokens if job.continues else ()
             return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
-        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
+        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.load)
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
         fingerprint = _fingerprint(facts)

@@ -55,7 +55,8 @@ POST: Sequence[str] = ("POST",)
 PARENTS = ("/v1/models", REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
-OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
+LOAD_PATH = "/load"
+OPEN_PATHS = frozenset((LOAD_PATH, "/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
 
 
@@ -143,6 +144,7 @@ class OpenAiServer:
             "/health": self._health,
             "/ping": self._health,
             "/version": self._version,
+            LOAD_PATH: self._load,
             OPENAPI_PATH: self._openapi,
             DOCS_PATH: self._docs,
         }
@@ -299,6 +301,10 @@ class OpenAiServer:
 
     async def _version(self, _: HttpCall) -> Mapping[str, Any]:
         return {"version": self.version}
+
+    async def _load(self, _: HttpCall) -> Result:
+        """Report the load to a router until the engine drains."""
+        return Stream(self.front.load.reports(lambda: self.front.ready))
 
     async def _openapi(self, _: HttpCall) -> Mapping[str, Any]:
         return openapi_document(self.version)

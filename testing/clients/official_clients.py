@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 QUESTION = "The quick brown fox"
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "measure",
@@ -40,7 +40,7 @@ def langchain(model: str, _tokenizer: str, url: str) -> dict[str, Any]:
     chat = ChatOpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=12, max_retries=0)
     whole = chat.invoke(QUESTION)
     chunks = list(chat.stream(QUESTION, stream_usage=True))
-    schema = {"title": "measure", **TOOL["function"]["parameters"]}  # type: ignore[dict-item]
+    schema = {"title": "measure", **TOOL["function"]["parameters"]}
     longer = ChatOpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=120, max_retries=0)
     called = longer.bind_tools([TOOL], tool_choice="measure").invoke(QUESTION)
     typed = longer.with_structured_output(schema, method="json_schema").invoke(QUESTION)

@@ -81,7 +81,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.load = LoadLedger()
+        self.ledger = LoadLedger()
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -280,7 +280,7 @@ class Front:
             prompt = job.prompt_tokens if job.continues else ()
             return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
-        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.load)
+        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.ledger)
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
         fingerprint = _fingerprint(facts)

@@ -180,7 +180,7 @@ class OpenAiServer:
             "/health": self._health,
             "/ping": self._health,
             "/version": self._version,
-            LOAD_PATH: self._load,
+            LOAD_PATH: self._load_reports,
             OPENAPI_PATH: self._openapi,
             DOCS_PATH: self._docs,
         }
@@ -354,9 +354,9 @@ class OpenAiServer:
     async def _version(self, _: HttpCall) -> Mapping[str, Any]:
         return {"version": self.version}
 
-    async def _load(self, _: HttpCall) -> Result:
+    async def _load_reports(self, _: HttpCall) -> Result:
         """Report the load to a router until the engine drains."""
-        return Stream(self.front.load.reports(lambda: self.front.ready))
+        return Stream(self.front.ledger.reports(lambda: self.front.ready))
 
     async def _openapi(self, _: HttpCall) -> Mapping[str, Any]:
         return openapi_document(self.version)

@@ -26,7 +26,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"parallelism": {"tensor": 2}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with parallelism.tensor 2; leave it out"]),
     ("TrainingJob", {"parallelism": {"expert": 2}, "model": {"numExperts": 8}}, []),
     ("TrainingJob", {"checkpoint": {"storage": {"s3": {"bucket": "b"}}}}, ["spec.checkpoint.storage.s3 is not supported yet; use checkpoint.storage.claimName"]),
-    ("TrainingJob", {"run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}}}, ["spec.run.elastic is not supported yet; leave it out"]),
+    ("TrainingJob", {"run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}}}, []),
     ("TrainingJob", {"scheduling": {"backend": "kueue", "queueName": "team"}}, []),
     ("TrainingJob", {"scheduling": {"backend": "auto", "gangTimeoutSeconds": 60}}, []),
     ("TrainingJob", {"scheduling": {"gangTimeoutSeconds": 90, "topology": [{"key": "zone"}]}}, []),

@@ -94,7 +94,8 @@ LIVES = {
             {"memory": {"nvmeOffload": {"path": "/x"}}, "workers": {"replicas": 4}},
             {"memory": {"cpuOffload": True}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
             {
-                "run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}, "backoffLimit": 0},
+                "run": {"backoffLimit": 0},
+                "memory": {"cpuOffload": True},
                 "workers": {"image": "other:2"},
             },
         ),

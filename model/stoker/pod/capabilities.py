@@ -123,7 +123,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
-        "run.elastic": absent(),
     },
     "Checkpoint": {
         "verification": only("Full"),

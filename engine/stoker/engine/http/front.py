@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -152,6 +152,10 @@ class Front:
         if found is None:
             raise model_not_found(name, self.names)
         return found
+
+    def load_reports(self) -> AsyncGenerator[bytes]:
+        """The events of `GET /load`, until the engine takes no requests."""
+        return self.ledger.reports(lambda: self.ready)
 
     async def load(self, name: str) -> dict[str, Any]:
         """`POST /v1/models/{name}/load`: refused, as is `unload`. Raises ApiError 409."""

@@ -154,8 +154,9 @@ class OpenAiServer:
     def __init__(
         self, front: ServedModels, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
         max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
-        version: str = "",
+        version: str = "", load_reports: Callable[[], Events] | None = None,
     ) -> None:  # fmt: skip
+        """`load_reports`: what `GET /load` tells routers; without it the path is unknown."""
         self.front = front
         self.api_keys = tuple(key.encode() for key in api_keys)
         self.max_body_bytes = max_body_bytes
@@ -180,10 +181,11 @@ class OpenAiServer:
             "/health": self._health,
             "/ping": self._health,
             "/version": self._version,
-            LOAD_PATH: self._load_reports,
             OPENAPI_PATH: self._openapi,
             DOCS_PATH: self._docs,
         }
+        if load_reports is not None:
+            self._gets[LOAD_PATH] = _streams(load_reports)
         self._app: Callable[[Scope, Receive, Send], Awaitable[None]] = self._dispatch
         if allowed_origins:
             self._app = CORSMiddleware(
@@ -354,10 +356,6 @@ class OpenAiServer:
     async def _version(self, _: HttpCall) -> Mapping[str, Any]:
         return {"version": self.version}
 
-    async def _load_reports(self, _: HttpCall) -> Result:
-        """Report the load to a router until the engine drains."""
-        return Stream(self.front.ledger.reports(lambda: self.front.ready))
-
     async def _openapi(self, _: HttpCall) -> Mapping[str, Any]:
         return openapi_document(self.version)
 
@@ -379,6 +377,13 @@ def _options(methods: Sequence[str]) -> Handler:
         return Page(204, {"allow": ", ".join((*methods, "OPTIONS"))})
 
     return allow
+
+
+def _streams(events: Callable[[], Events]) -> Handler:
+    async def stream(_: HttpCall) -> Result:
+        return Stream(events())
+
+    return stream
 
 
 async def _unknown_path(call: HttpCall) -> Result:

@@ -243,6 +243,35 @@ def test_the_turns_that_are_kept_equal_those_from_scratch(events: list[tuple[str
                 assert {node.name for node in found.nodes or ()} == {*turn.nodes}
 
 
+def test_a_job_in_no_queue_asks_for_no_further_pass() -> None:
+    asked: list[int] = []
+    loop = Loop()
+    loop.rooms = RoomQueue(loop.store, loop.capacity, FakeClock(), lambda: asked.append(1))
+    template = {"spec": {"schedulingGates": [{"name": "own"}]}}
+    loop.jobs.cluster.change_spec(JOB, lambda spec: spec["workers"].update(podTemplate=template))
+    for _ in range(6):
+        loop.jobs.cluster.reconcile(JOB)
+    loop.watch()
+    asked.clear()
+    for _ in range(2):
+        assert loop.rooms.observed(JOB, Observed(loop.jobs.job), loop.capacity.nodes()).turn is None
+    assert asked == []
+
+
+def test_the_last_gang_that_waited_is_forgotten_when_its_job_is_gone() -> None:
+    loop = Loop()
+    big = loop.jobs.submit("big", 4)
+    for _ in range(6):
+        loop.jobs.cluster.reconcile(big)
+    loop.watch()
+    assert loop.rooms.waiting
+    for pod in loop.jobs.cluster.pods("trainer"):
+        loop.jobs.cluster.vanish(pod)
+    loop.jobs.cluster.objects.pop(big)
+    loop.watch()
+    assert not loop.rooms.waiting
+
+
 def test_a_decision_is_kept_while_it_rests_and_a_late_job_is_told_to_come_again() -> None:
     asked: list[int] = []
     loop, clock = Loop(), FakeClock()

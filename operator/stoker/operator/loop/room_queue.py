@@ -49,14 +49,15 @@ class RoomQueue:
             nodes: what all nodes have left beside the job's own pods.
         """
         turn = self._turn(f"{key.namespace}/{key.name}")
-        if turn.nodes is not None:
+        if turn is not None and turn.nodes is not None:
             chosen = {*turn.nodes}
             nodes = tuple(node for node in nodes if node.name in chosen)
         return replace(seen, nodes=nodes, turn=turn)
 
     @property
     def waiting(self) -> bool:
-        """Whether a gang waits for room, as far as the last decision says."""
+        """Whether a gang waits for room."""
+        self._refreshed()
         return any(turn.nodes is None for turn in self._turns.values())
 
     def next_passes(self, waiting: Iterable[Key]) -> list[Key]:
@@ -65,19 +66,27 @@ class RoomQueue:
         ordered = sorted(positions, key=lambda key: (turn.position if (turn := positions[key]) else 0, key))
         return [key for key in ordered if (turn := positions[key]) is None or turn.position <= LOOK_AHEAD]
 
-    def _turn(self, name: str) -> Turn:
-        """The turn of a job; one that came after the last decision waits for the next, which is near."""
-        stale = self._nodes is not self._capacity.nodes()
-        if stale and self._clock.monotonic() >= self._rest_until:
-            self._decide()
-            stale = False
+    def _turn(self, name: str) -> Turn | None:
+        """The turn of a job; None for one that stands in no queue (its pods have gates of others, or it stops).
+
+        A job that came after the last decision waits for the next, which is near.
+        """
+        fresh = self._refreshed()
         found = self._turns.get(name)
-        if stale or found is None:
-            self._changed()
-        if found is None:
+        if found is None and not fresh:
             place = len(self._turns) + 1
             return Turn(position=place, total=place)
         return found
+
+    def _refreshed(self) -> bool:
+        """Decide anew after a change. False: it is too soon, and the jobs get another pass later."""
+        if self._nodes is self._capacity.nodes():
+            return True
+        if self._clock.monotonic() < self._rest_until:
+            self._changed()
+            return False
+        self._decide()
+        return True
 
     def _decide(self) -> None:
         began = self._clock.monotonic()

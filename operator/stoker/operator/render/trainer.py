@@ -284,6 +284,8 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         config["model"] = _model_section(spec)
     else:
         config["model_from"] = _model_from(spec, start)
+    if spec.lora is not None:
+        config["lora"] = _section(spec.lora)
     return config
 
 

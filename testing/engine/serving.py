@@ -46,7 +46,7 @@ async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> Asy
     front = Front(client, ("tiny", "other-name"), metrics, codec)
     own = probe_routes(alive=lambda: True, ready=lambda: front.ready, status=dict, registry=registry)
     settings = {"api_keys": (), "max_body_bytes": 1 << 20, "pod_uid": "pod-1", "version": "0.1", **options}
-    app = OpenAiServer(front, own, **settings)
+    app = OpenAiServer(front, own, load_reports=front.load_reports, **settings)
     server = Server(app, bind_tcp("127.0.0.1", 0))
     await client.start()
     await server.start()

@@ -72,6 +72,8 @@ class FakeEngine:
         self.pod_uid = pod_uid
         self.behaviour = behaviour
         self.ready = True
+        self.load: dict[str, object] | None = None
+        """What it reports of its load; empty: nothing, but the stream stays open."""
         self.phase = "Serving"
         self.served = 0
         self.running = 0
@@ -137,11 +139,25 @@ class FakeEngine:
             await self._answer(exchange, reader)
             wire.start_next_cycle()
 
+    async def _report_load(self, exchange: Exchange) -> None:
+        """Report `load` every 20 ms, or nothing where it is None."""
+        if self.load is None:
+            return await exchange.json({}, 404)
+        await exchange.head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
+        seq = 0
+        while True:
+            if self.load:
+                await exchange.data(f"data: {json.dumps({'seq': seq, **self.load})}\n\n")
+            seq += 1
+            await asyncio.sleep(0.02)
+
     async def _answer(self, exchange: Exchange, reader: asyncio.StreamReader) -> None:
         if exchange.path == "/status":
             return await exchange.json({"pod_uid": self.pod_uid, "phase": self.phase})
         if exchange.path == "/readyz":
             return await exchange.json({}, 200 if self.ready else 503)
+        if exchange.path == "/load":
+            return await self._report_load(exchange)
         self.running += 1
         answer = asyncio.ensure_future(self.behaviour(exchange))
         gone = asyncio.ensure_future(reader.read(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,13 +24,15 @@ def snapshot(version: int, *entries: dict[str, object]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def routed(*engines: FakeEngine, **settings: Any) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
+async def routed(
+    *engines: FakeEngine, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A started router over `engines` and a client on it; all backends are probed already."""
     config = parse(
         RouterConfig,
         {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 0.5, **settings},
     )
-    router = Router(config, pod_uid="router-0")
+    router = Router(config, pod_uid="router-0", clock=clock)
     server = Server(router.control_app, bind_tcp("127.0.0.1", 0))
     router.start(parse_snapshot(snapshot(1, *(engine.entry() for engine in engines))))
     await server.start()

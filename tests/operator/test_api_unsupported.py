@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, ["spec.model.uri hf://a/b is not supported yet; allowed: file://, pvc://"]),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
     ("InferenceDeployment", {"rollout": {"type": "canary"}}, ["spec.rollout.type canary is not supported yet; allowed: rolling"]),
-    ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, ["spec.router.policy cacheAware is not supported yet; allowed: leastPending, roundRobin, powerOfTwo, random"]),
+    ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, []),
     (
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "slo"}}]},

@@ -104,9 +104,9 @@ LIVES = {
         begin=serving,
         key=CHAT,
         edits=(
-            {"router": {"policy": "cacheAware"}},
+            {"router": {"policy": "cacheAware"}, "rollout": {"type": "canary"}},
             {"model": {"uri": "hf://other/model"}},
-            {"router": {"policy": "cacheAware", "image": "other:2", "replicas": 3}, "engine": {"seed": 7}},
+            {"router": {"image": "other:2", "replicas": 3}, "rollout": {"type": "canary"}, "engine": {"seed": 7}},
             {
                 "rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}]}, "paused": True},
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},

@@ -11,14 +11,14 @@ from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_in
 from stoker.pod.causes import Cause
 from testing.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
 
-REFUSED = "spec.router.policy cacheAware"
+REFUSED = "spec.rollout.type canary"
 
 
 def refuse_edit(serving: Serving, **changes: Any) -> None:
-    """Edit the deployment to a router policy that is not built, together with `changes` of its first pool."""
+    """Edit the deployment to a rollout that is not built, together with `changes` of its first pool."""
 
     def edit(spec: dict[str, Any]) -> None:
-        spec["router"] = {**spec.get("router", {}), "policy": "cacheAware"}
+        spec["rollout"] = {**spec.get("rollout", {}), "type": "canary"}
         spec["pools"][0].update(changes)
 
     serving.cluster.change_spec(CHAT, edit)
@@ -95,19 +95,19 @@ def test_an_edit_that_takes_the_refused_value_back_takes_effect_and_clears_the_c
     serving.rest()
     refuse_edit(serving, replicas=3)
     serving.rest()
-    serving.cluster.change_spec(CHAT, lambda spec: spec["router"].update(policy="roundRobin"))
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling"))
     serving.rest()
     assert (serving.condition("EditRefused"), serving.status["ready"]) == ("absent", "3/3")
 
 
 def test_a_deployment_that_was_never_accepted_is_stalled_and_makes_nothing() -> None:
-    serving = Serving(router={"policy": "cacheAware"})
+    serving = Serving(rollout={"type": "canary"})
     serving.checkpoint(10)
     serving.rest(5)
     assert REFUSED in serving.status["message"]
     assert (serving.condition("Stalled"), serving.condition("Ready")) == ("True", "False")
     assert serving.cluster.of_kind("Pod") == []
-    serving.cluster.change_spec(CHAT, lambda spec: spec["router"].update(policy="roundRobin"))
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling"))
     serving.rest()
     assert (serving.status["phase"], serving.condition("Stalled")) == ("Serving", "absent")
 

@@ -181,7 +181,7 @@ def test_a_stream_that_goes_silent_at_a_stalled_engine_moves() -> None:
 
 
 @pytest.mark.parametrize(("settings", "asked"), [({"max_resume_bytes": 0}, False), ({"max_resume_bytes": 100}, True)])
-def test_without_room_to_keep_a_stream_its_break_is_told(settings: dict[str, int], asked: bool) -> None:
+def test_without_room_to_keep_a_stream_its_break_is_told(settings: dict[str, Any], asked: bool) -> None:
     async def scenario() -> None:
         headers: list[dict[str, str]] = []
 

@@ -160,7 +160,7 @@ def test_a_killed_router_starts_again_from_the_newest_file(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "backends", "detail"),
     [
-        pytest.param({"policy": "cacheAware"}, snapshot(1), "not supported yet: policy cacheAware", id="policy"),
+        pytest.param({"policy": "fastest"}, snapshot(1), None, id="policy"),
         pytest.param({}, {"version": "x"}, "version", id="snapshot"),
         pytest.param({"colour": 1}, snapshot(1), None, id="unknown key"),
     ],

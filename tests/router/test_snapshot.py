@@ -93,5 +93,5 @@ def test_one_backend_is_always_chosen() -> None:
 
 
 def test_a_policy_that_is_not_built_is_refused() -> None:
-    with pytest.raises(ValueError, match="not supported yet: policy cacheAware"):
-        policy_named("cacheAware")
+    with pytest.raises(ValueError, match="not supported yet: policy fastest"):
+        policy_named("fastest")

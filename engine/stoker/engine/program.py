@@ -223,6 +223,7 @@ class Engine:
             allowed_origins=self.config.api.allowed_origins,
             pod_uid=self.environment.pod_uid,
             version=version("stoker"),
+            load_reports=self.front.load_reports,
         )
 
     # The core process.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
 from stoker.router.kept_stream import KeptStream
+from stoker.router.load import SILENT_S, YOUNG_S, Load, reports
 from stoker.router.snapshot import BackendEntry
 
 MAX_IDLE_CONNECTIONS = 64
@@ -41,6 +42,10 @@ class Backend:
         self.times = times
         self.clock = clock
         self.pending = 0
+        self.unstarted_tokens = 0
+        """Prompt tokens of this router's requests without a first byte, about."""
+        self._report: Load | None = None
+        self._reported_s = 0.0
         self.healthy = False
         self.stalled = False
         """Whether the last probe found it not ready although it is not draining. Its unanswered requests may move."""
@@ -57,6 +62,50 @@ class Backend:
     def ready(self) -> bool:
         """Whether it may get a new request."""
         return self.healthy and not self.entry.draining and not self.retired
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Pod uid and epoch: after a restart an engine's cache is empty."""
+        return self.entry.pod_uid, self._report.epoch if self._report is not None else ""
+
+    @property
+    def load(self) -> Load | None:
+        """The engine's newest report, while it is young."""
+        return self._report if self.clock() - self._reported_s <= YOUNG_S else None
+
+    @property
+    def silent(self) -> bool:
+        """Whether an engine that reported its load has not done so for long."""
+        return self._report is not None and self.clock() - self._reported_s > SILENT_S
+
+    def reported(self, load: Load) -> None:
+        """Take a report; one that is older than the newest has no effect."""
+        newest = self._report
+        if newest is None or newest.epoch != load.epoch or newest.seq < load.seq:
+            self._report, self._reported_s = load, self.clock()
+
+    async def follow_load(self) -> None:
+        """Take the engine's reports until the stream ends.
+
+        Raises:
+            NotReported: the engine has no such stream.
+            BackendError: it cannot be reached, or the stream ended.
+        """
+        connection = await self.connect(fresh=True)
+        try:
+            async for load in reports(connection, max(SILENT_S, self.times.probe_s)):
+                self.reported(load)
+        finally:
+            connection.close()
+
+    @contextmanager
+    def unstarted(self, tokens: int) -> Iterator[None]:
+        """Count the prompt of a request until its first byte."""
+        self.unstarted_tokens += tokens
+        try:
+            yield
+        finally:
+            self.unstarted_tokens -= tokens
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -13,10 +13,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
+from stoker.router.cache_aware import CacheAware
+from stoker.router.connection import BackendError
+from stoker.router.load import NotReported
 from stoker.router.policy import Policy
 from stoker.router.snapshot import BackendSnapshot
+from stoker.router.work import NO_WORK, Work
 
 log = logging.getLogger("stoker.router")
+RECONNECT_S = 0.5
+"""Pause before the load of a backend is asked for again."""
+UNREPORTED_S = 30.0
+"""The same for an engine that reports none."""
 STREAM_SILENCE_S = 1.0
 """A stream of a stalled backend on which nothing came for so long goes on elsewhere."""
 
@@ -43,9 +51,15 @@ class Backends:
         self.version = -1
         self._backends: dict[tuple[str, str], Backend] = {}
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
         self._turn = 0
         self._changed = asyncio.Event()
+
+    @property
+    def weighs_work(self) -> bool:
+        """Whether the policy looks at what a request is."""
+        return isinstance(self.policy, CacheAware)
 
     @property
     def all(self) -> list[Backend]:
@@ -63,6 +77,8 @@ class Backends:
         for key in self._backends.keys() - wanted.keys():
             self._backends.pop(key).retire()
             self._probes.pop(key).cancel()
+            if key in self._followers:
+                self._followers.pop(key).cancel()
         for key, entry in wanted.items():
             if key in self._backends:
                 self._backends[key].entry = entry
@@ -77,6 +93,22 @@ class Backends:
         key = backend.entry.key
         self._backends[key] = backend
         self._probes[key] = asyncio.create_task(self._keep_probing(backend), name=f"probe {backend.entry.url}")
+
+        if self.weighs_work:
+            following = self._keep_following(backend)
+            self._followers[key] = asyncio.create_task(following, name=f"load of {backend.entry.url}")
+
+    async def _keep_following(self, backend: Backend) -> None:
+        """Follow the load of a backend; after a break begin again."""
+        while not backend.retired:
+            pause_s = RECONNECT_S
+            try:
+                await backend.follow_load()
+            except NotReported:
+                pause_s = UNREPORTED_S
+            except BackendError as error:
+                log.debug("load of %s: %s", backend.entry.url, error)
+            await asyncio.sleep(pause_s)
 
     async def _keep_probing(self, backend: Backend) -> None:
         while not backend.retired:
@@ -105,20 +137,23 @@ class Backends:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def choose(self, exclude: set[tuple[str, str]], fits: Callable[[Backend], bool] = any_backend) -> Backend | None:
+    def choose(
+        self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
+    ) -> Backend | None:
         """Choose a ready backend outside `exclude` that fits, or None."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
         self._turn += 1
-        return self.policy(candidates, self._turn)
+        return self.policy(candidates, self._turn, work)
 
     async def wait_for_one(
-        self, exclude: set[tuple[str, str]], timeout_s: float, fits: Callable[[Backend], bool] = any_backend
-    ) -> Backend | None:
+        self, exclude: set[tuple[str, str]], timeout_s: float, work: Work = NO_WORK,
+        fits: Callable[[Backend], bool] = any_backend,
+    ) -> Backend | None:  # fmt: skip
         """Choose a backend as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
-        while (backend := self.choose(exclude, fits)) is None:
+        while (backend := self.choose(exclude, work, fits)) is None:
             left_s = deadline - self.clock()
             if left_s <= 0:
                 return None
@@ -126,7 +161,7 @@ class Backends:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
             except TimeoutError:
-                return self.choose(exclude, fits)
+                return self.choose(exclude, work, fits)
         return backend
 
     def status(self) -> list[Mapping[str, Any]]:
@@ -146,7 +181,7 @@ class Backends:
 
     async def stop(self) -> None:
         """End the probes and close idle connections."""
-        probes = list(self._probes.values())
+        probes = [*self._probes.values(), *self._followers.values()]
         for backend in self._backends.values():
             backend.retire()
         for probe in probes:

@@ -41,6 +41,7 @@ from stoker.router.connection import (
 )
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
+from stoker.router.work import NO_WORK, Work, work_of
 
 BUSY = (429, 503)
 """Status codes after which another backend is tried."""
@@ -216,20 +217,24 @@ class Proxy:
     async def _begin(self, request: Outgoing) -> BackendAnswer:
         """Send the request to backends in turn until one answers; return that answer.
 
+        The work is estimated once, for a policy that looks at it.
+
         Raises:
             Refused: no backend took the request.
         """
         busy: set[tuple[str, str]] = set()
+        work = work_of(request.body, request.headers) if self.backends.weighs_work else NO_WORK
         held_until = self.clock() + self.limits.hold_s
         problem = "no engine is ready"
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
-            backend = self.backends.choose(busy) or await self._hold(busy, held_until - self.clock())
+            backend = self.backends.choose(busy, work) or await self._hold(busy, work, held_until - self.clock())
             if backend is None:
                 break
             try:
-                answer = await self._ask(backend, request)
+                with backend.unstarted(work.tokens):
+                    answer = await self._ask(backend, request)
             except Silent as silence:
                 raise Refused(
                     504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
@@ -245,13 +250,13 @@ class Proxy:
             busy.add(backend.entry.key)
         raise no_backend(problem)
 
-    async def _hold(self, busy: set[tuple[str, str]], hold_s: float) -> Backend | None:
+    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Backend | None:
         """Wait for a backend, if this router may hold one more request."""
         if hold_s <= 0 or self.metrics.held >= self.limits.max_held_requests:
             return None
         self.metrics.held += 1
         try:
-            return await self.backends.wait_for_one(busy, hold_s)
+            return await self.backends.wait_for_one(busy, hold_s, work)
         finally:
             self.metrics.held -= 1
 

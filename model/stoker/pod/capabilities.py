@@ -103,7 +103,7 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random")}
+_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware")}
 
 
 def _camel(path: str) -> str:

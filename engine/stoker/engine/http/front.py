@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import CoreState, ModelFacts
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
+from stoker.engine.http.load import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
@@ -81,6 +82,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
+        self.ledger = LoadLedger()
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -151,6 +153,10 @@ class Front:
         if found is None:
             raise model_not_found(name, self.names)
         return found
+
+    def load_reports(self) -> AsyncGenerator[bytes]:
+        """The events of `GET /load`, until the engine takes no requests."""
+        return self.ledger.reports(lambda: self.ready)
 
     async def load(self, name: str) -> dict[str, Any]:
         """`POST /v1/models/{name}/load`: refused, as is `unload`. Raises ApiError 409."""
@@ -279,7 +285,7 @@ class Front:
             prompt = job.prompt_tokens if job.continues else ()
             return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
-        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
+        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.ledger)
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
         fingerprint = _fingerprint(facts)

@@ -17,6 +17,7 @@ from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.errors import ApiError, from_refusal
+from stoker.engine.http.load import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece
 from stoker.engine.sampling import SamplingParams
@@ -102,7 +103,9 @@ class Generation:
         detokenizer: Callable[[Job], Detokenizer],
         metrics: FrontMetrics,
         clock: Callable[[], float],
+        load: LoadLedger,
     ) -> None:
+        self._load = load
         self.follow: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered for the time of the run."""
         self.jobs = tuple(jobs)
@@ -184,10 +187,11 @@ class Generation:
             return
         request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
-        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock)
+        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load)
         try:
-            with self._core.request(request) as running:
+            with self._load.job(job.id, len(job.prompt_tokens)), self._core.request(request) as running:
                 async for delta in running.deltas():
+                    self._load.first_token(job.id, delta.facts)
                     yield follower.follow(delta, running)
         except RequestRefused as refused:
             raise from_refusal(refused) from refused
@@ -207,8 +211,9 @@ class _Follower:
 
     def __init__(
         self, number: int, job: Job, usage: Usage, texts: Sequence[OutputText], metrics: FrontMetrics,
-        clock: Callable[[], float],
+        clock: Callable[[], float], load: LoadLedger,
     ) -> None:  # fmt: skip
+        self._load = load
         self._number = number
         self._job = job
         self._usage = usage
@@ -272,6 +277,7 @@ class _Follower:
             self._metrics.first_token(now - self._job.arrival_s)
         elif delta.tokens:
             self._metrics.more_tokens(now - before, len(delta.tokens))
+            self._load.gap((now - before) / len(delta.tokens))
         self._seen_s[delta.choice] = now
 
     def _final_facts(self, delta: Delta) -> RequestFacts | None:

@@ -56,7 +56,8 @@ MODELS_PATH, LOAD = "/v1/models", "/load"
 PARENTS = (MODELS_PATH, REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
-OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
+LOAD_PATH = "/load"
+OPEN_PATHS = frozenset((LOAD_PATH, "/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
 
 
@@ -153,8 +154,9 @@ class OpenAiServer:
     def __init__(
         self, front: ServedModels, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
         max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
-        version: str = "",
+        version: str = "", load_reports: Callable[[], Events] | None = None,
     ) -> None:  # fmt: skip
+        """`load_reports`: what `GET /load` tells routers; without it the path is unknown."""
         self.front = front
         self.api_keys = tuple(key.encode() for key in api_keys)
         self.max_body_bytes = max_body_bytes
@@ -182,6 +184,8 @@ class OpenAiServer:
             OPENAPI_PATH: self._openapi,
             DOCS_PATH: self._docs,
         }
+        if load_reports is not None:
+            self._gets[LOAD_PATH] = _streams(load_reports)
         self._app: Callable[[Scope, Receive, Send], Awaitable[None]] = self._dispatch
         if allowed_origins:
             self._app = CORSMiddleware(
@@ -373,6 +377,13 @@ def _options(methods: Sequence[str]) -> Handler:
         return Page(204, {"allow": ", ".join((*methods, "OPTIONS"))})
 
     return allow
+
+
+def _streams(events: Callable[[], Events]) -> Handler:
+    async def stream(_: HttpCall) -> Result:
+        return Stream(events())
+
+    return stream
 
 
 async def _unknown_path(call: HttpCall) -> Result:

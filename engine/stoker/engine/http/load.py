@@ -1,0 +1,91 @@
+"""The load of an engine as its front sees it, and the reports that routers follow at `GET /load`.
+
+Counts change with each job of the front; rates are means of the last ones. Owned by `Front`, changed by `Generation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.engine.core.messages import RequestFacts
+from stoker.engine.http.openai.sse import event
+
+REPORT_S = 0.1
+"""Shortest time between two reports."""
+QUIET_S = 0.5
+"""Longest time between two reports."""
+WEIGHT = 0.2
+"""Of a new measurement in a mean."""
+FEWEST_TOKENS = 16
+"""Prompt tokens from which the time of a prefill says something."""
+
+
+class LoadLedger:
+    """Open jobs of one front."""
+
+    def __init__(self) -> None:
+        self.epoch = uuid.uuid4().hex
+        """This run of the engine."""
+        self.waiting: dict[str, int] = {}
+        """Prompt tokens of jobs without a first token."""
+        self.running: set[str] = set()
+        self.prefill_tokens_per_s: float | None = None
+        self.gap_s: float | None = None
+
+    @contextmanager
+    def job(self, name: str, prompt_tokens: int) -> Iterator[None]:
+        """Count a job until it ends."""
+        self.waiting[name] = prompt_tokens
+        try:
+            yield
+        finally:
+            self.waiting.pop(name, None)
+            self.running.discard(name)
+
+    def first_token(self, name: str, facts: RequestFacts | None) -> None:
+        """Note that a job's prompt is computed; harmless when repeated."""
+        if self.waiting.pop(name, None) is None:
+            return
+        self.running.add(name)
+        if facts is None or facts.scheduled_s is None or facts.first_token_s is None:
+            return
+        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
+        if tokens >= FEWEST_TOKENS and seconds > 0:
+            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
+
+    def gap(self, seconds: float) -> None:
+        """Note the time between two tokens of a sequence."""
+        if seconds > 0:
+            self.gap_s = _mean(self.gap_s, seconds)
+
+    def report(self) -> dict[str, Any]:
+        """The present load; `GET /load` adds a number."""
+        return {
+            "epoch": self.epoch,
+            "requests": len(self.waiting) + len(self.running),
+            "waiting": len(self.waiting),
+            "waiting_tokens": sum(self.waiting.values()),
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "gap_s": self.gap_s,
+        }
+
+    async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:
+        """Yield reports as events until the engine takes no requests: on change, at most ten in a second."""
+        seq, last, quiet_s = 0, None, 0.0
+        while True:
+            counts = self.report()
+            if counts != last or quiet_s >= QUIET_S:
+                yield event({"seq": seq, **counts})
+                seq, last, quiet_s = seq + 1, counts, 0.0
+            if not going_on():
+                return
+            await asyncio.sleep(REPORT_S)
+            quiet_s += REPORT_S
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + WEIGHT * (new - before)

@@ -1,0 +1,79 @@
+"""The load that an engine reports of itself, and the stream on which it comes.
+
+`GET /load` of an engine is a stream of events, each a whole report with a growing `seq`: on change, at most ten in a
+second, at least two. `epoch` changes when the engine restarts. Backends keep the newest one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stoker.router.connection import Broken, Connection, Outgoing, Unreachable
+
+LOAD_PATH = b"/load"
+YOUNG_S = 1.0
+"""An older report is not used: the router counts its own requests alone."""
+SILENT_S = 5.0
+"""An engine that has not reported for so long gets requests last."""
+MAX_REPORT_BYTES = 1 << 16
+
+
+class Load(BaseModel):
+    """One report. Fields of newer engines are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    epoch: str = Field(min_length=1)
+    """The engine's run."""
+    seq: int = Field(ge=0)
+    requests: int = Field(ge=0)
+    """Requests that have not ended."""
+    waiting: int = Field(ge=0)
+    """Those without a first token."""
+    waiting_tokens: int = Field(ge=0)
+    """Their prompt tokens."""
+    prefill_tokens_per_s: float | None = Field(default=None, gt=0)
+    """Prompt tokens per second of recent prompts; None before the first."""
+    gap_s: float | None = Field(default=None, gt=0)
+    """Recent gap between two tokens of a sequence."""
+
+
+class NotReported(Exception):
+    """The engine has no load stream."""
+
+
+async def reports(connection: Connection, silence_s: float) -> AsyncIterator[Load]:
+    """Yield the reports of an engine as they come.
+
+    Raises:
+        NotReported: the engine has no such stream.
+        BackendError: the stream ended or broke.
+    """
+    head = await connection.exchange(Outgoing("GET", LOAD_PATH, ()), silence_s)
+    if head.status != 200 or not head.header(b"content-type").startswith(b"text/event-stream"):
+        raise NotReported(f"GET /load answers {head.status}")
+    tail = b""
+    async for chunk in connection.chunks(silence_s):
+        *events, tail = (tail + chunk).split(b"\n\n")
+        if len(tail) > MAX_REPORT_BYTES:
+            raise Broken(f"a report of load has more than {MAX_REPORT_BYTES} bytes")
+        for event in events:
+            yield parse_report(event)
+    raise Unreachable("the stream of load reports ended")
+
+
+def parse_report(event: bytes) -> Load:
+    """Parse one event.
+
+    Raises:
+        Broken: it is no report; the message names the field.
+    """
+    try:
+        content: Any = json.loads(event.removeprefix(b"data: "))
+        return Load.model_validate(content)
+    except (ValueError, ValidationError) as error:
+        raise Broken(f"not a report of load: {' '.join(str(error).split())[:200]}") from error

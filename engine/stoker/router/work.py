@@ -1,0 +1,51 @@
+"""The estimate of what a request will cost: its prompt's length, its beginning, its session. Bodies are not parsed.
+
+Pure; made by `Proxy` for policies that look at it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.router.prefix_index import chain_of
+
+BYTES_PER_TOKEN = 4
+SESSION_HEADER = b"x-session-id"
+MAX_SESSION_BYTES = 256
+_PROMPTS = (b'"messages"', b'"prompt"', b'"input"')
+"""Keys behind which a prompt begins. Fields before it differ between requests with the same prompt."""
+_USER = re.compile(rb'"user"\s*:\s*"((?:[^"\\]|\\.){1,256})"')
+SEARCHED_BYTES = 4096
+"""Where fields are looked for: at the begin of a body, `user` also at its end."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request, as far as a router knows it."""
+
+    tokens: int = 0
+    """Tokens of the prompt, about."""
+    chain: tuple[int, ...] = ()
+    """Keys of its beginnings, each one piece longer."""
+    session: bytes = b""
+    """Requests of one session are likely to have the same beginning."""
+
+
+NO_WORK = Work()
+
+
+def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Work:
+    """Estimate the work of a request."""
+    begin = min((at for key in _PROMPTS if (at := body.find(key, 0, SEARCHED_BYTES)) >= 0), default=0)
+    return Work((len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:]), session_of(body, headers))
+
+
+def session_of(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The session that the client names by `X-Session-Id`, or by the field `user`; empty without one."""
+    named = next((value for key, value in headers if key == SESSION_HEADER), b"")
+    if named:
+        return named[:MAX_SESSION_BYTES]
+    found = _USER.search(body, 0, SEARCHED_BYTES) or _USER.search(body, max(len(body) - SEARCHED_BYTES, 0))
+    return found[1] if found is not None else b""

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from stoker.gateway.cluster.interface import ApiError, Cause, Change, Kind, Object, Page, Selection
+from stoker.gateway.cluster.interface import ApiError, Cause, Change, Kind, Object, Page, Relayed, Selection, Target
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -20,6 +20,7 @@ TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 WATCH_S = 60
 SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
 FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
+RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
 MANAGER = "stoker-gateway"
 MAX_LINE = 8 << 20
 
@@ -78,6 +79,19 @@ class RestCluster:
         async for line in self._lines(path, query, FOLLOW if follow else TIMEOUT):
             yield line
 
+    async def relay(self, target: Target, method: str, path: str, body: bytes | None = None) -> Relayed:
+        """Relay through the proxy of the API server, which does not pass the gateway's token on."""
+        place = f"/api/v1/namespaces/{quote(target.namespace, safe='')}/{target.plural}"
+        url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
+        headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
+        request = self.client.build_request(method, url, headers=headers, content=body, timeout=RELAY)
+        try:
+            answer = await self.client.send(request, stream=True)
+        except (httpx.HTTPError, OSError) as error:
+            raise _silence(error) from error
+        content_type = answer.headers.get("content-type", "")
+        return Relayed(answer.status_code, content_type, _chunks(answer), answer.aclose)
+
     async def review(self, path: str, body: Object) -> Object:
         """POST a review (of a token, of a right) and return the answer."""
         return await self._ask("POST", path, body=body)
@@ -130,6 +144,17 @@ async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
         if event["type"] == "ERROR":
             raise refusal(int(event["object"].get("code") or 500), event["object"], {})
         yield Change(event["type"], {**event["object"], "kind": kind.name})
+
+
+async def _chunks(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body of a relayed answer as it comes, and close it."""
+    try:
+        async for chunk in answer.aiter_bytes():
+            yield chunk
+    except (httpx.HTTPError, OSError) as error:
+        raise _silence(error) from error
+    finally:
+        await answer.aclose()
 
 
 async def _answer_lines(answer: httpx.Response) -> AsyncIterator[str]:

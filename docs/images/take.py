@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 START = datetime.now(UTC) - timedelta(minutes=60)
 PICTURES = (
     ("console-jobs", "#/jobs", "light", ".connection[data-state=live]", 520),
-    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1180),
+    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1060),
     ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 860),
     ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1080),
 )

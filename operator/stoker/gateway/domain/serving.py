@@ -84,7 +84,8 @@ def earlier_revision(deployment: Object, wanted: str | None) -> Object:
         Problem: 409 when there is none, 422 when the wanted one is not remembered or serves no checkpoint.
     """
     name = deployment["metadata"]["name"]
-    known = [one for one in (deployment.get("status") or {}).get("revisions") or () if _checkpoint_name(one)]
+    remembered: list[Object] = (deployment.get("status") or {}).get("revisions") or []
+    known = [one for one in remembered if _checkpoint_name(one)]
     if wanted is not None:
         found = next((one for one in known if one["name"] == wanted), None)
         if found is None:
@@ -101,7 +102,9 @@ def earlier_revision(deployment: Object, wanted: str | None) -> Object:
 
 
 def _checkpoint_name(revision: Object) -> str | None:
-    return (revision.get("checkpoint") or {}).get("name")
+    """The checkpoint of a revision; None where it serves an address."""
+    name: str | None = (revision.get("checkpoint") or {}).get("name")
+    return name
 
 
 def engine_states(pools: Iterable[Object], loads: Mapping[str, EngineLoad]) -> list[EngineState]:

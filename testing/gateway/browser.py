@@ -27,7 +27,7 @@ LONGEST_MS = 60_000
 
 
 @asynccontextmanager
-async def settled(longest_s: float = 30.0) -> AsyncIterator[None]:
+async def settled(longest_s: float = 20.0) -> AsyncIterator[None]:
     """At the end, wait until the requests that began inside have ended: a server that closes first would cut them."""
     before = len(asyncio.all_tasks())
     yield
@@ -81,8 +81,8 @@ class Stage:
         context.set_default_timeout(LONGEST_MS)
         try:
             page = await context.new_page()
-            page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
-            page.on("pageerror", lambda error: self.problems.append(str(error)))
+            page.on("console", lambda message: self.problems.extend([message.text] if message.type == "error" else []))
+            page.on("pageerror", lambda error: self.problems.extend([str(error)]))
             await page.goto(f"http://127.0.0.1:{self.line.port}/console/{f'#key={token}' if token else ''}")
             yield page
         finally:

@@ -99,6 +99,16 @@ class Relayed:
     close: Callable[[], Awaitable[None]]
 
 
+class Watch(Protocol):
+    """Changes as they come. `aclose` ends the request, also before the first change was read."""
+
+    def __aiter__(self) -> AsyncIterator[Change]: ...
+
+    async def __anext__(self) -> Change: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Cluster(Protocol):
     """The calls of the gateway, with the rights of one caller. Every call may raise an `ApiError`."""
 
@@ -115,7 +125,7 @@ class Cluster(Protocol):
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: str | None = None) -> None:
         """Begin to delete one exact object; another uid or version is a 409."""
 
-    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> Watch:
         """Begin to watch; the changes after a version, until the server ends the watch.
 
         A version that is too old is a 410, at the beginning or on the way.

@@ -12,7 +12,18 @@ from urllib.parse import quote
 
 import httpx
 
-from stoker.gateway.cluster.interface import ApiError, Cause, Change, Kind, Object, Page, Relayed, Selection, Target
+from stoker.gateway.cluster.interface import (
+    ApiError,
+    Cause,
+    Change,
+    Kind,
+    Object,
+    Page,
+    Relayed,
+    Selection,
+    Target,
+    Watch,
+)
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -66,11 +77,11 @@ class RestCluster:
         }
         await self._ask("DELETE", _single(kind, namespace, name), body=options)
 
-    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> Watch:
         query = {**_query(selection), "watch": "true", "allowWatchBookmarks": "true"}
         query |= {"resourceVersion": resource_version, "timeoutSeconds": str(WATCH_S)}
         answer = await self._open(_collection(kind, selection.namespace), query, SILENCE)
-        return _changes(answer, kind)
+        return _OpenWatch(answer, kind)
 
     async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
         query = {"timestamps": "true", **({"follow": "true"} if follow else {})}
@@ -135,6 +146,23 @@ class RestCluster:
         except (httpx.HTTPError, OSError) as error:
             raise _silence(error) from error
         raise refusal(answer.status_code, _object(content), answer.headers)
+
+
+class _OpenWatch:
+    """The changes in an answer, which `aclose` closes: a generator that never began would leave it open."""
+
+    def __init__(self, answer: httpx.Response, kind: Kind) -> None:
+        self._answer = answer
+        self._found = _changes(answer, kind)
+
+    def __aiter__(self) -> AsyncIterator[Change]:
+        return self
+
+    async def __anext__(self) -> Change:
+        return await anext(self._found)
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
 
 
 async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:

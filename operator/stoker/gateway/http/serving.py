@@ -34,7 +34,7 @@ from stoker.gateway.domain.states import phase_of
 from stoker.gateway.domain.views import deployment_view
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.stream import MEDIA_TYPE
+from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream
 from stoker.gateway.http.versions import IfMatch, patch
 from stoker.gateway.models import Deployment, PromoteRequest, RollBackRequest
 from stoker.gateway.observations import EngineLoad, Serving, Traffic
@@ -180,7 +180,7 @@ async def chat(
         text = (await _start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
-    return StreamingResponse(answer.chunks, media_type=media_type, headers={"Cache-Control": "no-store"})
+    return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})
 
 
 async def promote(

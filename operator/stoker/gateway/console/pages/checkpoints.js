@@ -161,7 +161,7 @@ async function promote(checkpoint) {
       ),
     ),
   );
-  const text = `It then serves ${checkpoint.checkpoint_name} instead of the model that its spec names, by its rollout rules.`;
+  const text = `It then serves ${checkpoint.checkpoint_name} instead of the model of its spec, by its rollout rules.`;
   if (!(await confirmed("Promote", text, "Promote", [el("label", { class: "field" }, "Deployment ", chosen)])))
     return;
   await send(

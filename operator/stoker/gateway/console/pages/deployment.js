@@ -196,7 +196,7 @@ function revisionTable(back) {
 }
 
 async function rollBack(path, place, name, revision) {
-  const text = `It then serves ${revision.checkpoint.checkpoint_name} again, by its rollout rules. The rest of its spec stays.`;
+  const text = `It then serves ${revision.checkpoint.checkpoint_name} again; the other fields of its spec stay.`;
   if (!(await confirmed(`Roll ${name} back?`, text, "Roll back"))) return;
   await send(
     address(`${path}/rollback`, { namespace: place }),

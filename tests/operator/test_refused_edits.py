@@ -92,9 +92,10 @@ LIVES = {
         edits=(
             {"memory": {"cpuOffload": True}},
             {"memory": {"nvmeOffload": {"path": "/x"}}, "workers": {"replicas": 4}},
-            {"scheduling": {"queueName": "lab"}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
+            {"memory": {"cpuOffload": True}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
             {
-                "run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}, "backoffLimit": 0},
+                "run": {"backoffLimit": 0},
+                "memory": {"cpuOffload": True},
                 "workers": {"image": "other:2"},
             },
         ),

@@ -42,7 +42,7 @@ def test_a_stream_cut_at_any_byte_arrives_whole() -> None:
     async def scenario() -> None:
         behaviour = Resumable(TOKENS)
         engines = [await FakeEngine(name, behaviour).start() for name in "ab"]
-        async with routed(*engines, hold_s=20) as (router, client):
+        async with routed(*engines, hold_s=20, connect_timeout_s=20) as (router, client):
             for number, cut in enumerate(cuts):
                 behaviour.cuts = [cut, 9 * number + 1]
                 answer = await ask(client)
@@ -67,7 +67,7 @@ def test_a_long_stream_goes_on_behind_what_was_kept_unread() -> None:
         behaviour = Resumable(tokens, [len(whole) // 2, len(whole) // 3])
         engines = [await FakeEngine(name, behaviour).start() for name in "ab"]
         assert len(whole) > 4 * RAW_BYTES
-        async with routed(*engines) as (_, client):
+        async with routed(*engines, connect_timeout_s=20) as (_, client):
             assert told((await ask(client)).text) == told(whole.decode())
             assert [len(state["choices"][0]["tokens"]) for state in behaviour.states] == sorted(
                 len(state["choices"][0]["tokens"]) for state in behaviour.states
@@ -148,7 +148,7 @@ def test_an_engine_that_gives_a_stream_up_is_replaced_but_a_failed_request_is_no
             return await exchange.end()
 
         engines = [await FakeEngine(name, gives_up).start() for name in "ab"]
-        async with routed(*engines) as (router, client):
+        async with routed(*engines, connect_timeout_s=20) as (router, client):
             answer = await ask(client)
             if code == "generation_failed":
                 assert answer.text.endswith(error + DONE.decode())
@@ -173,7 +173,7 @@ def test_a_stream_that_goes_silent_at_a_stalled_engine_moves() -> None:
             return await asyncio.sleep(60)
 
         engines = [await FakeEngine(name, hangs).start() for name in "ab"]
-        async with routed(*engines) as (router, client):
+        async with routed(*engines, connect_timeout_s=20) as (router, client):
             assert told((await ask(client)).text) == told(WHOLE.decode())
             assert count(router, "resumed") == 1
 
@@ -211,7 +211,7 @@ def test_headers_and_the_trace_go_with_the_stream() -> None:
 
         engines = [await FakeEngine(name, notes).start() for name in "ab"]
         trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
-        async with routed(*engines) as (_, client):
+        async with routed(*engines, connect_timeout_s=20) as (_, client):
             await ask(client, authorization="Bearer k", **{"x-request-id": "i-1"}, **trace)
         assert len(headers) == 2
         for one in headers:
@@ -230,7 +230,7 @@ def test_a_client_that_leaves_ends_a_stream_that_went_on() -> None:
             await asyncio.sleep(60)
 
         engines = [await FakeEngine(name, slow).start() for name in "ab"]
-        async with routed(*engines) as (router, client):
+        async with routed(*engines, connect_timeout_s=20) as (router, client):
             async with client.stream("POST", PATH, content=BODY) as answer:
                 received = ""
                 async for text in answer.aiter_text():

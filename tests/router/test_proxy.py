@@ -302,7 +302,7 @@ def test_control_and_unknown_paths_do_not_reach_an_engine() -> None:
 def test_many_concurrent_streams_arrive_whole() -> None:
     async def scenario() -> None:
         engines = [await FakeEngine(name, stream(20, 0.001)).start() for name in "abc"]
-        async with routed(*engines) as (router, client):
+        async with routed(*engines, connect_timeout_s=20) as (router, client):
             answers = await asyncio.gather(*(client.post("/v1/completions", content=b"{}") for _ in range(150)))
             for answer in answers:
                 parts = events(answer.text)

@@ -171,7 +171,7 @@ def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
     A single pod without GPUs is left to the scheduler, unless it has wishes or nodes to avoid.
     """
     alone = nodes == 1 and not job.spec.workers.gpus_per_pod
-    wishes = job.spec.scheduling.topology or job.status.avoided_nodes
+    wishes = job.spec.scheduling.topology or job.status.avoided_nodes or job.spec.run.elastic
     return settings.places_gangs and (not alone or bool(wishes))
 
 

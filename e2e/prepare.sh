@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Debian packages that the nodes of `make cluster` and the image builds need. Installs only what is missing; needs root for that.
+# Debian packages that the nodes of `make cluster`, the image builds and the console's tests need. Installs only what is missing; needs root for that.
 set -euo pipefail
 
-wanted=(runc iptables conntrack busybox-static socat iproute2 buildah containers-storage mmdebstrap skopeo)
+wanted=(runc iptables conntrack busybox-static socat iproute2 buildah containers-storage mmdebstrap skopeo chromium)
 missing=()
 for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")

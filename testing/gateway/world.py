@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from stoker.gateway.http.app import make_app
 from stoker.gateway.http.caller import Gateway
 from stoker.operator.admission.admission import Admission
 from stoker.operator.api.crd import KIND_INFOS, definition
-from stoker.operator.cluster.local.addresses import Addresses
+from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
@@ -66,6 +67,18 @@ def admission() -> Admission:
     return Admission(definition(info) for info in KIND_INFOS)
 
 
+class ServedAddresses(Addresses):
+    """Addresses of 127.0.0.1 alone: a port is the one that a test serves there."""
+
+    def __init__(self) -> None:
+        super().__init__("ports", lambda _: True)
+        self.served: dict[tuple[Host, int], int] = {}
+        """The port of this machine that serves a host's port."""
+
+    def port(self, host: Host, port: int) -> int:
+        return self.served.get((host, port)) or super().port(host, port)
+
+
 @dataclass
 class World:
     """The gateway, and what is behind it."""
@@ -78,6 +91,8 @@ class World:
     """A client of the gateway with the administrator's token."""
     server: ApiServer | None
     gateway: Gateway
+    addresses: ServedAddresses
+    """Where Services and pods of the embedded cluster are reached."""
     api: Any
     """The cluster's API as an ASGI application, without identities."""
 
@@ -117,7 +132,15 @@ class World:
         return self.put_status(found, phase="Complete", step=step, loss="2.5", conditions=[condition])
 
     def pod(
-        self, job: Object, rank: int, log: str, *, attempt: int = 0, phase: str = "Running", gpus: int = 0
+        self,
+        job: Object,
+        rank: int,
+        log: str,
+        *,
+        attempt: int = 0,
+        phase: str = "Running",
+        gpus: int = 0,
+        node: str = "local",
     ) -> Object:
         """Create a trainer's pod of a job with its log."""
         metadata = job["metadata"]
@@ -129,7 +152,7 @@ class World:
         }
         name = f"{metadata['name']}-a{attempt}-{rank}"
         container = {"name": "main", "command": ["true"], "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
-        spec = {"restartPolicy": "Never", "nodeName": "local", "containers": [container]}
+        spec = {"restartPolicy": "Never", "nodeName": node, "containers": [container]}
         place = {"name": name, "namespace": metadata["namespace"], "labels": labels}
         found = self.objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": place, "spec": spec})
         file = self.folders.log(metadata["namespace"], name)
@@ -148,18 +171,20 @@ async def world(
     prometheus: Prometheus | None = None,
     access_options: Mapping[str, Any] | None = None,
     history: int = 5000,
+    now: Callable[[], datetime] | None = None,
 ) -> AsyncIterator[World]:
     """A gateway and its cluster. With `sockets` both are real servers, which streams need."""
     numbers = itertools.count(1)
     clock = FakeClock()
     objects = ObjectStore(
-        now=clock.now,
+        now=now or clock.now,
         new_uid=lambda: f"00000000-0000-4000-8000-{next(numbers):012x}",
         admit=admission().admit,
         history=history,
     )
     pods = PodHttp(new_private_key(), SystemClock(), lambda: "token")
-    cluster = LocalCluster(objects, Addresses("loopback", lambda _: True), pods, SystemClock())
+    addresses = ServedAddresses()
+    cluster = LocalCluster(objects, addresses, pods, SystemClock())
     folders = StateFolders(folder / "state")
     folders.make()
     api: Any = Starlette(routes=kube_routes(cluster, folders, Gpus(gpus)))
@@ -170,7 +195,7 @@ async def world(
         ids = map(str, itertools.count())
         gateway = Gateway(GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
         client = await _client(stack, gateway, sockets)
-        yield World(which, objects, folders, access, client, server, gateway, api)
+        yield World(which, objects, folders, access, client, server, gateway, addresses, api)
 
 
 @asynccontextmanager

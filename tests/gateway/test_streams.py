@@ -192,3 +192,22 @@ def test_a_silent_stream_shows_that_it_is_alive() -> None:
         assert set(seen[1:-1]) == {b": alive\n\n"}
 
     asyncio.run(story())
+
+
+def test_a_client_that_leaves_ends_the_watch_behind_it(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.job("one")
+        for _ in range(3):
+            async with found.client.stream("GET", JOBS, params={"watch": True}) as answer:
+                await take(events(answer), 2)
+        async with asyncio.timeout(60):
+            while any(line.endswith("ACTIVE") for line in connections(found)):
+                await asyncio.sleep(0.02)
+
+    tell(story, sockets=True)
+
+
+def connections(found: World) -> list[str]:
+    """State of each connection between the gateway and the cluster."""
+    pool = found.access.client._transport._pool  # type: ignore[attr-defined]
+    return [line.info().split(",")[1].strip() for line in pool.connections]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
+from stoker.cli.local_console import console_beside
 from stoker.cli.local_gateway import gateway
 from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
 from stoker.cli.targets import belongs_to, fail, kind_of, named_once, prefixed
@@ -92,6 +93,7 @@ local.add_command(gateway)
     help="End when everything applied has completed or serves; exit code 1 if something failed.",
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time to wait, in seconds.")
+@click.option("--ui", is_flag=True, help="Serve the console beside this command, and open it where there is a screen.")
 @click.option(
     "--recreate-lost", is_flag=True, help="Create objects again whose file in the state folder is damaged or missing."
 )
@@ -105,6 +107,7 @@ def apply(
     detach: bool,
     wait: bool,
     timeout_s: float | None,
+    ui: bool,
     recreate_lost: bool,
     as_json: bool,
     namespace: str,
@@ -115,6 +118,8 @@ def apply(
     Without --detach the cluster ends with this command: Ctrl-C lets jobs save, stops every pod and leaves no process
     behind. The state stays; the next apply continues from it.
     """
+    if ui and (as_json or (detach and not wait)):
+        raise click.UsageError("--ui serves while this command runs: leave out --json, and --detach without --wait")
     objects = _manifests(files, claims, namespace)
     client = _client(state)
     started = _ensure(client, addresses, detach=detach)
@@ -125,7 +130,8 @@ def apply(
             _hint(client, as_json=as_json)
         if code or (detach and not wait):
             sys.exit(code)
-        sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
+        with console_beside(client.folders, namespace, wanted=ui):
+            sys.exit(_follow(client, objects, wait=wait, stay=not detach, timeout_s=timeout_s, as_json=as_json))
     except KeyboardInterrupt:
         if not started or (detach and stored):
             click.echo("\nStill running; stop everything with: stoker local down", err=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stoker.gateway.domain.states import CheckpointState, JobState
+from stoker.gateway.observations import PoolState, RevisionState, RolloutState
 
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Positive = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -218,6 +219,8 @@ class Checkpoint(BaseModel):
     message: str
     verified: bool
     in_use: bool
+    in_use_by: list[str] = Field([], description="`Kind/name` of each user")
+    attempt: int | None = Field(None, description="Attempt of the job that wrote it")
     pinned: bool
     folder: str | None
     digest: str | None
@@ -257,9 +260,28 @@ class Deployment(BaseModel):
     ready: str | None
     endpoint: str | None
     checkpoint: CheckpointRef | None
+    models: list[str] = []
+    current_revision: str | None = None
+    pools: list[PoolState] = []
+    revisions: list[RevisionState] = []
+    rollout: RolloutState | None = None
     created_at: str
     resource_version: str
     spec: dict[str, Any]
+
+
+class PromoteRequest(Body):
+    """The checkpoint to serve."""
+
+    checkpoint_id: str = Field(min_length=1, max_length=253, description="UUID or name, in the same namespace")
+
+
+class RollBackRequest(Body):
+    """The revision to go back to."""
+
+    revision: str | None = Field(
+        None, min_length=1, max_length=63, description="Default: the newest one with another checkpoint"
+    )
 
 
 class DeploymentList(BaseModel):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Object = dict[str, Any]
 """A resource as plain JSON data."""
@@ -22,6 +22,7 @@ class Kind:
 JOB = Kind("TrainingJob", "stoker.dev/v1alpha1", "trainingjobs")
 CHECKPOINT = Kind("Checkpoint", "stoker.dev/v1alpha1", "checkpoints")
 DEPLOYMENT = Kind("InferenceDeployment", "stoker.dev/v1alpha1", "inferencedeployments")
+ENGINE_POOL = Kind("EnginePool", "stoker.dev/v1alpha1", "enginepools")
 POD = Kind("Pod", "v1", "pods")
 NODE = Kind("Node", "v1", "nodes")
 EVENT = Kind("Event", "v1", "events")
@@ -78,6 +79,36 @@ class Change:
     object: Object
 
 
+@dataclass(frozen=True)
+class Target:
+    """A port of a Service or a Pod, as the API server's proxy reaches it."""
+
+    plural: Literal["services", "pods"]
+    namespace: str
+    name: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """An answer of a program in the cluster. `chunks` must be read to the end, or `close` called."""
+
+    status: int
+    content_type: str
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]]
+
+
+class Watch(Protocol):
+    """Changes as they come. `aclose` ends the request, also before the first change was read."""
+
+    def __aiter__(self) -> AsyncIterator[Change]: ...
+
+    async def __anext__(self) -> Change: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Cluster(Protocol):
     """The calls of the gateway, with the rights of one caller. Every call may raise an `ApiError`."""
 
@@ -94,10 +125,16 @@ class Cluster(Protocol):
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: str | None = None) -> None:
         """Begin to delete one exact object; another uid or version is a 409."""
 
-    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> Watch:
         """Begin to watch; the changes after a version, until the server ends the watch.
 
         A version that is too old is a 410, at the beginning or on the way.
+        """
+
+    async def relay(self, target: Target, method: str, path: str, body: bytes | None = None) -> Relayed:
+        """Send an HTTP request to a program in the cluster, through the API server's proxy.
+
+        The caller needs the right `services/proxy` or `pods/proxy`. `body` is JSON.
         """
 
     def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:

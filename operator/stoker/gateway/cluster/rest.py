@@ -12,7 +12,18 @@ from urllib.parse import quote
 
 import httpx
 
-from stoker.gateway.cluster.interface import ApiError, Cause, Change, Kind, Object, Page, Selection
+from stoker.gateway.cluster.interface import (
+    ApiError,
+    Cause,
+    Change,
+    Kind,
+    Object,
+    Page,
+    Relayed,
+    Selection,
+    Target,
+    Watch,
+)
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -20,6 +31,7 @@ TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 WATCH_S = 60
 SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
 FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
+RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
 MANAGER = "stoker-gateway"
 MAX_LINE = 8 << 20
 
@@ -65,11 +77,11 @@ class RestCluster:
         }
         await self._ask("DELETE", _single(kind, namespace, name), body=options)
 
-    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> AsyncIterator[Change]:
+    async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> Watch:
         query = {**_query(selection), "watch": "true", "allowWatchBookmarks": "true"}
         query |= {"resourceVersion": resource_version, "timeoutSeconds": str(WATCH_S)}
         answer = await self._open(_collection(kind, selection.namespace), query, SILENCE)
-        return _changes(answer, kind)
+        return _OpenWatch(answer, kind)
 
     async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
         query = {"timestamps": "true", **({"follow": "true"} if follow else {})}
@@ -77,6 +89,19 @@ class RestCluster:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
         async for line in self._lines(path, query, FOLLOW if follow else TIMEOUT):
             yield line
+
+    async def relay(self, target: Target, method: str, path: str, body: bytes | None = None) -> Relayed:
+        """Relay through the proxy of the API server, which does not pass the gateway's token on."""
+        place = f"/api/v1/namespaces/{quote(target.namespace, safe='')}/{target.plural}"
+        url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
+        headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
+        request = self.client.build_request(method, url, headers=headers, content=body, timeout=RELAY)
+        try:
+            answer = await self.client.send(request, stream=True)
+        except (httpx.HTTPError, OSError) as error:
+            raise _silence(error) from error
+        content_type = answer.headers.get("content-type", "")
+        return Relayed(answer.status_code, content_type, _chunks(answer), answer.aclose)
 
     async def review(self, path: str, body: Object) -> Object:
         """POST a review (of a token, of a right) and return the answer."""
@@ -123,6 +148,23 @@ class RestCluster:
         raise refusal(answer.status_code, _object(content), answer.headers)
 
 
+class _OpenWatch:
+    """The changes in an answer, which `aclose` closes: a generator that never began would leave it open."""
+
+    def __init__(self, answer: httpx.Response, kind: Kind) -> None:
+        self._answer = answer
+        self._found = _changes(answer, kind)
+
+    def __aiter__(self) -> AsyncIterator[Change]:
+        return self
+
+    async def __anext__(self) -> Change:
+        return await anext(self._found)
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
+
+
 async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
     """Yield the events of a watch."""
     async for line in _answer_lines(answer):
@@ -130,6 +172,17 @@ async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
         if event["type"] == "ERROR":
             raise refusal(int(event["object"].get("code") or 500), event["object"], {})
         yield Change(event["type"], {**event["object"], "kind": kind.name})
+
+
+async def _chunks(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body of a relayed answer as it comes, and close it."""
+    try:
+        async for chunk in answer.aiter_bytes():
+            yield chunk
+    except (httpx.HTTPError, OSError) as error:
+        raise _silence(error) from error
+    finally:
+        await answer.aclose()
 
 
 async def _answer_lines(answer: httpx.Response) -> AsyncIterator[str]:

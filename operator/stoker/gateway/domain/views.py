@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.gateway.domain.sections import from_spec
+from stoker.gateway.domain.serving import pool_states, revision_states, rollout_state
 from stoker.gateway.domain.states import checkpoint_state, condition, job_state, phase_of
 from stoker.gateway.models import Checkpoint, CheckpointMetadata, CheckpointRef, Deployment, Job, JobAnswer, Progress
 
@@ -61,6 +62,8 @@ def checkpoint_view(found: Object) -> Checkpoint:
         message=str(status.get("message") or ""),
         verified=condition(found, "Verified"),
         in_use=condition(found, "InUse"),
+        in_use_by=[f"{one.get('kind')}/{one.get('name')}" for one in status.get("inUseBy") or ()],
+        attempt=job.get("attempt"),
         pinned=bool(spec.get("pinned")),
         folder=status.get("folder"),
         digest=status.get("digest"),
@@ -91,6 +94,11 @@ def deployment_view(found: Object) -> Deployment:
         ready=status.get("ready"),
         endpoint=status.get("endpoint"),
         checkpoint=_saved(status.get("currentCheckpoint")),
+        models=list(status.get("models") or ()),
+        current_revision=status.get("currentRevision"),
+        pools=pool_states(status),
+        revisions=revision_states(status),
+        rollout=rollout_state(status),
         created_at=metadata["creationTimestamp"],
         resource_version=metadata["resourceVersion"],
         spec=found.get("spec") or {},

@@ -14,12 +14,15 @@ from stoker.gateway.cluster.interface import ApiError
 from stoker.gateway.http.caller import Gateway
 from stoker.gateway.http.checkpoints import checkpoint_routes
 from stoker.gateway.http.cluster import cluster_routes
+from stoker.gateway.http.console import console_routes
 from stoker.gateway.http.deployments import deployment_routes
 from stoker.gateway.http.errors import add_handlers, problem_schema
 from stoker.gateway.http.job_actions import job_action_routes
 from stoker.gateway.http.jobs import job_routes
 from stoker.gateway.http.logs import log_routes
 from stoker.gateway.http.requests import RequestGuard
+from stoker.gateway.http.run_history import run_history_routes
+from stoker.gateway.http.serving import serving_routes
 from stoker.gateway.models import Health
 
 VERSION = "1.0.0"
@@ -46,13 +49,16 @@ def make_app(gateway: Gateway) -> FastAPI:
         job_action_routes(),
         log_routes(),
         checkpoint_routes(),
+        run_history_routes(),
         deployment_routes(),
+        serving_routes(),
         cluster_routes(),
     ):
         app.include_router(router)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
     for path, probe in (("/livez", livez), ("/readyz", health), ("/metrics", metrics)):
         app.add_api_route(path, probe, methods=["GET"], include_in_schema=False)
+    app.router.routes.extend(console_routes())
     add_handlers(app)
     app.add_middleware(RequestGuard, registry=app.state.registry)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ def deployment_routes() -> APIRouter:
         read,
         methods=["GET"],
         response_model=Deployment,
-        responses={304: {"description": "Unchanged"}},
+        responses={200: EVENTS, 304: {"description": "Unchanged"}},
     )
     return router
 
@@ -59,14 +59,20 @@ async def list_deployments(
 
 
 async def read(
+    request: Request,
     deployment_id: ResourceId,
     call: Caller,
     answer: Response,
     namespace: Namespace = None,
+    watch: Watch = False,
+    resource_version: Version = None,
     if_none_match: IfNoneMatch = None,
 ) -> Any:
-    """Read one deployment."""
+    """Read one deployment, or watch it."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
+    if wants_stream(request, watch):
+        one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
+        return await watched(request, call.cluster, DEPLOYMENT, one, resource_version, deployment_view)
     if if_none_match is not None and matches(if_none_match, found):
         return Response(status_code=304, headers={"ETag": etag(found)})
     answer.headers["ETag"] = etag(found)

@@ -65,7 +65,7 @@ async def history(
 ) -> MetricHistory:
     """Read the metrics of a run by step, from the logs of the first pod of each attempt that is still there."""
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
-    pods = [pod for pod in await _pods_of(call, job) if pod["metadata"]["labels"].get(NODE_RANK, "0") == "0"]
+    pods = [pod for pod in await pods_of(call, job) if pod["metadata"]["labels"].get(NODE_RANK, "0") == "0"]
     lines = [line.text for pod in pods for line in await _lines(call.cluster, pod, STEP_LINES)]
     points = metric_points(lines)
     missing = _missing(job, points[0].step if points else None, pods)
@@ -93,10 +93,10 @@ def _missing(job: Object, first: int | None, pods: Sequence[Object]) -> str:
 
 
 async def _pods(call: Call, job_id: str, namespace: str | None) -> list[Object]:
-    return await _pods_of(call, await find(call, JOB, one_namespace(call, namespace), job_id))
+    return await pods_of(call, await find(call, JOB, one_namespace(call, namespace), job_id))
 
 
-async def _pods_of(call: Call, job: Object) -> list[Object]:
+async def pods_of(call: Call, job: Object) -> list[Object]:
     """The trainer's pods of all attempts, in the order of attempt and rank."""
     metadata = job["metadata"]
     own = {JOB_UID: metadata["uid"], ROLE: "trainer"}

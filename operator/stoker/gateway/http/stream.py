@@ -6,17 +6,17 @@ An event's id is the resource version. Without a version the objects that exist 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from stoker.gateway.cluster.interface import ApiError, Change, Cluster, Kind, Object, Selection, list_all
+from stoker.gateway.cluster.interface import ApiError, Change, Cluster, Kind, Object, Selection, Watch, list_all
 from stoker.gateway.http.errors import problem_of
+from stoker.pod.asgi import Receive, Scope, Send
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
@@ -38,8 +38,22 @@ async def watched(
         first, since = await list_all(cluster, kind, selection)
     changes = _Changes(cluster, kind, selection, since)
     await changes.begin()  # a refusal is an answer of its own, not an event
-    events = _events(first, changes, view)
-    return StreamingResponse(with_heartbeat(events), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+    events = with_heartbeat(_events(first, changes, view))
+    return ClosingStream(events, changes.close, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+
+
+class ClosingStream(StreamingResponse):
+    """A stream that ends what it reads from, however it ends: also when the client left before its first part."""
+
+    def __init__(self, parts: AsyncIterator[bytes], close: Callable[[], Awaitable[None]], **options: Any) -> None:
+        super().__init__(parts, **options)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._close()))  # a cancelled request still closes
 
 
 class _Changes:
@@ -47,14 +61,21 @@ class _Changes:
 
     def __init__(self, cluster: Cluster, kind: Kind, selection: Selection, version: str) -> None:
         self.cluster, self.kind, self.selection, self.version = cluster, kind, selection, version
-        self._source: AsyncIterator[Change] | None = None
+        self._source: Watch | None = None
+        self._closed = False
 
     async def begin(self) -> None:
         """Open the watch. Raises ApiError when it is refused."""
         self._source = await self.cluster.watch(self.kind, self.selection, self.version)
 
+    async def close(self) -> None:
+        """End the watch for good."""
+        self._closed = True
+        if self._source is not None:
+            await self._source.aclose()
+
     async def __aiter__(self) -> AsyncIterator[Change]:
-        while True:
+        while not self._closed:
             if self._source is None:
                 await self.begin()
             assert self._source is not None
@@ -101,6 +122,13 @@ async def with_heartbeat(parts: AsyncIterator[bytes], seconds: float = HEARTBEAT
             coming = asyncio.ensure_future(anext(parts))
             yield part
     finally:
+        # Not awaited itself: a scope that is cancelled again and again would pass that on into its clean-up.
+        coming.add_done_callback(_taken)
         coming.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-            await coming
+        await asyncio.wait((coming,))
+
+
+def _taken(part: asyncio.Future[bytes]) -> None:
+    """Take the result of a part that is not needed any more, so that no error of it is reported."""
+    if not part.cancelled():
+        part.exception()

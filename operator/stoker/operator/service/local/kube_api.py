@@ -1,6 +1,7 @@
 """The Kubernetes API of the embedded cluster, as far as the gateway uses it, on the supervisor's Unix socket.
 
-Lists in pages, watches, create, merge patch, delete with preconditions, logs of pods, one Node. Paths, answers and
+Lists in pages, watches, create, merge patch, delete with preconditions, logs of pods, HTTP to pods and Services,
+one Node. Paths, answers and
 `Status` errors are those of an API server, so that one client serves both clusters.
 
 Made by the supervisor. It decides nothing: the object store does.
@@ -26,6 +27,7 @@ from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.objects import matches
 from stoker.operator.cluster.local.pod_status import NODE
 from stoker.operator.domain.plan import Key, Object, Ref
+from stoker.operator.service.local.kube_proxy import KubeProxy
 from stoker.operator.service.local.kube_status import failure
 from stoker.operator.service.local.pod_log import follow, read_tail
 
@@ -38,9 +40,12 @@ MAX_PAGE = 500
 
 def kube_routes(cluster: LocalCluster, folders: StateFolders, gpus: Gpus) -> list[BaseRoute]:
     """Build the routes below `/api` and `/apis`."""
-    api = _KubeApi(cluster, folders, gpus)
+    api, proxy = _KubeApi(cluster, folders, gpus), KubeProxy(cluster)
     pod_log = "/api/v1/namespaces/{namespace}/pods/{name}/log"
+    relayed = "/api/v1/namespaces/{namespace}/%s/{name}/proxy/{path:path}"
     routes: list[BaseRoute] = [
+        Route(relayed % "services", _answering(proxy.service), methods=["GET", "POST"]),
+        Route(relayed % "pods", _answering(proxy.pod), methods=["GET", "POST"]),
         Route(pod_log, _answering(api.log)),
         Route("/api/v1/nodes", _answering(api.nodes)),
         Route("/api/v1/nodes/{name}", _answering(api.node)),

@@ -1,0 +1,70 @@
+"""Take the screenshots of docs/console.md anew, from generated sample data.
+
+.venv/bin/python docs/images/take.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from testing.gateway.browser import stage
+from testing.gateway.console_world import deployment, other_jobs, programs, running_job, use_checkpoint
+from testing.gateway.world import World
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+START = datetime.now(UTC) - timedelta(minutes=60)
+PICTURES = (
+    ("console-jobs", "#/jobs", "light", ".connection[data-state=live]", 520),
+    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1060),
+    ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 860),
+    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1080),
+)
+"""(file, page, colours, element to wait for, height)."""
+
+
+@asynccontextmanager
+async def prepared(found: World) -> AsyncIterator[None]:
+    """Write the sample data."""
+    running_job(found, START)
+    other_jobs(found)
+    deployment(found, START)
+    use_checkpoint(found, "teach-1200", "chat")
+    async with programs(found):
+        yield
+
+
+def main(target: Path) -> None:
+    """Write every picture."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stage(Path(folder), prepared, now=lambda: datetime.now(UTC)) as found,
+    ):
+        for name, hash_, scheme, sign, height in PICTURES:
+
+            async def take(page: Page, name=name, hash_=hash_, sign=sign, height=height) -> None:  # type: ignore[no-untyped-def]
+                await page.set_viewport_size({"width": 1280, "height": height})
+                await page.evaluate("hash => { location.hash = hash }", hash_)
+                await page.locator(sign).first.wait_for()
+                if "deployment" in name:
+                    await page.get_by_label("Message").fill("How are ranks counted?")
+                    await page.keyboard.press("Enter")
+                    await page.locator(".said[data-who=assistant]").filter(has_text="ranks").wait_for()
+                    await page.evaluate("scrollTo(0, 0)")
+                await page.wait_for_timeout(6000 if "deployment" in name else 800)
+                await page.screenshot(path=str(target / f"{name}.png"))
+
+            found.run(take, color_scheme=scheme)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -1,0 +1,118 @@
+// A chat with a deployment, through the gateway. The answer comes word by word and is shown as text.
+import { address, open } from "./api.js";
+import { el } from "./dom.js";
+import { eventsOf } from "./events.js";
+
+/** Make the chat. `model(name)` names the model to ask. */
+export function chat(path, place, signal) {
+  const messages = [];
+  let model = "",
+    running = null;
+  const log = el("div", { class: "chat-log", role: "log", "aria-label": "Conversation", tabindex: "0" });
+  const text = el("textarea", { rows: 2, "aria-label": "Message", placeholder: "Ask something", maxlength: 20000 });
+  const send = el("button", { type: "submit", class: "primary" }, "Send");
+  const stop = el("button", { type: "button", hidden: true, on: { click: () => running?.abort() } }, "Stop");
+  const clear = el(
+    "button",
+    {
+      type: "button",
+      on: {
+        click: () => {
+          running?.abort();
+          messages.length = 0;
+          log.replaceChildren();
+        },
+      },
+    },
+    "Clear",
+  );
+  const limit = el("input", {
+    type: "number",
+    min: 1,
+    max: 32768,
+    value: 256,
+    "aria-label": "Longest answer in tokens",
+  });
+  const warm = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7, "aria-label": "Temperature" });
+  const form = el(
+    "form",
+    {
+      class: "chat-form",
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          ask();
+        },
+      },
+    },
+    text,
+    el(
+      "div",
+      { class: "buttons" },
+      el("label", { class: "field" }, "Tokens ", limit),
+      el("label", { class: "field" }, "Temperature ", warm),
+      clear,
+      stop,
+      send,
+    ),
+  );
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      ask();
+    }
+  });
+  signal.addEventListener("abort", () => running?.abort(), { once: true });
+
+  function line(who, words) {
+    const said = el("p", { class: "words" }, words);
+    log.append(el("div", { class: "said", data: { who } }, el("strong", {}, who === "user" ? "You" : "Model"), said));
+    log.scrollTop = log.scrollHeight;
+    return said;
+  }
+
+  async function ask() {
+    const words = text.value.trim();
+    if (!words || running) return;
+    text.value = "";
+    messages.push({ role: "user", content: words });
+    line("user", words);
+    const answer = line("assistant", "");
+    running = new AbortController();
+    [send.disabled, stop.hidden] = [true, false];
+    try {
+      const body = {
+        model,
+        messages,
+        max_tokens: Number(limit.value) || 256,
+        temperature: Number(warm.value),
+        stream: true,
+      };
+      const found = await open(address(path, { namespace: place }), { method: "POST", body, signal: running.signal });
+      for await (const { data } of eventsOf(found.body, running.signal)) {
+        if (data === "[DONE]") break;
+        const part = JSON.parse(data);
+        if (part.error) throw new Error(part.error.message);
+        answer.textContent += part.choices?.[0]?.delta?.content ?? "";
+        log.scrollTop = log.scrollHeight;
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") {
+        answer.dataset.tone = "bad";
+        answer.append(answer.textContent ? ` [${error.message}]` : error.message);
+      }
+    } finally {
+      if (answer.dataset.tone !== "bad" && answer.textContent)
+        messages.push({ role: "assistant", content: answer.textContent });
+      else messages.pop();
+      running = null;
+      [send.disabled, stop.hidden] = [false, true];
+    }
+  }
+  return {
+    element: el("div", { class: "chat" }, log, form),
+    model: (name) => {
+      model = name;
+    },
+  };
+}

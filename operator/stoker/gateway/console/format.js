@@ -1,0 +1,95 @@
+// Numbers, times and states as people read them.
+import { el } from "./dom.js";
+
+const whole = new Intl.NumberFormat("en");
+export const DASH = "–";
+
+export const count = (value) => (value === null || value === undefined ? DASH : whole.format(value));
+
+/** Four significant digits; small and large numbers by powers of ten. */
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return DASH;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+}
+
+export const percent = (part) =>
+  part === null || part === undefined ? DASH : `${(part * 100).toFixed(part < 0.1 ? 1 : 0)} %`;
+
+export function bytes(value) {
+  if (value === null || value === undefined) return DASH;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let size = value,
+    unit = 0;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit ? size.toFixed(size < 10 ? 1 : 0) : size} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return DASH;
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60 ? `${s % 60} s` : ""}`.trim();
+  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** Milliseconds or seconds, for latencies. */
+export function latency(seconds) {
+  if (seconds === null || seconds === undefined) return DASH;
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 0)} s`;
+}
+
+export const seconds = (from, to) => (from ? ((to ? Date.parse(to) : Date.now()) - Date.parse(from)) / 1000 : null);
+export const age = (time) => duration(seconds(time));
+
+/** A moment, with the whole time as its title. */
+export function moment(time) {
+  if (!time) return DASH;
+  const date = new Date(time);
+  const near = Date.now() - date.getTime() < 86400000;
+  const text = near
+    ? date.toLocaleTimeString("en-GB")
+    : date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+  return el("time", { datetime: time, title: time }, text);
+}
+
+const TONES = {
+  Running: "good",
+  Completed: "good",
+  Serving: "good",
+  Complete: "good",
+  Ready: "good",
+  Succeeded: "good",
+  Failed: "bad",
+  Corrupt: "bad",
+  Stalled: "bad",
+  Failing: "bad",
+  NotReady: "bad",
+  Restarting: "warn",
+  Degraded: "warn",
+  Checkpointing: "busy",
+  Saving: "busy",
+  Starting: "busy",
+  Updating: "busy",
+  Suspending: "busy",
+  Cancelling: "busy",
+  Loading: "busy",
+  Warming: "busy",
+  Draining: "warn",
+  Cordoned: "warn",
+};
+
+/** A phase as a labelled badge. The word says everything; its colour repeats it. */
+export const badge = (phase) => el("span", { class: "badge", data: { tone: TONES[phase] ?? "calm" } }, phase || DASH);
+
+/** A share from 0 to 1 as a bar with its number. */
+export function meter(share, label) {
+  if (share === null || share === undefined) return DASH;
+  const bar = el("meter", { min: 0, max: 1, low: 0.7, high: 0.9, optimum: 0, value: share, "aria-label": label });
+  return el("span", { class: "meter" }, bar, percent(share));
+}

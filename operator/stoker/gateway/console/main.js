@@ -1,0 +1,108 @@
+// The application: which page is shown, whether the connection lives, light or dark, who is signed in.
+import { el, fill } from "./dom.js";
+import * as session from "./session.js";
+import * as checkpoints from "./pages/checkpoints.js";
+import * as cluster from "./pages/cluster.js";
+import * as deployment from "./pages/deployment.js";
+import * as deployments from "./pages/deployments.js";
+import * as job from "./pages/job.js";
+import * as jobs from "./pages/jobs.js";
+import * as signIn from "./pages/sign_in.js";
+
+const PAGES = [
+  [/^#\/jobs\/([^/]+)\/([^/]+)$/, job],
+  [/^#\/jobs$/, jobs],
+  [/^#\/checkpoints$/, checkpoints],
+  [/^#\/deployments\/([^/]+)\/([^/]+)$/, deployment],
+  [/^#\/deployments$/, deployments],
+  [/^#\/cluster$/, cluster],
+];
+const at = (id) => document.getElementById(id);
+let leave = new AbortController();
+
+function route({ focus = false } = {}) {
+  leave.abort();
+  leave = new AbortController();
+  const page = { signal: leave.signal, connection, refused };
+  connection("idle", "");
+  const main = at("main");
+  if (!session.token()) return open(signIn, main, page, [], focus);
+  const hash = location.hash || "#/jobs";
+  for (const [pattern, found] of PAGES) {
+    const match = pattern.exec(hash);
+    if (match) return open(found, main, page, match.slice(1).map(decodeURIComponent), focus);
+  }
+  document.title = "Stoker";
+  return fill(main, el("h1", {}, "No such page"), el("p", {}, el("a", { href: "#/jobs" }, "All jobs")));
+}
+
+function open(found, main, page, parameters, focus) {
+  document.title = `${found.title(parameters)} · Stoker`;
+  for (const link of at("pages").children) {
+    const here = location.hash === link.hash || location.hash.startsWith(`${link.hash}/`);
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  fill(main);
+  found.show(main, page, parameters, () => route());
+  if (focus) main.focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+/** Show the state of the connection. What is on the page stays, and is marked as old. */
+function connection(state, why) {
+  const shown = at("connection");
+  shown.dataset.state = state;
+  shown.textContent = { idle: "", live: "Live", lost: "Connection lost" }[state];
+  at("lost").hidden = state !== "lost";
+  at("lost").textContent =
+    state === "lost" ? `Connection lost: ${why}. What you see may be old; the console tries again.` : "";
+  document.body.toggleAttribute("data-stale", state === "lost");
+}
+
+/** The gateway refused for good: sign in again, or say why. */
+function refused(error) {
+  if (error.status === 401) {
+    session.setToken("");
+    route();
+    return;
+  }
+  connection("idle", "");
+  at("main").prepend(
+    el(
+      "p",
+      { class: "refused", role: "alert" },
+      error.status === 403 ? `Not allowed: ${error.message}` : error.message,
+    ),
+  );
+}
+
+function theme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("stoker.theme", root.dataset.theme);
+  dispatchEvent(new Event("stoker-theme"));
+}
+
+session.adoptKey();
+const chosen = localStorage.getItem("stoker.theme");
+if (chosen) document.documentElement.dataset.theme = chosen;
+at("namespace").value = session.namespace();
+at("namespace").addEventListener("change", (event) => {
+  session.setNamespace(event.target.value.trim());
+  route();
+});
+at("theme").addEventListener("click", theme);
+at("sign-out").addEventListener("click", () => {
+  session.setToken("");
+  route();
+});
+at("skip").addEventListener("click", () => at("main").focus());
+addEventListener("hashchange", () => {
+  session.adoptKey();
+  route({ focus: true });
+});
+route();

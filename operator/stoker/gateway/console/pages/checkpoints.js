@@ -1,0 +1,172 @@
+// Checkpoints: which run and attempt wrote each, what goes on from it, who uses it; promotion to a deployment.
+import { actionButton, confirmed, notice, send } from "../actions.js";
+import { address, read, resource } from "../api.js";
+import { el, fill, panel } from "../dom.js";
+import { badge, bytes, count, moment, number } from "../format.js";
+import { CHECKPOINTS, JOBS, liveList } from "../live.js";
+import { table } from "../table.js";
+import { jobLink } from "./jobs.js";
+
+export const title = () => "Checkpoints";
+
+export function show(main, page) {
+  let checkpoints = [],
+    jobs = [];
+  const lineage = el("div");
+  const rows = table({
+    caption: "Checkpoints",
+    columns: [
+      { title: "Checkpoint", sort: (one) => one.checkpoint_name, cell: (one) => one.checkpoint_name },
+      {
+        title: "Job",
+        sort: (one) => one.job_name,
+        cell: (one) =>
+          one.job_name
+            ? el(
+                "a",
+                { href: jobLink(one.namespace, one.job_name), data: { focus: one.checkpoint_id } },
+                one.job_name,
+              )
+            : "imported",
+      },
+      { title: "Step", numeric: true, sort: (one) => one.step, cell: (one) => count(one.step) },
+      {
+        title: "State",
+        sort: (one) => one.phase,
+        cell: (one) => [badge(one.phase), one.verified ? " verified" : " not verified", one.pinned ? ", pinned" : ""],
+      },
+      { title: "Loss", numeric: true, sort: (one) => one.metadata.loss, cell: (one) => number(one.metadata.loss) },
+      {
+        title: "Validation",
+        numeric: true,
+        sort: (one) => one.metadata.validation_loss,
+        cell: (one) => number(one.metadata.validation_loss),
+      },
+      { title: "Size", numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
+      { title: "Used by", cell: (one) => one.in_use_by.join(", ") },
+      { title: "Saved", sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
+      {
+        title: "",
+        cell: (one) =>
+          one.verified &&
+          one.status === "COMPLETE" &&
+          actionButton("Promote", () => promote(one), { "aria-label": `Promote ${one.checkpoint_name}` }),
+      },
+    ],
+    key: (one) => one.checkpoint_id,
+    version: (one) => one.resource_version,
+    filter: (one) => `${one.checkpoint_name} ${one.job_name ?? "imported"} ${one.phase} ${one.in_use_by.join(" ")}`,
+    empty: "No checkpoint here.",
+  });
+  fill(main, el("h1", {}, "Checkpoints"), panel("Lineage", lineage), panel("All", rows.element));
+  const draw = () => fill(lineage, families(checkpoints, jobs));
+  liveList(CHECKPOINTS, page, (found) => {
+    checkpoints = found.sort(
+      (a, b) => b.timestamp.localeCompare(a.timestamp) || a.checkpoint_name.localeCompare(b.checkpoint_name),
+    );
+    rows.update(checkpoints);
+    draw();
+  });
+  liveList(JOBS, page, (found) => {
+    jobs = found;
+    draw();
+  });
+}
+
+/** For each run its attempts, and in each attempt its saves in the order of their steps. */
+function families(checkpoints, jobs) {
+  const known = new Map();
+  for (const one of checkpoints) {
+    const key = `${one.namespace}/${one.job_name ?? ""}`;
+    known.set(key, [...(known.get(key) ?? []), one]);
+  }
+  if (!known.size) return el("p", { class: "empty" }, "No checkpoint here.");
+  const origins = jobs.map((job) => ({ job, from: job.spec.modelFrom?.checkpoint?.name })).filter((one) => one.from);
+  return el(
+    "ul",
+    { class: "families" },
+    [...known.values()].map((own) => family(own, origins)),
+  );
+}
+
+function family(own, origins) {
+  const { namespace, job_name: job } = own[0];
+  const origin = origins.find((one) => one.job.job_name === job && one.job.namespace === namespace);
+  const attempts = new Map();
+  for (const one of [...own].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)))
+    attempts.set(one.attempt ?? 0, [...(attempts.get(one.attempt ?? 0) ?? []), one]);
+  return el(
+    "li",
+    {},
+    el(
+      "h3",
+      {},
+      job ? el("a", { href: jobLink(namespace, job) }, job) : "Imported",
+      origin && el("span", { class: "muted" }, ` began at ${origin.from}`),
+    ),
+    [...attempts.entries()]
+      .sort(([a], [b]) => a - b)
+      .map(([number, saves]) =>
+        el(
+          "div",
+          { class: "chain" },
+          el("span", { class: "muted" }, job ? `attempt ${number}` : ""),
+          el(
+            "ol",
+            {},
+            saves.map((one) =>
+              save(
+                one,
+                origins.filter((found) => found.from === one.checkpoint_name && found.job.namespace === namespace),
+              ),
+            ),
+          ),
+        ),
+      ),
+  );
+}
+
+function save(one, children) {
+  const tone = one.phase === "Corrupt" || one.phase === "Failed" ? "bad" : one.verified ? "good" : "busy";
+  const users = [...one.in_use_by, ...children.map(({ job }) => `continued by ${job.job_name}`)];
+  return el(
+    "li",
+    { class: "save", data: { tone }, title: `${one.checkpoint_name}: ${one.phase}` },
+    el("span", {}, one.step === null ? one.checkpoint_name : `step ${count(one.step)}`),
+    el("span", { class: "unseen" }, one.verified ? ", verified" : `, ${one.phase}, not verified`),
+    users.length > 0 && el("span", { class: "users" }, users.join(", ")),
+  );
+}
+
+async function promote(checkpoint) {
+  let found;
+  try {
+    found = (await read(address("/v1/deployments", { namespace: checkpoint.namespace, limit: 500 }))).items;
+  } catch (error) {
+    notice(error.message, true);
+    return;
+  }
+  if (!found.length) {
+    notice(`No deployment in namespace ${checkpoint.namespace}`, true);
+    return;
+  }
+  const chosen = el(
+    "select",
+    {},
+    found.map((one) =>
+      el(
+        "option",
+        { value: one.deployment_name },
+        `${one.deployment_name} (${one.checkpoint?.checkpoint_name ?? "no checkpoint"})`,
+      ),
+    ),
+  );
+  const text = `It then serves ${checkpoint.checkpoint_name} instead of the model of its spec, by its rollout rules.`;
+  if (!(await confirmed("Promote", text, "Promote", [el("label", { class: "field" }, "Deployment ", chosen)])))
+    return;
+  await send(
+    address(`${resource("deployments", chosen.value)}/promote`, { namespace: checkpoint.namespace }),
+    { method: "POST", body: { checkpoint_id: checkpoint.checkpoint_id } },
+    `${chosen.value} moves to ${checkpoint.checkpoint_name}`,
+  );
+}

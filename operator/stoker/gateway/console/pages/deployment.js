@@ -1,0 +1,206 @@
+// One deployment: pools, engines with their load, traffic, revisions with roll back, and a chat.
+import { actionButton, confirmed, send } from "../actions.js";
+import { address, resource } from "../api.js";
+import { el, fill, panel } from "../dom.js";
+import { DASH, badge, count, latency, meter, moment, number } from "../format.js";
+import { liveOne, reader } from "../live.js";
+import { table } from "../table.js";
+import { facts } from "../timeline.js";
+import { between, quantile } from "../traffic.js";
+import { chat } from "../chat.js";
+
+const MEASURED_MS = 5000;
+const SECOND_MS = 1000; // a rate needs two answers
+
+export const title = ([, name]) => `Deployment ${name}`;
+
+export function show(main, page, [place, name]) {
+  const path = resource("deployments", name);
+  const head = el("div"),
+    why = el("p", { class: "why-line", role: "status" }),
+    summary = el("div"),
+    traffic = el("div");
+  const pools = poolTable(),
+    engines = engineTable(),
+    revisions = revisionTable((revision) => rollBack(path, place, name, revision));
+  const talk = chat(`${path}/chat/completions`, place, page.signal);
+  fill(
+    main,
+    head,
+    why,
+    summary,
+    el("div", { class: "columns" }, panel("Traffic", traffic), panel("Pools", pools.element)),
+    panel("Engines", engines.element),
+    panel("Revisions", revisions.element),
+    panel("Chat", talk.element),
+  );
+
+  let earlier = null;
+  const measured = reader(
+    `${path}/serving`,
+    { namespace: place },
+    page,
+    (found, error) => {
+      if (!found) {
+        fill(traffic, el("p", { class: "empty" }, error.message));
+        return;
+      }
+      engines.update(found.engines.map((one) => ({ ...one, version: JSON.stringify(one) })));
+      fill(traffic, trafficFacts(found, between(earlier, found)));
+      earlier = found;
+    },
+    SECOND_MS,
+  );
+  const timer = setInterval(() => {
+    if (!document.hidden) measured();
+  }, MEASURED_MS);
+  setTimeout(() => !page.signal.aborted && measured(), SECOND_MS);
+  page.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+
+  liveOne(
+    path,
+    place,
+    page,
+    (found) => {
+      fill(head, el("h1", {}, found.deployment_name, " ", badge(found.phase)));
+      why.textContent = found.message;
+      fill(
+        summary,
+        facts([
+          ["Ready", found.ready ?? DASH],
+          [
+            "Serves",
+            found.checkpoint
+              ? `${found.checkpoint.checkpoint_name}, step ${count(found.checkpoint.step)}`
+              : (found.spec.model?.uri ?? DASH),
+          ],
+          ["Names", found.models.join(", ") || DASH],
+          ["Endpoint in the cluster", found.endpoint ?? DASH],
+          ["Follows", follows(found.spec.model)],
+          [
+            "Rollout",
+            found.rollout
+              ? `${found.rollout.phase}: ${found.rollout.from_revision ?? "nothing"} to ${found.rollout.to_revision}`
+              : "none",
+          ],
+        ]),
+      );
+      pools.update(found.pools.map((pool) => ({ ...pool, version: JSON.stringify(pool) })));
+      revisions.update(
+        found.revisions.map((one) => ({
+          ...one,
+          current: found.current_revision,
+          served: found.checkpoint?.checkpoint_name,
+          version: `${one.name}${one.share}${found.current_revision}`,
+        })),
+      );
+      talk.model(found.models[0] ?? found.deployment_name);
+      measured();
+    },
+    () => {
+      why.textContent = "This deployment was deleted.";
+    },
+  );
+}
+
+function follows(model) {
+  const selector = model?.checkpointSelector;
+  return selector
+    ? `the ${selector.policy ?? "newest"} verified checkpoint of ${selector.jobRef?.name}`
+    : "nothing: the checkpoint is fixed";
+}
+
+function trafficFacts(found, rates) {
+  const t = found.traffic;
+  const why = Object.entries(found.unavailable).map(([what, reason]) =>
+    el("p", { class: "muted" }, `${what}: ${reason}`),
+  );
+  if (!t) return why;
+  const shown = rates ?? {};
+  return [
+    facts([
+      ["Requests per second", number(shown.requestsPerSecond)],
+      ["Errors per second", number(shown.errorsPerSecond)],
+      ["First byte, half within", latency(quantile(shown.firstByte ?? [], 0.5))],
+      ["First byte, 95 % within", latency(quantile(shown.firstByte ?? [], 0.95))],
+      ["First token, 95 % within", latency(quantile(shown.firstToken ?? [], 0.95))],
+      ["Unfinished", count(t.pending)],
+      ["Held", count(t.held)],
+      ["Answers since start", count(Object.values(t.requests).reduce((sum, value) => sum + value, 0))],
+    ]),
+    found.routers > 1 && el("p", { class: "muted" }, `Counters of one of ${found.routers} routers.`),
+    why,
+  ];
+}
+
+function poolTable() {
+  return table({
+    caption: "Pools",
+    empty: "No pool yet.",
+    key: (one) => one.name,
+    version: (one) => one.version,
+    columns: [
+      { title: "Pool", cell: (one) => one.name },
+      { title: "Role", cell: (one) => one.role },
+      { title: "Ready", numeric: true, cell: (one) => `${one.ready} / ${one.replicas}` },
+      { title: "Updated", numeric: true, cell: (one) => count(one.updated) },
+      { title: "Why", cell: (one) => one.message },
+    ],
+  });
+}
+
+function engineTable() {
+  return table({
+    caption: "Engines",
+    empty: "No engine yet.",
+    key: (one) => one.pod_name,
+    version: (one) => one.version,
+    columns: [
+      { title: "Engine", cell: (one) => one.pod_name },
+      { title: "Pool", cell: (one) => one.pool },
+      { title: "Revision", cell: (one) => one.revision },
+      { title: "Phase", cell: (one) => badge(one.draining ? "Draining" : one.phase) },
+      { title: "Running", numeric: true, cell: (one) => count(one.load?.running) },
+      { title: "Waiting", numeric: true, cell: (one) => count(one.load?.waiting) },
+      { title: "KV cache", cell: (one) => meter(one.load?.kv_cache_usage, `KV cache of ${one.pod_name}`) },
+      { title: "Why", cell: (one) => one.message },
+    ],
+  });
+}
+
+function revisionTable(back) {
+  return table({
+    caption: "Revisions",
+    empty: "No revision yet.",
+    key: (one) => one.name,
+    version: (one) => one.version,
+    columns: [
+      { title: "Revision", cell: (one) => one.name },
+      { title: "Traffic", numeric: true, cell: (one) => `${one.share} %` },
+      {
+        title: "Checkpoint",
+        cell: (one) =>
+          one.checkpoint ? `${one.checkpoint.checkpoint_name}, step ${count(one.checkpoint.step)}` : DASH,
+      },
+      { title: "Made", cell: (one) => moment(one.created_at) },
+      {
+        title: "",
+        cell: (one) =>
+          one.checkpoint &&
+          one.name !== one.current &&
+          one.checkpoint.checkpoint_name !== one.served &&
+          actionButton("Roll back", () => back(one), { "aria-label": `Roll back to ${one.name}` }),
+      },
+    ],
+  });
+}
+
+async function rollBack(path, place, name, revision) {
+  const text = `It then serves ${revision.checkpoint.checkpoint_name} again; the other fields of its spec stay.`;
+  if (!(await confirmed(`Roll ${name} back?`, text, "Roll back"))) return;
+  await send(
+    address(`${path}/rollback`, { namespace: place }),
+    { method: "POST", body: { revision: revision.name } },
+    `${name} goes back to ${revision.checkpoint.checkpoint_name}`,
+  );
+}

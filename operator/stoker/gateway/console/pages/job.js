@@ -1,0 +1,234 @@
+// One job: what it measures, its attempts and their causes, its ranks, its use of time, and the actions on it.
+import { actionButton, confirmed, notice, send } from "../actions.js";
+import { address, onceKey, resource } from "../api.js";
+import { el, fill, panel } from "../dom.js";
+import { badge, bytes, count, duration, moment, number } from "../format.js";
+import { liveOne, reader } from "../live.js";
+import { MISSING, figure, library } from "../plots.js";
+import { table } from "../table.js";
+import { facts, goodputBar, rankMap, timeline } from "../timeline.js";
+import { jobLink } from "./jobs.js";
+
+const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
+const SERIES = [
+  [
+    "Loss",
+    [
+      { title: "loss", colour: "--series-1", pick: (p) => p.loss },
+      { title: "validation loss", colour: "--series-2", pick: (p) => p.validation_loss, points: true },
+    ],
+  ],
+  ["Learning rate", [{ title: "rate", colour: "--series-3", pick: (p) => p.learning_rate }]],
+  ["Gradient norm", [{ title: "norm", colour: "--series-4", pick: (p) => p.gradient_norm }]],
+  ["Tokens per second", [{ title: "tokens/s", colour: "--series-5", pick: (p) => p.tokens_per_second }]],
+];
+
+export const title = ([, name]) => `Job ${name}`;
+
+export async function show(main, page, [place, name]) {
+  const path = resource("training/jobs", name);
+  const uPlot = await library();
+  if (page.signal.aborted) return;
+  const head = el("div"),
+    why = el("p", { class: "why-line", role: "status" }),
+    buttons = el("div", { class: "buttons" });
+  const summary = el("div"),
+    missing = el("p", { class: "muted" });
+  const figures = SERIES.map(([heading, series]) => figure(uPlot, heading, series, page.signal, `job-${name}`));
+  const lines = el("div"),
+    ranks = el("div"),
+    time = el("div"),
+    saves = checkpointTable();
+  fill(
+    main,
+    head,
+    why,
+    buttons,
+    summary,
+    uPlot ? null : el("p", { class: "hint" }, MISSING),
+    el(
+      "div",
+      { class: "figures" },
+      figures.map((one) => one.element),
+    ),
+    missing,
+    panel("Attempts", lines),
+    el("div", { class: "columns" }, panel("Goodput", time), panel("Ranks on nodes", ranks)),
+    panel("Checkpoints", saves.element),
+  );
+
+  const points = new Map();
+  let newest = 0,
+    avoided = [],
+    pods = [];
+  const drawPlots = () => {
+    const sorted = [...points.values()].sort((a, b) => a.step - b.step);
+    for (const one of figures) one.update(sorted);
+  };
+  const metrics = reader(
+    `${path}/metrics`,
+    () => ({ namespace: place, after_step: newest }),
+    page,
+    (found, error) => {
+      if (!found) {
+        missing.textContent = `The history of metrics cannot be read: ${error.message}`;
+        return;
+      }
+      missing.textContent = found.missing ? `Not covered: ${found.missing}` : "";
+      for (const point of found.points) points.set(point.step, { ...points.get(point.step), ...point });
+      newest = Math.max(newest, ...found.points.slice(-1).map((point) => point.step));
+      drawPlots();
+    },
+  );
+  const attempts = reader(`${path}/attempts`, { namespace: place }, page, (found) => {
+    if (!found) return;
+    fill(lines, timeline(found.attempts));
+    fill(time, goodputBar(found.goodput));
+    avoided = found.avoided_nodes;
+    fill(ranks, rankMap(pods, avoided));
+  });
+  const placed = reader(`${path}/pods`, { namespace: place }, page, (found) => {
+    if (found) {
+      pods = found;
+      fill(ranks, rankMap(pods, avoided));
+    }
+  });
+  const checkpoints = reader(
+    `${path}/checkpoints`,
+    { namespace: place, limit: 500 },
+    page,
+    (found) => found && saves.update(found),
+  );
+
+  let restarts = null;
+  liveOne(
+    path,
+    place,
+    page,
+    (job) => {
+      if (restarts !== null && job.metrics.restarts > restarts) newest = 0; // repeated steps have new values
+      restarts = job.metrics.restarts;
+      fill(head, el("h1", {}, job.job_name, " ", badge(job.phase)));
+      why.textContent = job.message;
+      drawButtons(buttons, job, path);
+      fill(summary, overview(job));
+      const { step } = job.metrics;
+      if (step !== null && !points.has(step)) {
+        points.set(step, pointOf(job.metrics));
+        drawPlots();
+      }
+      metrics();
+      attempts();
+      placed();
+      checkpoints();
+    },
+    () => {
+      why.textContent = "This job was deleted.";
+      fill(buttons);
+    },
+  );
+}
+
+const pointOf = ({ step, loss, learning_rate, gradient_norm, tokens_per_second }) => ({
+  step,
+  loss,
+  learning_rate,
+  gradient_norm,
+  tokens_per_second,
+  validation_loss: null,
+});
+
+function overview(job) {
+  const m = job.metrics;
+  return facts([
+    ["Step", `${count(m.step)}${m.total_steps ? ` of ${count(m.total_steps)}` : ""}`],
+    ["Loss", number(m.loss)],
+    ["Validation loss", number(m.validation_loss)],
+    ["Tokens", count(m.consumed_tokens)],
+    ["Tokens per second", count(m.tokens_per_second && Math.round(m.tokens_per_second))],
+    ["Time left", duration(job.status === "RUNNING" ? m.eta_seconds : null)],
+    ["Ranks", count(job.world_size)],
+    ["Restarts", count(m.restarts)],
+    ["Lost steps", count(m.lost_steps)],
+    [
+      "Newest verified checkpoint",
+      job.newest_verified_checkpoint ? `step ${count(job.newest_verified_checkpoint.step)}` : "none",
+    ],
+    ["Started", moment(job.started_at)],
+    ["Finished", moment(job.finished_at)],
+  ]);
+}
+
+function drawButtons(place, job, path) {
+  const state = `${job.status}${job.spec.run?.suspend ?? false}${job.spec.run?.cancel ?? false}`;
+  if (place.dataset.state === state) return;
+  place.dataset.state = state;
+  const query = { namespace: job.namespace };
+  const ended = ENDED.includes(job.status),
+    stopped = ended || job.spec.run?.suspend;
+  const post = (verb, done, headers = {}) =>
+    send(address(`${path}/${verb}`, query), { method: "POST", body: {}, headers }, done);
+  fill(
+    place,
+    !ended &&
+      !job.spec.run?.suspend &&
+      actionButton(
+        "Save now",
+        () =>
+          post("checkpoint", (found) => `Save asked for: ${found.checkpoint_name}`, { "Idempotency-Key": onceKey() }),
+        { class: "primary" },
+      ),
+    !stopped &&
+      actionButton("Suspend", async () => {
+        const sure = await confirmed(
+          `Suspend ${job.job_name}?`,
+          "It saves, gives its nodes back, and goes on from there when it is resumed.",
+          "Suspend",
+        );
+        if (sure) await post("suspend", `${job.job_name} is being suspended`);
+      }),
+    stopped &&
+      !job.spec.run?.cancel &&
+      actionButton(ended ? "Continue as a new job" : "Resume", async () => {
+        const text = ended
+          ? "A new job begins at its newest verified checkpoint."
+          : "It goes on from its newest verified checkpoint.";
+        if (!(await confirmed(`Resume ${job.job_name}?`, text, "Resume"))) return;
+        const found = await post("resume", `${job.job_name} is being resumed`, { "Idempotency-Key": onceKey() });
+        if (found && found.job_name !== job.job_name) location.hash = jobLink(found.namespace, found.job_name);
+      }),
+    !ended &&
+      !job.spec.run?.cancel &&
+      actionButton(
+        "Cancel",
+        async () => {
+          const sure = await confirmed(
+            `Cancel ${job.job_name}?`,
+            "It saves once more and then ends for good.",
+            "Cancel the job",
+          );
+          if (sure && (await send(address(path, query), { method: "DELETE" }, `${job.job_name} is being cancelled`)))
+            notice("Its checkpoints stay.");
+        },
+        { class: "danger" },
+      ),
+  );
+}
+
+function checkpointTable() {
+  return table({
+    caption: "Checkpoints of this job",
+    columns: [
+      { title: "Checkpoint", cell: (one) => one.checkpoint_name },
+      { title: "Step", numeric: true, sort: (one) => one.step, cell: (one) => count(one.step) },
+      { title: "State", cell: (one) => [badge(one.phase), one.verified ? " verified" : " not verified"] },
+      { title: "Loss", numeric: true, sort: (one) => one.metadata.loss, cell: (one) => number(one.metadata.loss) },
+      { title: "Size", numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
+      { title: "Used by", cell: (one) => one.in_use_by.join(", ") },
+      { title: "Saved", sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
+    ],
+    key: (one) => one.checkpoint_id,
+    version: (one) => one.resource_version,
+    empty: "No checkpoint yet.",
+  });
+}

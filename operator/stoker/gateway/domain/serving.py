@@ -1,0 +1,176 @@
+"""Pools, revisions, engines and traffic of a deployment, from its resources and its programs' metrics. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.gateway.domain.run_history import saved_at
+from stoker.gateway.observations import (
+    Bucket,
+    EngineLoad,
+    EngineState,
+    PoolState,
+    RevisionState,
+    RolloutState,
+    Traffic,
+)
+from stoker.gateway.problem import Problem
+
+Object = Mapping[str, Any]
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+
+
+def pool_states(status: Object) -> list[PoolState]:
+    """The pools of a deployment's status."""
+    return [
+        PoolState(
+            name=pool["name"],
+            role=str(pool.get("role") or "colocated"),
+            replicas=pool.get("replicas") or 0,
+            ready=pool.get("ready") or 0,
+            updated=pool.get("updated") or 0,
+            message=str(pool.get("message") or ""),
+        )
+        for pool in status.get("pools") or ()
+    ]
+
+
+def revision_states(status: Object) -> list[RevisionState]:
+    """The revisions that the operator remembers, newest first."""
+    return [
+        RevisionState(
+            name=found["name"],
+            share=found.get("share") or 0,
+            created_at=found.get("createdAt"),
+            checkpoint=saved_at(found.get("checkpoint")),
+        )
+        for found in status.get("revisions") or ()
+    ]
+
+
+def rollout_state(status: Object) -> RolloutState | None:
+    """The rollout of a deployment's status; None where there is none."""
+    found = status.get("rollout")
+    if not found:
+        return None
+    return RolloutState(
+        phase=str(found.get("phase") or "Progressing"),
+        from_revision=found.get("fromRevision"),
+        to_revision=found.get("toRevision"),
+        step=found.get("step"),
+        started_at=found.get("startedAt"),
+        progressed_at=found.get("progressedAt"),
+    )
+
+
+def service_of(deployment: Object) -> tuple[str, int]:
+    """Name and port of the Service in front of a deployment. Raises Problem 409 when it has none yet."""
+    endpoint = str((deployment.get("status") or {}).get("endpoint") or "")
+    parts = urlsplit(endpoint)
+    name = (parts.hostname or "").partition(".")[0]
+    if not name:
+        raise Problem(409, "conflict", f"deployment {deployment['metadata']['name']} has no endpoint yet")
+    return name, parts.port or 80
+
+
+def earlier_revision(deployment: Object, wanted: str | None) -> Object:
+    """The revision to roll back to: the wanted one, else the newest with another checkpoint than the newest of all.
+
+    Raises:
+        Problem: 409 when there is none, 422 when the wanted one is not remembered or serves no checkpoint.
+    """
+    name = deployment["metadata"]["name"]
+    remembered: list[Object] = (deployment.get("status") or {}).get("revisions") or []
+    known = [one for one in remembered if _checkpoint_name(one)]
+    if wanted is not None:
+        found = next((one for one in known if one["name"] == wanted), None)
+        if found is None:
+            allowed = ", ".join(one["name"] for one in known) or "none"
+            raise Problem(
+                422, "invalid", f"revision: {wanted!r} is no revision with a checkpoint; those are: {allowed}"
+            )
+        return found
+    newest = _checkpoint_name(known[0]) if known else None
+    older = next((one for one in known[1:] if _checkpoint_name(one) != newest), None)
+    if older is None:
+        raise Problem(409, "conflict", f"deployment {name} has no earlier revision with another checkpoint")
+    return older
+
+
+def _checkpoint_name(revision: Object) -> str | None:
+    """The checkpoint of a revision; None where it serves an address."""
+    name: str | None = (revision.get("checkpoint") or {}).get("name")
+    return name
+
+
+def engine_states(pools: Iterable[Object], loads: Mapping[str, EngineLoad]) -> list[EngineState]:
+    """The engines of all EnginePools, with what was measured of each."""
+    return [
+        EngineState(
+            pod_name=engine["name"],
+            pool=pool["metadata"]["name"],
+            revision=str(engine.get("revision") or ""),
+            phase=str(engine.get("phase") or "Pending"),
+            ready=bool(engine.get("ready")),
+            draining=bool(engine.get("draining")),
+            message=str(engine.get("message") or ""),
+            load=loads.get(engine["name"]),
+        )
+        for pool in pools
+        for engine in (pool.get("status") or {}).get("engines") or ()
+    ]
+
+
+def engine_port(url: str) -> int:
+    """The port of an engine's URL."""
+    return urlsplit(url).port or 80
+
+
+def traffic(metrics: str) -> Traffic:
+    """What a router counts. Raises ValueError where the text is no metrics."""
+    found = _samples(metrics)
+    requests = {labels.get("code", ""): value for labels, value in found.get("stoker_router_requests_total", ())}
+    return Traffic(
+        requests=requests,
+        first_byte_seconds=_buckets(found, "stoker_router_first_byte_seconds"),
+        held=_sum(found, "stoker_router_held_requests") or 0.0,
+        pending=_sum(found, "stoker_router_pending_requests") or 0.0,
+        ready_engines=_sum(found, "stoker_router_ready_backends") or 0.0,
+    )
+
+
+def engine_load(metrics: str) -> EngineLoad:
+    """What an engine measures. Raises ValueError where the text is no metrics."""
+    found = _samples(metrics)
+    return EngineLoad(
+        running=_sum(found, "vllm:num_requests_running"),
+        waiting=_sum(found, "vllm:num_requests_waiting"),
+        kv_cache_usage=_sum(found, "vllm:kv_cache_usage_perc"),
+        first_token_seconds=_buckets(found, "vllm:time_to_first_token_seconds"),
+    )
+
+
+def _samples(metrics: str) -> Samples:
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def _sum(samples: Samples, name: str) -> float | None:
+    values = [value for _, value in samples.get(name, ())]
+    return sum(values) if values else None
+
+
+def _buckets(samples: Samples, name: str) -> list[Bucket]:
+    """The cumulative buckets of a histogram, summed over its labels."""
+    counts: dict[float, float] = {}
+    for labels, value in samples.get(f"{name}_bucket", ()):
+        bound = float(labels.get("le", "inf"))
+        counts[bound] = counts.get(bound, 0.0) + value
+    return [Bucket(up_to=None if bound == float("inf") else bound, count=counts[bound]) for bound in sorted(counts)]

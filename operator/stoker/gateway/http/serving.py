@@ -1,0 +1,218 @@
+"""What a deployment serves: engines and traffic, chat through the API server's proxy, promotion and roll back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from fastapi.responses import Response, StreamingResponse
+
+from stoker.gateway.cluster.interface import (
+    CHECKPOINT,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    ApiError,
+    Cluster,
+    Object,
+    Relayed,
+    Target,
+)
+from stoker.gateway.domain.resumption import usable
+from stoker.gateway.domain.serving import (
+    earlier_revision,
+    engine_load,
+    engine_port,
+    engine_states,
+    service_of,
+    traffic,
+)
+from stoker.gateway.domain.states import phase_of
+from stoker.gateway.domain.views import deployment_view
+from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
+from stoker.gateway.http.errors import ERRORS
+from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream
+from stoker.gateway.http.versions import IfMatch, patch
+from stoker.gateway.models import Deployment, PromoteRequest, RollBackRequest
+from stoker.gateway.observations import EngineLoad, Serving, Traffic
+from stoker.gateway.problem import Problem, wrong_field
+
+MAX_ENGINES = 32
+"""Engines whose metrics are read for one answer."""
+METRICS_S = 5.0
+MAX_METRICS_BYTES = 4 << 20
+MAX_REFUSAL_BYTES = 64 << 10
+COMPLETION: dict[str, Any] = {
+    "description": "The deployment's answer, or with `stream` its events",
+    "content": {"application/json": {}, MEDIA_TYPE: {}},
+}
+
+
+def serving_routes() -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/v1/deployments/{deployment_id}", tags=["serving"], responses=ERRORS)
+    router.add_api_route("/serving", serving, methods=["GET"], response_model=Serving)
+    router.add_api_route(
+        "/chat/completions", chat, methods=["POST"], responses={200: COMPLETION}, response_class=StreamingResponse
+    )
+    router.add_api_route("/promote", promote, methods=["POST"], status_code=202, response_model=Deployment)
+    router.add_api_route("/rollback", roll_back, methods=["POST"], status_code=202, response_model=Deployment)
+    return router
+
+
+async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace = None) -> Serving:
+    """Read engines and traffic now. Metrics need the rights `services/proxy` and `pods/proxy`."""
+    found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
+    pools = await _pools(call.cluster, found)
+    unavailable: dict[str, str] = {}
+    counted, loads = await asyncio.gather(
+        _traffic(call.cluster, found, unavailable), _loads(call.cluster, pools, unavailable)
+    )
+    return Serving(
+        deployment_id=found["metadata"]["uid"],
+        measured_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        routers=((found.get("status") or {}).get("router") or {}).get("replicas") or 0,
+        traffic=counted,
+        engines=engine_states(pools, loads),
+        unavailable=unavailable,
+    )
+
+
+async def _pools(cluster: Cluster, deployment: Object) -> list[Object]:
+    """The EnginePools of a deployment that exist."""
+    names = [pool.get("enginePool") for pool in (deployment.get("status") or {}).get("pools") or ()]
+    found = []
+    for name in filter(None, names):
+        try:
+            found.append(await cluster.get(ENGINE_POOL, deployment["metadata"]["namespace"], name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+    return found
+
+
+async def _traffic(cluster: Cluster, deployment: Object, unavailable: dict[str, str]) -> Traffic | None:
+    try:
+        name, port = service_of(deployment)
+        target = Target("services", deployment["metadata"]["namespace"], name, port)
+        return traffic(await _metrics(cluster, target))
+    except (ApiError, Problem, ValueError) as error:
+        unavailable["traffic"] = str(error)
+        return None
+
+
+async def _loads(cluster: Cluster, pools: Sequence[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
+    """What each ready engine measures, by the name of its pod."""
+    ready = [
+        (pool["metadata"]["namespace"], engine)
+        for pool in pools
+        for engine in (pool.get("status") or {}).get("engines") or ()
+        if engine.get("ready") and engine.get("url")
+    ]
+    if len(ready) > MAX_ENGINES:
+        unavailable["engines"] = f"the metrics of {MAX_ENGINES} of {len(ready)} engines are read"
+
+    async def read(namespace: str, engine: Object) -> EngineLoad | None:
+        try:
+            target = Target("pods", namespace, engine["name"], engine_port(engine["url"]))
+            return engine_load(await _metrics(cluster, target))
+        except (ApiError, ValueError) as error:
+            unavailable[engine["name"]] = str(error)
+            return None
+
+    chosen = ready[:MAX_ENGINES]
+    found = await asyncio.gather(*(read(*one) for one in chosen))
+    return {engine["name"]: load for (_, engine), load in zip(chosen, found, strict=True) if load is not None}
+
+
+async def _metrics(cluster: Cluster, target: Target) -> str:
+    """The metrics of a program. Raises ApiError."""
+    try:
+        async with asyncio.timeout(METRICS_S):
+            answer = await cluster.relay(target, "GET", "/metrics")
+            text = (await _start_of(answer, MAX_METRICS_BYTES)).decode(errors="replace")
+    except TimeoutError as error:
+        raise ApiError(0, "Timeout", f"{target.name}: no metrics within {METRICS_S:g} s") from error
+    if answer.status != 200:
+        raise ApiError(answer.status, "", f"{target.name}: {_message(text)}")
+    return text
+
+
+async def _start_of(answer: Relayed, limit: int) -> bytes:
+    """The first bytes of an answer; the rest is dropped."""
+    found = b""
+    try:
+        async for chunk in answer.chunks:
+            found += chunk
+            if len(found) > limit:
+                break
+    finally:
+        await answer.close()
+    return found[:limit]
+
+
+def _message(text: str) -> str:
+    """The message in the body of a refusal: of a `Status`, of OpenAI's errors, or the text itself."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text[:300] or "no message"
+    inner = found.get("error") if isinstance(found, dict) else None
+    holder = inner if isinstance(inner, dict) else found if isinstance(found, dict) else {}
+    return str(holder.get("message") or inner or text)[:300]
+
+
+async def chat(
+    deployment_id: ResourceId,
+    call: Caller,
+    wanted: Annotated[dict[str, Any], Body(description="OpenAI's body of /v1/chat/completions")],
+    namespace: Namespace = None,
+) -> Response:
+    """Chat with the model of a deployment. The caller needs the right `services/proxy`."""
+    found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
+    name, port = service_of(found)
+    target = Target("services", found["metadata"]["namespace"], name, port)
+    answer = await call.cluster.relay(target, "POST", "/v1/chat/completions", json.dumps(wanted).encode())
+    if answer.status >= 300:
+        text = (await _start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
+        raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
+    media_type = answer.content_type.partition(";")[0] or "application/json"
+    return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})
+
+
+async def promote(
+    deployment_id: ResourceId,
+    call: Caller,
+    wanted: PromoteRequest,
+    namespace: Namespace = None,
+    if_match: IfMatch = None,
+) -> Deployment:
+    """Serve a verified checkpoint, instead of the one, the selector or the address that the deployment names."""
+    place = one_namespace(call, namespace)
+    found = await find(call, DEPLOYMENT, place, deployment_id)
+    checkpoint = await find(call, CHECKPOINT, place, wanted.checkpoint_id)
+    if not usable(checkpoint):
+        detail = f"{wanted.checkpoint_id!r} is {phase_of(checkpoint)} and not verified: only a verified one is served"
+        raise wrong_field("checkpoint_id", detail)
+    return await _serve(call, found, checkpoint["metadata"]["name"], if_match)
+
+
+async def roll_back(
+    deployment_id: ResourceId,
+    call: Caller,
+    wanted: RollBackRequest | None = None,
+    namespace: Namespace = None,
+    if_match: IfMatch = None,
+) -> Deployment:
+    """Serve the checkpoint of an earlier revision again; everything else of the spec stays."""
+    found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
+    revision = earlier_revision(found, (wanted or RollBackRequest()).revision)
+    return await _serve(call, found, revision["checkpoint"]["name"], if_match)
+
+
+async def _serve(call: Call, deployment: Object, checkpoint: str, if_match: str | None) -> Deployment:
+    model = {"checkpointRef": {"name": checkpoint}, "checkpointSelector": None, "uri": None}
+    return deployment_view(await patch(call.cluster, DEPLOYMENT, deployment, {"spec": {"model": model}}, if_match))

@@ -34,7 +34,7 @@ MESSAGES = [
     m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
     m.Refused("a", "queue_full", "1024 requests wait", None),
     m.Stats(
-        1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0, 1.5, 2.5, 4
+        1.0, 2, 0.5, 1, 0, 8, 5, 2, 1, 3, 1, 0, 3, 2, {"stop": 1}, {"queue_full": 2}, (1, 0, 1), 9, 4, 0, 1.5, 2.5, 4, 0.5
     ),
     m.Heartbeat(10.0, 0.03),
 ]
@@ -58,7 +58,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 4"):
+    with pytest.raises(ProtocolError, match="not a message of protocol 5"):
         m.unpack(frame)
 
 

@@ -134,7 +134,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "pools[].parallelism.tensor": only(1),
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
-        "pools[].autoscaling.mode": only("external"),
+        "pools[].autoscaling.mode": only("slo", "load", "external"),
         "router.policy": _ROUTER["policy"],
         "rollout.type": only("rolling"),
     },

@@ -32,7 +32,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -285,6 +285,8 @@ class Stats:
     generation_tokens_per_s: float
     num_devices: int
     """GPUs of the replica; 1 on a CPU."""
+    busy_s: float
+    """Time in which a step was being computed."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop

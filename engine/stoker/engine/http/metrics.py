@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stoker.engine.core.messages import STEP_TOKENS, ModelFacts, RequestFacts, Stats
+from stoker.engine.http.load import LoadCounters
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -58,6 +59,7 @@ class FrontMetrics:
         facts: Callable[[], ModelFacts | None],
     ) -> None:  # fmt: skip
         self._labels = (model_name, "0")
+        self.load = LoadCounters()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry)
@@ -97,14 +99,17 @@ class FrontMetrics:
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
         """Observe a request that goes to the core."""
+        self.load.arrived += 1
         self._n.observe(params.n)
         self._max_tokens.observe(max_tokens)
 
     def first_token(self, seconds: float) -> None:
+        self.load.first_token(seconds)
         self._first_token.observe(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
         """Observe `count` tokens that arrived together, `seconds` after those before them."""
+        self.load.more_tokens(seconds, count)
         for _ in range(count):
             self._inter_token.observe(seconds / count)
             self._inter_token_older.observe(seconds / count)
@@ -113,6 +118,7 @@ class FrontMetrics:
         """Observe a choice that ended; `facts` are None if the core sent none."""
         if facts is None:
             return
+        self.load.finished(facts)
         end = facts.finished_s
         self._e2e.observe(end - facts.arrival_s)
         self._prompt_tokens.observe(facts.prompt_tokens)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.lost_nodes import Outage
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 
@@ -127,6 +128,9 @@ class Observed:
     nodes: tuple[NodeCapacity, ...] | None = None
     """Nodes and what they have left, without what the resource's own pods take; given while some of those are gated,
     and None for an installation without a view of nodes."""
+
+    scaling: Mapping[str, PoolScaling] = field(default_factory=dict)
+    """The autoscaler's decisions about a deployment's pools, by pool."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

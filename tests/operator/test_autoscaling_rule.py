@@ -234,3 +234,13 @@ def test_changes_and_obstacles_are_kept_and_repetitions_are_not() -> None:
     kept = [(found.time, found.decision.reason, found.decision.after) for found in record.log]
     assert kept == [("t0", "Load", 2), ("t1", "AtMax", 2)]
     assert record.newest is decisions[-1]
+
+
+def test_a_pool_that_has_not_begun_to_serve_is_not_idle() -> None:
+    limits, memory = Limits(0, 4, goals=GOALS, scale_down_after_s=60), Memory()
+    idle = replace(pool(1, 0.0), demand=Demand(0.0, 1.0, PROMPTS, 0.0, 0.0))
+    for number in range(100):
+        decision, memory = review(number * REVIEW_S, limits, replace(idle, ready=0), memory)
+        assert decision.after == 1
+    decisions = run(limits, idle, 120, memory, 500.0)
+    assert next(found.at_s for found in decisions if found.after == 0) == 500.0 + 60

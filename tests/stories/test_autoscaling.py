@@ -28,11 +28,12 @@ def test_a_pool_grows_under_load_goes_to_zero_and_wakes_for_a_held_request(clust
     with Load(url, "teller", lengths=(160,) * 7) as load:
         cluster.wait("InferenceDeployment", "teller", lambda found: ready(found) == 2, "grown")
     assert load.failures == []
-    assert [(found["before"], found["after"], found["reason"]) for found in decisions(cluster)] == [(1, 2, "Load")]
-    assert "requests wait" in decisions(cluster)[0]["message"]
+    grown = next(found for found in decisions(cluster) if found["after"] == 2)
+    assert (grown["before"], grown["reason"]) == (1, "Load")
+    assert "requests wait" in grown["message"]
 
     cluster.wait_for_phase("InferenceDeployment", "teller", "ScaledToZero")
-    assert [found["after"] for found in decisions(cluster) if found["after"] < found["before"]] == [1, 0]
+    assert [found["after"] for found in decisions(cluster)][-2:] == [1, 0]
     cluster.wait_until(lambda: not cluster.pods(role="engine"), "no engine left")
 
     body = {"model": "teller", "prompt": "Then coal met", "max_tokens": 4, "temperature": 0}

@@ -56,6 +56,8 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
     if seen.unknown:
         text = f"not known: {'; '.join(seen.unknown)}"
         return _decided(now_s, limits, seen, replace(memory, needs=(), since_s=None), seen.replicas, "Unknown", text)
+    if seen.replicas and not seen.ready:
+        memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
     needs = _needs(limits, seen)
     memory = _with_miss(now_s, limits, seen, memory, needs)
     floor = _floor(now_s, seen, memory)

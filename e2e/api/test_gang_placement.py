@@ -85,7 +85,9 @@ def test_two_gangs_share_nodes_one_after_the_other(run: Callable[[Story], None])
     run(story)
 
 
-def test_the_server_takes_a_node_beside_the_users_own_affinity_and_gates(run: Callable[[Story], None]) -> None:
+def test_the_server_takes_a_node_when_the_users_own_gates_are_gone(
+    run: Callable[[Story], None],
+) -> None:
     term = {"matchExpressions": [{"key": RACK, "operator": "Exists"}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, term]}}}
     template = {"spec": {"affinity": affinity, "schedulingGates": [{"name": "example.com/own"}]}}
@@ -97,13 +99,22 @@ def test_the_server_takes_a_node_beside_the_users_own_affinity_and_gates(run: Ca
             body = gang(world, "run", workers={"podTemplate": template}, scheduling={"topology": levels})
             await world.add(body)
 
+            async def held() -> bool:
+                return (await message(world, "run")).endswith("gates are gone: example.com/own")
+
+            await eventually(held, what="the job names the gates that are not the operator's")
+            for pod in await world.list("Pod"):
+                body = {"spec": {"schedulingGates": [{"name": "stoker.dev/placement"}]}}
+                path = f"api/v1/namespaces/{world.namespace}/pods/{pod['metadata']['name']}"
+                await world.api.ask("PATCH", path, body, kind="merge-patch+json")
+
             async def placed() -> bool:
                 return set(await pins(world, "run")) == {f"{world.namespace}-b"}
 
             await eventually(placed, what="both pods are placed in one rack")
             await running.rest()
             for pod in await world.list("Pod"):
-                assert pod["spec"]["schedulingGates"] == [{"name": "example.com/own"}]
+                assert not pod["spec"].get("schedulingGates")
                 required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
                 assert [found["matchExpressions"] for found in required["nodeSelectorTerms"]] == [
                     term["matchExpressions"]

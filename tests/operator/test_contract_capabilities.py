@@ -37,6 +37,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "data.tokenizer.kind": ["auto", "path", "train"],
         "data.validation.source.format": ["auto", "text", "jsonl", "parquet", "tokens"],
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
+        "run.applyChanges": ["NextAttempt", "Restart"],
         "guards.lossSpike": ["Off", "Record", "Skip", "Rewind"],
         "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],

@@ -155,18 +155,57 @@ def test_a_single_pod_is_left_to_the_scheduler_unless_it_has_wishes() -> None:
     assert places(wish) == ["n1"]
 
 
-def test_the_users_affinity_and_gates_are_kept() -> None:
+def test_the_users_affinity_is_kept_and_a_gang_is_placed_when_their_gates_are_gone() -> None:
     term = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
     node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     template = {"spec": {"affinity": {"nodeAffinity": node_affinity}, "schedulingGates": [{"name": "own"}]}}
     nodes = [raw_node("n0", 8, pool="b"), raw_node("n1", 8, pool="a")]
     run = world(*nodes, workers={"replicas": 2, "gpusPerPod": 4, "podTemplate": template})
     run.cluster.settle()
+    assert places(run) == [None, None]
+    assert run.status["message"] == "placed when the pods' other scheduling gates are gone: own"
+    run.cluster.advance(1000)
+    for pod in run.gang:
+        gates = run.cluster.objects[key_of(pod)]["spec"]["schedulingGates"]
+        gates.remove({"name": "own"})
+    run.cluster.settle()
     assert places(run) == ["n1", "n1"]
     for pod in run.gang:
-        assert pod["spec"]["schedulingGates"] == [{"name": "own"}]
         required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert required["nodeSelectorTerms"][0]["matchExpressions"] == term["matchExpressions"]
+    assert run.attempt == 0
+
+
+def test_a_topology_without_a_view_of_nodes_is_told() -> None:
+    run = Run(workers={"replicas": 1}, scheduling={"topology": [{"key": "rack", "mode": "Required"}]})
+    run.cluster.settle()
+    conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
+    assert conditions["PlacementLimited"] == "the operator has no view of nodes: scheduling.topology has no effect"
+    run.cluster.settings = PLACED
+    run.cluster.settle()
+    assert "PlacementLimited" not in {found["type"] for found in run.status["conditions"]}
+
+
+def test_retention_goes_on_while_a_gang_waits() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run.start()
+    run.train(30, saves=tuple(map(run.save, (10, 20, 30))))
+    run.cluster.objects.pop(Key("Node", "", "n1"))
+    run.cluster.end(run.gang[0], Cause.PEER_LOST)
+    for _ in range(6):
+        run.cluster.settle()
+        run.cluster.collect()
+        run.cluster.advance(60)
+    assert (run.attempt, places(run)) == (1, [None, None])
+    assert sorted(found["status"]["step"] for found in run.cluster.of_kind("Checkpoint")) == [10, 20, 30]
+    run.cluster.change_spec(JOB, lambda spec: spec["checkpoint"].update(maxToKeep=1))
+    run.cluster.settle()
+    expired = [
+        found["status"]["step"]
+        for found in run.cluster.of_kind("Checkpoint")
+        if "stoker.dev/expired" in found["metadata"].get("labels", {})
+    ]
+    assert (places(run), expired) == ([None, None], [10])
 
 
 @pytest.mark.parametrize("writes", range(14))
@@ -312,9 +351,22 @@ def test_a_placement_counts_from_the_moment_it_was_decided_until_its_pod_is_seen
     watch.put(stored(raw_pod("p0", "n0", gpus=2), 2))
     assert room(watch) == {"n0": 6}
     assert len(grown) == 1, "only the node made room"
+    watch.put(stored(raw_pod("p0", "n0", gpus=1), 3))
+    assert room(watch) == {"n0": 7}
+    assert len(grown) == 2, "the pod takes less"
     watch.remove(Key("Pod", "x", "p0"), "uid-p0")
     assert room(watch) == {"n0": 8}
-    assert len(grown) == 2
+    assert len(grown) == 3
+
+
+def test_a_list_without_a_pod_ends_what_was_assumed_for_it() -> None:
+    watch = CapacityWatch(lambda: None)
+    watch.put(stored(raw_node("n0", 8), 1))
+    body = {"spec": {"affinity": affinity_to("n0")}}
+    watch.assume([Patch(Ref("Pod", "x", name, f"uid-{name}"), body, {GPU: 3}) for name in ("p0", "p1")])
+    assert room(watch) == {"n0": 2}
+    watch.forget_unlisted("Pod", [watch.pruned(stored(raw_pod("p1", None), 2))], 2)
+    assert room(watch) == {"n0": 5}
 
 
 def test_labels_of_features_are_not_kept() -> None:

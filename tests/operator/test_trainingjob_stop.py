@@ -26,6 +26,25 @@ def test_a_completed_job_is_final_and_makes_no_pod_again() -> None:
     assert run.cluster.plan(JOB).empty
 
 
+def test_the_last_steps_of_a_job_that_ends_between_two_reports_are_known() -> None:
+    run = Run()
+    run.start()
+    run.train(60)
+    numbers = {"step": 100, "total_steps": 100, "loss": 1.5, "tokens": 6400}
+    for pod in run.gang:
+        own = numbers if pod["metadata"]["labels"]["stoker.dev/node-rank"] == "0" else {"step": 7}
+        run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),), result=own)
+    run.cluster.settle()
+    progress = run.status["progress"]
+    assert (run.status["phase"], progress["step"], progress["loss"], progress["tokens"]) == (
+        "Completed",
+        100,
+        "1.5",
+        6400,
+    )
+    assert progress["sources"], "what the end does not say stays as it was reported"
+
+
 def test_a_finished_job_is_deleted_after_its_time_and_its_checkpoints_stay() -> None:
     run = Run(run={"ttlSecondsAfterFinished": 60})
     run.start()

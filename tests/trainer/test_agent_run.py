@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +245,11 @@ def test_a_run_that_ends_well_is_completed_with_its_saves(tmp_path: Path) -> Non
     }
     figures |= {"bytes": 10, "files": 2, "pieces": 3, "layout": {}}
     save = SaveReport(id=folder, folder=folder, step=5, digest="d" * 64, verified=True, metrics=figures)
-    assert run(agent) == TerminationMessage(cause=Cause.COMPLETED, step=5, saves=(save,))
+    message = run(agent)
     status = agent.state.status()
+    last = {name: message.result[name] for name in ("step", "loss", "tokens", "progressed_at")}
+    assert last == {name: status[name] for name in last}
+    assert replace(message, result={}) == TerminationMessage(cause=Cause.COMPLETED, step=5, saves=(save,))
     assert status["phase"] == "Exited"
     (shown,) = status["saves"]
     assert {name: shown[name] for name in figures} == figures
@@ -604,7 +608,10 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 78
     assert "committed, verified" in output
-    assert [save.verified for save in termination_message(tmp_path).saves] == [True]
+    message = termination_message(tmp_path)
+    assert [save.verified for save in message.saves] == [True]
+    assert message.result["step"] == message.step
+    assert message.result["loss"] == 1.5
 
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ SPARE_CONNECTIONS = 64
 SPARE_HEAD_TIMEOUT_S = 2.0
 PROBE_PATHS = frozenset((b"/livez", b"/readyz", b"/status", b"/metrics", b"/health"))
 DISCARDED_BYTES = 16 * 2**20
-"""How much of a refused request is read and dropped, so that the client sees the answer and not a reset connection."""
+"""How much of a refused request is read and dropped, so that the client sees the answer and not a reset connection.
+The rest is not read, and the connection is cut after `CLOSING_S`."""
 CLOSING_S = 2.0
 """How long a client may take to close after a refusal."""
 RETRY_AFTER_S = 1
@@ -177,9 +178,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._discard(len(body))
 
     def _discard(self, count: int) -> None:
+        """Drop what comes behind an answer; beyond a limit read no more, and leave the client time for the answer."""
         self._discarded_bytes += count
-        if self._discarded_bytes > DISCARDED_BYTES:
-            self.transport.abort()
+        if self._discarded_bytes <= DISCARDED_BYTES:
+            return
+        self.flow.pause_reading()  # a reset at once might reach the client before it has read the answer
+        if self._phase is not _Phase.CLOSING:
+            self._phase, self._since = _Phase.CLOSING, self.loop.time()
 
     def on_message_complete(self) -> None:
         self._phase = _Phase.IDLE

@@ -36,7 +36,10 @@ class SaveReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TerminationMessage:
-    """`{cause, step, rank, detail, saves, result}`; `result` is the result of a task pod."""
+    """`{cause, step, rank, detail, saves, result}`.
+
+    `result` is the result of a task pod, and of a trainer the numbers of its last step with the names of `/status`.
+    """
 
     cause: Cause
     step: int | None = None

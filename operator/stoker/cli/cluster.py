@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,24 +201,24 @@ def _apply(client: ClusterClient, objects: list[dict[str, Any]], *, as_json: boo
 
 
 def _follow(client: ClusterClient, objects: list[dict[str, Any]], *, timeout_s: float | None, as_json: bool) -> int:
+    from stoker.cli.interruption import Interruption
     from stoker.cli.printers import FOLLOWED, utc_now
     from stoker.cli.progress import Follower, Name, screen_for
 
     wanted = [
         Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects if o["kind"] in FOLLOWED
     ]
-    screen = screen_for(as_json=as_json)
-    follower = Follower(client, screen, wanted, since=f"{utc_now():%Y-%m-%dT%H:%M:%SZ}")
+    since = f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"
     try:
-        outcome = follower.until_settled(timeout_s)
-        if outcome is None:
-            screen.say(f"not settled after {timeout_s:g} s")
-        return 0 if outcome else FAILED
+        with Interruption() as interruption, closing(screen_for(as_json=as_json)) as screen:
+            follower = Follower(client, screen, wanted, since=since, sleep=interruption.sleep)
+            outcome = follower.until_settled(timeout_s)
+            if outcome is None:
+                screen.say(f"not settled after {timeout_s:g} s")
+            return 0 if outcome else FAILED
     except KeyboardInterrupt:
         click.echo("\nStill running on the cluster", err=True)
         return INTERRUPTED
-    finally:
-        screen.close()
 
 
 def _pods_of(client: ClusterClient, target: str) -> list[dict[str, Any]]:

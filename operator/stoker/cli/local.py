@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -381,14 +382,15 @@ def _follow(
     as_json: bool,
 ) -> int:
     """Show progress until everything has settled, then until Ctrl-C if a deployment serves and the command stays."""
+    from stoker.cli.interruption import Interruption
     from stoker.cli.printers import utc_now
     from stoker.cli.progress import Follower, Name, screen_for
 
     wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
     followed = [name for name in wanted if name.kind in ("TrainingJob", "Checkpoint", "InferenceDeployment")]
-    screen = screen_for(as_json=as_json)
-    follower = Follower(client, screen, followed, since=f"{utc_now():%Y-%m-%dT%H:%M:%SZ}")
-    try:
+    with Interruption() as interruption, closing(screen_for(as_json=as_json)) as screen:
+        since = f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"
+        follower = Follower(client, screen, followed, since=since, sleep=interruption.sleep)
         outcome = _ask(lambda: follower.until_settled(timeout_s))
         if outcome is None:
             screen.say(f"not settled after {timeout_s:g} s")
@@ -398,8 +400,6 @@ def _follow(
             screen.say("Ctrl-C stops everything")
             _ask(follower.for_ever)
         return 0 if outcome else FAILED
-    finally:
-        screen.close()
 
 
 def _say_endpoints(client: SupervisorClient, say: Callable[[str], None]) -> None:

@@ -251,6 +251,8 @@ class Run(Value):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Delete the job this long after its end; its Checkpoints stay."""
     elastic: Elastic | None = None
+    apply_changes: Literal["NextAttempt", "Restart"] = "NextAttempt"
+    """When an edit of a running job acts; Restart: save and restart at once."""
 
 
 class Wandb(Value):

@@ -138,7 +138,7 @@ class PendingRequest(Value):
     """A last save before the pods go, as it was asked of the running attempt."""
 
     id: Uid
-    kind: Literal["suspend", "cancel"]
+    kind: Literal["suspend", "cancel", "restart"]
     requested_at: Time | None = None
 
 

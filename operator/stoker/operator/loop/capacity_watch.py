@@ -40,16 +40,23 @@ class CapacityWatch:
         self._nodes: dict[str, NodeCapacity] = {}
         self._uses: dict[str, PodUse] = {}
         self._assumed: dict[str, PodUse] = {}
+        self._all: tuple[NodeCapacity, ...] | None = None
+        """What `nodes()` returned last; None after a change."""
 
     def nodes(self, without: Collection[str] = ()) -> tuple[NodeCapacity, ...]:
         """Return all nodes by name, less what pods take, except the pods with the uids `without`."""
-        return remaining(self._nodes.values(), self._counted(frozenset(without)))
+        if any(uid in self._uses or uid in self._assumed for uid in without):
+            return remaining(self._nodes.values(), self._counted(frozenset(without)))
+        if self._all is None:
+            self._all = remaining(self._nodes.values(), self._counted(frozenset()))
+        return self._all
 
     def assume(self, patches: Iterable[Patch]) -> None:
         """Count pods that are being pinned to nodes as if they were there already."""
         for patch in patches:
             node = pinned_node({"spec": patch.body.get("spec") or {}})
             if node is not None:
+                self._all = None
                 self._assumed[patch.ref.uid] = PodUse(node, patch.requests)
 
     # The sink of the informers
@@ -74,19 +81,20 @@ class CapacityWatch:
     def remove(self, key: Key, uid: str, _version: int | None = None, *, last: Object | None = None) -> bool:  # noqa: ARG002
         """Forget a node or a pod that is gone."""
         if key.kind == "Node":
+            self._all = None
             return self._nodes.pop(key.name, None) is not None
-        self._assumed.pop(uid, None)
-        return self._put_pod(uid, None)
+        return self._drop_pod(uid)
 
     def forget_unlisted(self, kind: str, items: Iterable[Object], _version: int, _namespace: str | None = None) -> None:
         """Forget what a list lacks. Nothing else writes here, so nothing can be newer than the list."""
         if kind == "Node":
             names = {item["metadata"]["name"] for item in items}
+            self._all = None
             self._nodes = {name: node for name, node in self._nodes.items() if name in names}
             return
         uids = {item["metadata"]["uid"] for item in items}
-        for uid in [uid for uid in self._uses if uid not in uids]:
-            self._put_pod(uid, None)
+        for uid in {*self._uses, *self._assumed} - uids:
+            self._drop_pod(uid)
 
     # Inside
 
@@ -95,25 +103,35 @@ class CapacityWatch:
         yield from (use for uid, use in self._assumed.items() if uid not in without and uid not in self._uses)
 
     def _put_node(self, node: NodeCapacity) -> bool:
-        before = self._nodes.get(node.name)
-        if before == node:
+        if self._nodes.get(node.name) == node:
             return False
         self._nodes[node.name] = node
-        self._grown()
+        self._changed(grown=True)
         return True
 
     def _put_pod(self, uid: str, use: PodUse | None) -> bool:
+        """Replace what a pod takes. One that is seen without a node keeps what was assumed for it."""
         before = self._uses.get(uid)
         if before == use:
             return False
         if use is None:
-            del self._uses[uid]
-            self._assumed.pop(uid, None)
-            self._grown()
-        else:
-            self._uses[uid] = use
-            self._assumed.pop(uid, None)
+            return self._drop_pod(uid)
+        self._assumed.pop(uid, None)
+        self._uses[uid] = use
+        self._changed(grown=before is not None)
         return True
+
+    def _drop_pod(self, uid: str) -> bool:
+        taken = [held.pop(uid, None) for held in (self._uses, self._assumed)]
+        if not any(taken):
+            return False
+        self._changed(grown=True)
+        return True
+
+    def _changed(self, *, grown: bool) -> None:
+        self._all = None
+        if grown:
+            self._grown()
 
 
 def _node(node: Object) -> NodeCapacity:

@@ -91,17 +91,19 @@ def read_in_force(cls: type[R], resource: Mapping[str, Any], *, controls: Sequen
     return read(cls, {**resource, "spec": intent.spec}), intent
 
 
-def edit_conditions(intent: Intent, pending: Sequence[str] = ()) -> tuple[Condition, ...]:
+def edit_conditions(intent: Intent, pending: Sequence[str] = (), *, at_once: bool = False) -> tuple[Condition, ...]:
     """`EditRefused` and `EditPending`, true while they hold and absent otherwise.
 
     Args:
         pending: one line for each field whose change waits (`spec.workers.replicas 2 -> 4`).
+        at_once: the run restarts for the change.
     """
     refused = bool(intent.refused) and not intent.never_accepted
-    waits = f"takes effect with the next attempt: {', '.join(pending)}"
+    effect = "the run saves and restarts with" if at_once else "takes effect with the next attempt:"
+    waits = f"{effect} {', '.join(pending)}"
     return (
         Condition(EDIT_REFUSED, True if refused else None, "NotSupported", _refusal_text(intent)),
-        Condition(EDIT_PENDING, True if pending else None, "NextAttempt", waits),
+        Condition(EDIT_PENDING, True if pending else None, "Restart" if at_once else "NextAttempt", waits),
     )
 
 

@@ -274,6 +274,7 @@ class Agent:
             rank=outcome.rank,
             detail=outcome.detail,
             saves=self.state.save_records(unread=unread),
+            result=self.state.last_numbers(),
         )
 
 

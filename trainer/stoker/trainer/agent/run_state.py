@@ -29,6 +29,8 @@ from stoker.trainer.protocol.config import JobIdentity
 from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
+MAX_SOURCES = 8
+"""Data sources whose progress is in the termination message."""
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
 _PROGRESS = (
     *("step", "total_steps", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s"),
@@ -199,6 +201,15 @@ class RunState:
             for save in self.saves.values()
             if save.state == "Committed"
         )
+
+    def last_numbers(self) -> dict[str, Any]:
+        """The numbers of the last step for the termination message; they may be newer than the last `/status` read.
+
+        The message is short, so the progress of many data sources is left out.
+        """
+        sources = {"sources": self.sources} if 0 < len(self.sources) <= MAX_SOURCES else {}
+        numbers = {name: value for name, value in self._progress().items() if value is not None}
+        return numbers and {**numbers, "progressed_at": self.progressed_at, **sources}
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`."""

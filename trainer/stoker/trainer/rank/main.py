@@ -22,7 +22,7 @@ import torch
 
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
-from stoker.pod.causes import EXIT_CODES, ORDERLY_ENDS, Cause, CauseRule, cause_of_error, is_explained, mentions
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import load
 from stoker.trainer.protocol.channel import EndEvent, RankChannel, StopCommand
 from stoker.trainer.protocol.config import TrainerConfig
@@ -175,13 +175,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process: in order after an orderly end, at once after an error.
+    """End the process at once; `open_rank` has closed all that an orderly end closes.
 
-    Communicators and the threads of a save may wait for ranks that wait for this one, so after an error nothing is
-    taken down.
+    After an error, communicators and the threads of a save may wait for ranks that wait for this one. After an orderly
+    end, the interpreter's last steps would destroy Gloo's groups that modules and gradients still refer to, and Gloo
+    then aborts now and then.
     """
-    if code in [EXIT_CODES[cause] for cause in ORDERLY_ENDS]:
-        sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -33,7 +33,11 @@ from stoker.pod.causes import Action
 GANG_TIMEOUT = "GangTimeout"
 """Cause of an attempt whose pods were placed and not all scheduled."""
 LIMITED = "PlacementLimited"
-"""Condition while pods leave their gate without a choice of nodes, because the operator sees none."""
+"""Condition while pods start without a choice of nodes, because the operator sees none."""
+_WITHOUT_NODES = Condition(
+    LIMITED, True, "NoNodes", "the operator has no view of nodes: each pod is scheduled by itself"
+)
+_WITH_NODES = Condition(LIMITED, None, "NoNodes")
 
 
 def bind(view: TrainingView) -> JobOutcome | None:
@@ -43,27 +47,44 @@ def bind(view: TrainingView) -> JobOutcome | None:
         return None
     if any(map(is_gated, view.gang)):
         return _open_gates(view, attempt)
-    return _watch_scheduling(view, attempt)
+    found = _watch_scheduling(view, attempt) or follow(view)
+    return replace(found, conditions=(*found.conditions, _limited(view, attempt)))
 
 
 def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     if view.seen.nodes is None:
-        text = "the operator has no view of nodes: each pod is scheduled by itself"
         patches = tuple(_opened(pod, None, {}) for pod in view.gang if is_gated(pod))
-        return _placed(view, attempt, patches, Condition(LIMITED, True, "NoNodes", text))
+        return _placed(view, attempt, patches, _WITHOUT_NODES)
+    if others := _foreign_gates(view.gang):
+        return _waiting(view, "SchedulingGated", f"placed when the pods' other scheduling gates are gone: {others}")
     gang = gang_of(view)
     avoided = avoided_nodes(view.job.status)
     found = place(gang, view.seen.nodes, _levels(view), avoided)
     if isinstance(found, Unplaceable) and avoided:
         found = place(gang, view.seen.nodes, _levels(view))
     if isinstance(found, Unplaceable):
-        return _waiting(attempt, found)
+        return _waiting(view, found.reason, found.line)
     if _contradicts(view, found):
         return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
     patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
-    return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided))
+    return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided), _WITH_NODES)
+
+
+def _foreign_gates(pods: Iterable[Object]) -> str:
+    """Names of the gates that are not ours. A node chosen before they go would be held by pods that cannot start."""
+    gates = (gate["name"] for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
+    return ", ".join(sorted({*gates} - {PLACEMENT_GATE}))
+
+
+def _limited(view: TrainingView, attempt: Attempt) -> Condition:
+    """Say where a placement was asked for and each pod is scheduled by itself."""
+    if not view.settings.places_gangs and view.job.spec.scheduling.topology:
+        text = "the operator has no view of nodes: scheduling.topology has no effect"
+        return Condition(LIMITED, True, "NoNodes", text)
+    alone = attempt.placed_at is not None and not any(map(pinned_node, view.gang))
+    return _WITHOUT_NODES if alone else _WITH_NODES
 
 
 def gang_of(view: TrainingView) -> Gang:
@@ -96,7 +117,7 @@ def _levels(view: TrainingView) -> tuple[Level, ...]:
 
 
 def _opened(pod: Object, affinity: Mapping[str, Any] | None, requests: Mapping[str, int]) -> Patch:
-    """Remove our gate, with the affinity to one node if there is a choice. Other gates stay."""
+    """Remove our gate alone, with the affinity to one node if there is a choice."""
     gates = [gate for gate in pod["spec"].get("schedulingGates") or () if gate["name"] != PLACEMENT_GATE]
     spec: dict[str, Any] = {"schedulingGates": gates or None}
     if affinity is not None:
@@ -137,14 +158,9 @@ def _placed(view: TrainingView, attempt: Attempt, patches: tuple[Patch, ...], *c
     )
 
 
-def _waiting(attempt: Attempt, found: Unplaceable) -> JobOutcome:
-    return JobOutcome(
-        phase="Pending",
-        health=Health.PROGRESSING,
-        reason=found.reason,
-        message=found.line,
-        changes=JobChanges(attempt=changed_attempt(attempt, phase=attempt.phase or "Pending")),
-    )
+def _waiting(view: TrainingView, reason: str, message: str) -> JobOutcome:
+    """Keep the gates. Everything else of a pass goes on: Checkpoints of earlier saves, retention."""
+    return replace(follow(view), reason=reason, message=message)
 
 
 def _watch_scheduling(view: TrainingView, attempt: Attempt) -> JobOutcome | None:

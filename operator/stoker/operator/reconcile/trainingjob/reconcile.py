@@ -9,6 +9,7 @@ from datetime import datetime
 
 from stoker.operator.domain.plan import Observed, Plan
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.trainingjob.apply_edit import apply_edit
 from stoker.operator.reconcile.trainingjob.bind import bind
 from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
 from stoker.operator.reconcile.trainingjob.follow import follow
@@ -33,4 +34,5 @@ def _decide(view: TrainingView) -> JobOutcome:
         return after_end(view)
     if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
         return stall("NotSupported", view.intent.text)
-    return by_deadline(view, stop(view) or recover(view) or start(view) or bind(view) or follow(view))
+    outcome = stop(view) or apply_edit(view) or recover(view) or start(view) or bind(view) or follow(view)
+    return by_deadline(view, outcome)

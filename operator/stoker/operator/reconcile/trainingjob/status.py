@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import PodCounts
-from stoker.operator.api.trainingjob import TrainingJobSpec
-from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Pinned, Progress, SourceProgress
+from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Progress, SourceProgress
 from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Plan
-from stoker.operator.domain.pods import PodState, is_ready, pod_state
-from stoker.operator.reconcile.intent import changed_fields, edit_conditions, edit_events
+from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
+from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.ledger import goodput
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
+from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
 from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
-from stoker.operator.render.trainer import shaping_fields
 
 
 def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
@@ -48,7 +47,11 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         status=status,
         fields={**derived, **outcome.changes, **announced},
         now=view.now,
-        conditions=edit_conditions(view.intent, () if phase in TERMINAL_PHASES else tuple(_pending(view, pinned))),
+        conditions=edit_conditions(
+            view.intent,
+            () if phase in TERMINAL_PHASES else pending_edit(view, pinned),
+            at_once=view.job.spec.run.apply_changes == "Restart",
+        ),
         events=edit_events(view.intent, status),
     )
 
@@ -57,17 +60,10 @@ def _accepted(view: TrainingView) -> dict[str, object] | None:
     return None if view.intent.accepted is None else dict(view.intent.accepted)
 
 
-def _pending(view: TrainingView, pinned: Pinned | None) -> Iterator[str]:
-    """Fields of the spec in force that the attempt's pinned rendering does not have yet."""
-    if pinned is not None and pinned.spec is not None and pinned.spec != view.intent.spec:
-        rendered = TrainingJobSpec.model_validate(pinned.spec)
-        yield from changed_fields(shaping_fields(rendered), shaping_fields(view.job.spec))
-
-
 def _progress(view: TrainingView) -> JobFields:
-    """The agent's newest numbers; without a report the last ones stay."""
-    report = view.report
-    if report is None or report.get("step") is None:
+    """The agent's newest numbers; without any the last ones stay."""
+    report = {**(view.report or {}), **_last_numbers(view)}
+    if report.get("step") is None:
         return JobFields()
     at = report.get("progressed_at")
     eta = report.get("eta_s")
@@ -85,6 +81,12 @@ def _progress(view: TrainingView) -> JobFields:
         sources=tuple(map(_source_progress, report.get("sources") or ())),
     )
     return JobFields(progress=progress)
+
+
+def _last_numbers(view: TrainingView) -> Mapping[str, Any]:
+    """The numbers that the leader left at its end: its last steps may have come after the last report."""
+    message = exit_of(view.leader).message if view.leader and ended(view.leader) else None
+    return message.result if message else {}
 
 
 def _source_progress(source: Mapping[str, Any]) -> SourceProgress:

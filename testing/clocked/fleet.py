@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
+from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.router.policy import Policy, policy_named
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
@@ -47,18 +48,16 @@ class FleetResult:
     """Those that changed the pool."""
     most: int = 0
 
-    def attained(self, first_token_s: float | None, gap_s: float | None) -> float:
+    def attained(self, goals: Goals) -> float:
         """Share of requests that met both goals: the first token, and their mean gap between tokens."""
-        good = sum(
-            (first_token_s is None or found.first_token_s <= first_token_s) and (gap_s is None or found.gap_s <= gap_s)
-            for found in self.served
-        )
-        return good / len(self.served)
+        return sum(found.meets(goals) for found in self.served) / len(self.served)
 
     def most_turns(self, seconds: float = 600.0) -> int:
         """Most changes of direction in any window of that length."""
         pairs = itertools.pairwise(self.decisions)
-        turns = [after.at_s for before, after in pairs if (before.after > before.before) != (after.after > after.before)]
+        turns = [
+            after.at_s for before, after in pairs if (before.after > before.before) != (after.after > after.before)
+        ]
         return max((sum(begin <= at < begin + seconds for at in turns) for begin in turns), default=0)
 
 
@@ -77,6 +76,9 @@ class Fleet:
         self.draining: list[ClockedReplica] = []
         self.held: deque[Served] = deque()
         self.result = FleetResult([], 0.0)
+        self.give_up: Callable[[], bool] = lambda: False
+        """Asked when requests ended; true ends the simulation."""
+        self.gave_up = False
         self._made_s: dict[str, float] = {}
         self._names = itertools.count()
         self._turn = 0
@@ -92,11 +94,12 @@ class Fleet:
         if self.settings.limits is not None:
             self._at(POLL_S, "poll", None)
             self._at(REVIEW_S, "review", None)
-        acts = {
+        acts: dict[str, Callable[[float, Any], None]] = {
             "arrival": self._arrive, "step": self._step, "ended": self._ended, "poll": self._poll,
             "review": self._review, "started": self._started,
         }  # fmt: skip
-        while len(self.result.served) < len(self.requests):
+        now_s = 0.0
+        while len(self.result.served) < len(self.requests) and not self.gave_up:
             now_s, _, kind, value = heapq.heappop(self._events)
             acts[kind](now_s, value)
         last_s = max(end_s, now_s)
@@ -135,6 +138,7 @@ class Fleet:
         replica, ended = value
         replica.pending -= len(ended)
         self.result.served += ended
+        self.gave_up = bool(ended) and self.give_up()
         if replica.draining and not replica.pending and replica in self.draining:
             self.draining.remove(replica)
             self._gone(now_s, replica.name)
@@ -216,20 +220,33 @@ def simulate(settings: FleetSettings, requests: Sequence[TracedRequest]) -> Flee
     return Fleet(settings, requests).run()
 
 
+def attains(
+    settings: FleetSettings, requests: Sequence[TracedRequest], goals: Goals, share: float
+) -> FleetResult | None:
+    """The result of a pool that attains the share of the goals; None as soon as it cannot any more."""
+    fleet = Fleet(settings, requests)
+    allowed = (1 - share) * len(requests)
+    missed = 0
+    seen = 0
+
+    def hopeless() -> bool:
+        nonlocal missed, seen
+        for found in fleet.result.served[seen:]:
+            missed += not found.meets(goals)
+        seen = len(fleet.result.served)
+        return missed > allowed
+
+    fleet.give_up = hopeless
+    result = fleet.run()
+    return None if fleet.gave_up else result
+
+
 def smallest_static(
-    settings: FleetSettings, requests: Sequence[TracedRequest], first_token_s: float | None, gap_s: float | None, share: float
+    settings: FleetSettings, requests: Sequence[TracedRequest], goals: Goals, share: float, begin: int = 1
 ) -> tuple[int, FleetResult]:
-    """The smallest fleet of a fixed size that attains the share of the goals, by bisection, and its result."""
-    low, high = 1, 1
-    results: dict[int, FleetResult] = {}
-
-    def passes(count: int) -> bool:
-        results[count] = simulate(replace(settings, replicas=count, limits=None), requests)
-        return results[count].attained(first_token_s, gap_s) >= share
-
-    while not passes(high):
-        low, high = high + 1, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle + 1, high)
-    return high, results[high]
+    """The smallest fleet of a fixed size that attains the share of the goals, and its result; from `begin` upwards."""
+    for count in itertools.count(begin):
+        result = attains(replace(settings, replicas=count, limits=None), requests, goals, share)
+        if result is not None:
+            return count, result
+    raise AssertionError("counting has no end")

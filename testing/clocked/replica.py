@@ -19,6 +19,7 @@ from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.http.load import LoadCounters
 from stoker.engine.sampling import SamplingParams
 from stoker.operator.domain.autoscaling.load_report import LoadReport, read_load
+from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from testing.clocked.trace import TracedRequest
 
@@ -71,6 +72,11 @@ class Served:
             return 0.0
         return (self.last_s - self.first_s) / (self.tokens - 1)
 
+    def meets(self, goals: Goals) -> bool:
+        """Whether the first token came in time, and the others with small enough gaps on average."""
+        in_time = goals.first_token_s is None or self.first_token_s <= goals.first_token_s
+        return in_time and (goals.gap_s is None or self.gap_s <= goals.gap_s)
+
 
 class _Due:
     """The output of a step that is due at a time."""
@@ -97,7 +103,7 @@ class ClockedExecutor:
         seconds = self.curve.step_s(step.num_tokens - decodes, decodes)
         return _Due(step, self.clock, self.clock.now_s + seconds)
 
-    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
 
     def close(self) -> None:
@@ -127,7 +133,9 @@ class ClockedReplica:
         self.engine = LLMEngine(ClockedExecutor(settings.curve, self._clock), scheduler, limits, self._clock)
         self.load = LoadCounters()
         self._served: dict[str, Served] = {}
-        self._facts = ModelFacts("", "", None, "", VOCABULARY, settings.kv_tokens, (), settings.block_size, blocks.num_blocks)
+        self._facts = ModelFacts(
+            "", "", None, "", VOCABULARY, settings.kv_tokens, (), settings.block_size, blocks.num_blocks
+        )
 
     @property
     def busy(self) -> bool:

@@ -11,7 +11,7 @@ from stoker.pod.histogram import Histogram
 
 CURRENT_S = 30.0
 TREND_S = 60.0
-SURE = 2.0
+SURE = 3.0
 """Standard errors by which a rise must stand out of chance before it counts as a trend."""
 MAX_GROWTH = 2.0
 """A trend forecasts at most so many times the present rate."""
@@ -40,7 +40,7 @@ def forecast_rate(arrivals: Sequence[int], slot_s: float, horizon_s: float) -> f
     Args:
         arrivals: requests in each slot of `slot_s` seconds, oldest first, without gaps.
 
-    The trend of the last minute is what is left of the rise between its halves after twice its standard error, so that
+    The trend of the last minute is what is left of the rise between its halves after three times its standard error, so that
     chance alone forecasts nothing.
     """
     width = max(round(CURRENT_S / slot_s), 1)

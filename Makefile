@@ -8,11 +8,12 @@ PROCESSES ?= 2
 GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .clients
 STAMP := $(VENV)/.installed
 UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
-.PHONY: help setup model quickstart pretrain test test-gpu check format crds lock bench clean
+.PHONY: help setup model clients quickstart pretrain test test-gpu check format crds lock bench clean
 .PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
@@ -38,7 +39,14 @@ quickstart: setup model ## teach a real model with two ranks, checkpoint it, ser
 pretrain: setup ## train a small model from scratch on the standard library's source and complete some code
 	@$(BIN)/python examples/pretrain/run.py
 
-test: setup model ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
+clients: $(CLIENTS)/.installed ## create .clients with other projects' clients of OpenAI servers, which the tests run
+
+$(CLIENTS)/.installed: lock/clients.txt | $(STAMP)
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(BIN)/uv pip install --quiet --python $(CLIENTS)/bin/python --require-hashes -r lock/clients.txt
+	@touch $@
+
+test: setup model clients ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
@@ -71,6 +79,7 @@ charts: setup kube-binaries ## render deploy/ and the snapshots anew from the ch
 lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 	@$(COMPILE) lock/setup.in -o lock/setup.txt
 	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra parquet --extra remote --extra tensorboard --extra plot --extra dev -o lock/dev.txt
+	@$(COMPILE) lock/clients.in -o lock/clients.txt
 	@$(COMPILE) pyproject.toml --extra operator -c lock/dev.txt -o lock/control.txt
 	@$(COMPILE) pyproject.toml --extra engine --extra trainer --extra parquet --extra remote --extra tensorboard -c lock/dev.txt -o lock/runtime.txt
 

@@ -158,11 +158,21 @@ def quickstart_rows(figures: Figures) -> list[Row]:
     return [at_most("quickstart after set-up", figures["total_s"], 300, "s")]
 
 
+def link_rows(figures: Figures) -> list[Row]:
+    shared, tcp = figures["shared-memory"], figures["tcp"]
+    return [
+        at_least("blocks over shared memory", shared["link"], 2, "GB/s"),
+        at_least("blocks over TCP", tcp["link"], 0.5, "GB/s"),
+        at_most("killed writer noticed", max(shared["noticed_ms"], tcp["noticed_ms"]), 50, "ms"),
+    ]
+
+
 BENCHES = (
     Bench("checkpoint_save", checkpoint_rows),
     Bench("reconcilers", reconciler_rows),
     Bench("trainer_vs_ddp", trainer_rows),
     Bench("engine_cpu", engine_rows),
+    Bench("block_links", link_rows),
     Bench("quickstart", quickstart_rows),
 )
 

@@ -15,6 +15,7 @@ from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.messages import Delta, ModelFacts
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.http.load import LoadCounters
 from stoker.engine.sampling import SamplingParams
@@ -105,6 +106,9 @@ class ClockedExecutor:
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return ()
 
     def close(self) -> None:
         pass

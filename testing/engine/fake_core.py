@@ -208,14 +208,16 @@ class FakeCore:
             return
         self.running.add(request.request_id)
         self.most_running = max(self.most_running, len(self.running))
-        await asyncio.gather(*(self._choice(request, text, choice) for choice in range(request.params.n)))
+        open_ones = [c for c in range(request.params.n) if not request.resumed or request.resumed[c] is not None]
+        await asyncio.gather(*(self._choice(request, text, choice) for choice in open_ones))
         self.running.discard(request.request_id)
 
     async def _choice(self, request: AddRequest, text: str, choice: int) -> None:
         params = request.params
         said = text.rpartition("say:")[2].removesuffix("<assistant>")
         script = [*(f"{choice}{said}" if choice else said).encode(), EOS]
-        for number in range(len(script)):
+        sent = (request.resumed[choice] if request.resumed else None) or ()
+        for number in range(len(sent), len(script)):
             await asyncio.sleep(60 if "hang" in text else 0.02 if "slow" in text else 0)
             token = script[number]
             if "fail" in text and number == 3:
@@ -236,7 +238,7 @@ class FakeCore:
                             logprobs=(scored(token, params.logprobs),) if params.logprobs is not None else None,
                             prompt_logprobs=prompt,
                             finish_reason="length" if full else None,
-                            facts=_facts(request, number + 1) if full or number == 0 else None,
+                            facts=_facts(request, number + 1) if full or number == len(sent) else None,
                         ),
                     )
                 )

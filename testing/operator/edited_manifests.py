@@ -33,7 +33,7 @@ ALLOWED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("another image and resources", JOB, {}, {"spec.workers.image": "a:b", "spec.workers.resources": {"requests": {"cpu": 4}}}),
     ("another mesh", JOB, {}, {"spec.parallelism.tensor": 2}),
     ("less memory", JOB, {}, {"spec.memory.zeroStage": 3, "spec.memory.activationCheckpointing": "full"}),
-    ("logging, deadlines, scheduling", JOB, {}, {"spec.logging.everySteps": 5, "spec.deadlines.stepSeconds": 9, "spec.scheduling.queueName": "q"}),
+    ("logging, deadlines, scheduling", JOB, {}, {"spec.logging.everySteps": 5, "spec.deadlines.stepSeconds": 9, "spec.scheduling.gangTimeoutSeconds": 90}),
     ("pin and policy of a checkpoint", CHECKPOINT, {}, {"spec.pinned": True, "spec.deletionPolicy": "Delete"}),
     ("everything of a deployment", DEPLOYMENT, {}, {"spec.model": {"uri": "pvc://a/b"}, "spec.pools[0].replicas": 3}),
     ("a second revision", POOL, {}, {"spec.revisions": [{**POOL["spec"]["revisions"][0], "share": 60}, _SECOND]}),

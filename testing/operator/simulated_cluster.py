@@ -17,9 +17,12 @@ from typing import Any
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import JOB_UID
+from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
+from stoker.operator.domain.pods import label
+from stoker.operator.domain.queue.decide import decide
+from stoker.operator.domain.queue.reading import read_queue
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.observe import observe
 from stoker.operator.loop.store import Store, key_of
@@ -117,13 +120,29 @@ class SimulatedCluster:
         if seen is None:
             return Plan()
         if self.settings.places_gangs:
-            seen = replace(seen, nodes=self._room(key))
+            seen = self._with_room(key, seen)
         if key.kind == "InferenceDeployment":
             seen = replace(seen, scaling=dict(self.scaling))
         before = json.dumps(seen.resource, sort_keys=True)
         plan = self.reconcilers[key.kind](seen, self.settings, self.now)
         assert json.dumps(seen.resource, sort_keys=True) == before, "a reconcile must not change what it sees"
         return plan
+
+    def _with_room(self, key: Key, seen: Observed) -> Observed:
+        """What the loop adds for a gang that waits, decided from scratch."""
+        nodes = self._room(key)
+        if key.kind != "TrainingJob" or any(
+            pod_use(pod) for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer"
+        ):
+            return replace(seen, nodes=nodes)
+        free = remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, self.of_kind("Pod"))))
+        jobs, pods = self.of_kind("TrainingJob"), self.of_kind("Pod")
+        applicants, holdings = read_queue(jobs, pods, pod_use, self.now)
+        turns = decide(applicants, free, holdings)
+        turn = turns.get(f"{key.namespace}/{key.name}")
+        if turn is not None and turn.nodes is not None:
+            nodes = tuple(node for node in nodes if node.name in turn.nodes)
+        return replace(seen, nodes=nodes, turn=turn)
 
     def _room(self, key: Key) -> tuple[NodeCapacity, ...]:
         """What the nodes have left beside the pods of other resources."""

@@ -52,11 +52,11 @@ async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
     """Run a scenario in a fresh event loop, with a limit."""
 
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(limit_s):
             await scenario()
 
     asyncio.run(limited())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from stoker.engine.config import CacheConfig, EngineConfig
 from stoker.engine.core.build import build_engine, end_tokens, tokenizer_folder
-from stoker.engine.plan import BLOCK_SIZES, count_blocks, plan_engine
+from stoker.engine.plan import BLOCK_SIZES, count_blocks, plan_engine, refuse_uneven
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError, parse
@@ -51,6 +52,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cache": {"memory_bytes": 10**16}}, "cache.memory_bytes 10000000000000000 needs 10000000000000000 bytes, this"),
     ({"cache": {"num_blocks": 10**12}}, "cache.num_blocks 1000000000000 needs 8192000000000000 bytes, this"),
     ({"parallelism": {"tensor": 3}}, "parallelism.tensor 3 does not divide the model's"),
+    (
+        {"parallelism": {"tensor": 3}, "deterministic": True},
+        "parallelism.tensor must be at most 2 where deterministic is true, got 3",
+    ),
     ({"model": {"digest": "abc"}}, "digest"),
 ]
 
@@ -86,6 +91,32 @@ def test_the_cache_takes_the_memory_that_it_is_given(folder: Path, source: Weigh
     assert count_blocks(config, source.config, 16, torch.float32, "cpu") == 10
     free = config_of(folder, cache={"memory_fraction": 0.001})
     assert 1 <= count_blocks(free, source.config, 16, torch.float32, "cpu") * block_bytes < 2**32
+
+
+def test_the_cache_follows_from_the_rank_with_least_memory(folder: Path, source: WeightsSource) -> None:
+    config = config_of(folder, cache={"memory_fraction": 0.5}, parallelism={"tensor": 2})
+    weights = source.config.num_parameters * 4
+    block_bytes = KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32, tp_size=2)
+    plan = plan_engine(config, source, others_free_bytes=weights + 2 * 1000 * block_bytes)
+    assert plan.num_blocks == 500, "half of what is left, for two ranks in one memory"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("vocab_size", 321, "tensor 2 does not divide the model's 321 tokens of the vocabulary"),
+        ("intermediate_size", 81, "tensor 2 does not divide the model's 81 columns of the feed-forward part"),
+        ("num_heads", 3, "tensor 2 does not divide the model's 3 attention heads"),
+        ("num_kv_heads", 1, "tensor 2 does not divide the model's 1 key and value heads"),
+    ],
+)
+def test_what_ranks_cannot_share_evenly_is_refused_by_name(
+    field: str, value: int, message: str, folder: Path, source: WeightsSource
+) -> None:
+    model = copy(source.config)
+    object.__setattr__(model, field, value)  # no model that could be loaded
+    with pytest.raises(ConfigError, match=message):
+        refuse_uneven(config_of(folder, parallelism={"tensor": 2}), model)
 
 
 def test_blocks_are_larger_on_a_gpu_unless_their_size_is_given(folder: Path, source: WeightsSource) -> None:

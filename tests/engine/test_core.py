@@ -230,7 +230,7 @@ def test_a_front_of_another_protocol_is_told_so(start: Callable[..., tuple[Front
     front, _ = start()
     front.phase("Serving")
     front.say(m.Hello(protocol=99))
-    assert front.phase("Failed").message == "this core speaks protocol 4, the front 99"
+    assert front.phase("Failed").message == f"this core speaks protocol {m.PROTOCOL}, the front 99"
 
 
 def test_abort_and_finish_end_a_request_without_a_word(start: Callable[..., tuple[Front, Running]]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from stoker.engine.core import messages as m
 from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
@@ -22,6 +23,7 @@ MESSAGES = [
     m.Hello(),
     m.AddRequest("a", (1, 2, 3), SamplingParams(temperature=0.5, logit_bias={3: 1.5}, stop=("x",), seed=-7), 12.5, -1),
     m.AddRequest("a", (1,), SamplingParams(grammar=OutputGrammar.regex("a"), bad_sequences=((1, 2),)), 12.5),
+    m.AddRequest("a", (1,), SamplingParams(n=3, seed=1), 12.5, resumed=((4, 5), None, ())),
     m.Inspect("q", ("a", "b")),
     m.Inspected("q", (m.RequestProgress("a", "PREEMPTED", 2, 1),)),
     m.Abort(("a", "b")),
@@ -58,6 +60,7 @@ MESSAGES = [
         2.5,
         4,
         0.5,
+        (RankState(0, 7, 2, 0.0), RankState(1, 8, 1, 0.5)),
     ),
     m.Heartbeat(10.0, 0.03),
 ]
@@ -81,7 +84,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not a message of protocol 5"):
+    with pytest.raises(ProtocolError, match=f"not a message of protocol {m.PROTOCOL}"):
         m.unpack(frame)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
@@ -37,6 +38,12 @@ class Late:
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
+
+    def check(self) -> None:
+        pass
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return ()
 
     def close(self) -> None:
         pass

@@ -1,93 +1,85 @@
-"""Two ranks that share every layer answer as one does; a lost one is noticed."""
+"""Two ranks that share every layer answer as one does, however their steps are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stoker.engine.config import CacheConfig, EngineConfig, EngineParallelismConfig, SchedulerConfig, ServedModelConfig
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.errors import ExecutorLost
-from stoker.engine.execution.ranks import Ranks
-from stoker.engine.sampling import SamplingParams
-
-PROMPTS = [[5, 6, 7] * 5, [100, 3], list(range(40, 70))]
+from stoker.engine.ranks.executor import Ranks
+from testing.engine.rank_engines import PROMPTS, Answers, answers, beside, config_of, tokens_of
+from testing.engine.tiny_tokenizer import tokenizer_json
 
 
-def engine_of(folder: Path, tensor: int) -> LLMEngine:
-    config = EngineConfig(
-        model=ServedModelConfig(path=str(folder), dtype="float32"),
-        device="cpu",
-        threads=1,
-        cache=CacheConfig(num_blocks=100, block_size=4),
-        scheduler=SchedulerConfig(max_batch_tokens=16, max_requests=4),
-        parallelism=EngineParallelismConfig(tensor=tensor),
-    )
-    return build_engine(config)[0]
+@pytest.fixture(scope="module")
+def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny qwen3 with a tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    twins["qwen3"].save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    return folder
 
 
-def answers(engine: LLMEngine) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """Return (token, logprob) of every choice: greedy, drawn and forked."""
-    for index, prompt in enumerate(PROMPTS):
-        params = SamplingParams(
-            temperature=0.9 * index, seed=index, n=1 + index, max_tokens=8, ignore_eos=True, logprobs=0
-        )
-        engine.add_request(str(index), prompt, params)
-    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    while engine.has_unfinished:
-        for _, delta in engine.step():
-            assert delta.logprobs is not None
-            entries = zip(delta.tokens, (entry.logprob for entry in delta.logprobs), strict=True)
-            found.setdefault((delta.request_id, delta.choice), []).extend(entries)
-    return found
+@pytest.fixture(scope="module")
+def one_rank(folder: Path) -> Answers:
+    engine, _ = build_engine(config_of(folder, 1, deterministic=True))
+    return answers(engine)
 
 
-@pytest.fixture
-def two_ranks(tmp_path: Path) -> Iterator[Callable[[Any], LLMEngine]]:
-    """Start an engine of two ranks over a twin's weights in `tmp_path`."""
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> Iterator[LLMEngine]:
     threads = torch.get_num_threads()
-    started: list[LLMEngine] = []
-
-    def start(twin: Any) -> LLMEngine:
-        twin.save_pretrained(tmp_path)
-        started.append(engine_of(tmp_path, 2))
-        return started[0]
-
-    yield start
-    for engine in started:
-        engine.executor.close()
+    engine, plan = build_engine(config_of(folder, 2, deterministic=True))
+    assert (plan.tensor, plan.num_blocks) == (2, 100)
+    yield engine
+    engine.close()
+    assert isinstance(engine.executor, Ranks)
+    assert [process.returncode for process in engine.executor.workers.processes.values()] == [0], "none was killed"
     torch.set_num_threads(threads)
 
 
-def assert_equal_one_rank(engine: LLMEngine, folder: Path) -> None:
+def assert_equal(found: Answers, expected: Answers, tolerance: float) -> None:
+    assert tokens_of(found) == tokens_of(expected)
+    for key, entries in found.items():
+        scores = [score for _, score in expected[key]]
+        assert [score for _, score in entries] == pytest.approx(scores, abs=tolerance), key
+
+
+def test_two_ranks_equal_one(two_ranks: LLMEngine, one_rank: Answers) -> None:
+    assert isinstance(two_ranks.executor, Ranks)
+    assert_equal(answers(two_ranks), one_rank, 1e-4)
+
+
+def test_answers_have_the_same_bits_in_any_batch_chunk_cache_and_overlap(two_ranks: LLMEngine) -> None:
+    """What deterministic mode guarantees over two ranks."""
+    whole = answers(beside(two_ranks, budget=64))
+    for name in PROMPTS:
+        alone = beside(two_ranks)
+        assert answers(alone, (name,)) == {key: entries for key, entries in whole.items() if key[0] == name}
+    cached = beside(two_ranks)
+    assert answers(cached, turn="-first") == whole
+    hits = cached.scheduler.prefix_hits
+    assert answers(cached, turn="-again") == whole
+    assert cached.scheduler.prefix_hits > hits
+    assert answers(beside(two_ranks, overlap=True)) == whole
+    scarce = beside(two_ranks, overlap=True, num_blocks=24)
+    assert answers(scarce) == whole
+    assert scarce.scheduler.num_preemptions > 0
+
+
+def test_the_ranks_are_counted(two_ranks: LLMEngine) -> None:
+    engine = beside(two_ranks)
     assert isinstance(engine.executor, Ranks)
-    one, two = answers(engine_of(folder, 1)), answers(engine)
-    assert {key: [token for token, _ in entries] for key, entries in two.items()} == {
-        key: [token for token, _ in entries] for key, entries in one.items()
-    }
-    for key, entries in two.items():
-        assert [logprob for _, logprob in entries] == pytest.approx([logprob for _, logprob in one[key]], abs=1e-4)
-
-
-def test_two_ranks_equal_one(two_ranks: Callable[[Any], LLMEngine], twins: dict[str, Any], tmp_path: Path) -> None:
-    assert_equal_one_rank(two_ranks(twins["qwen3"]), tmp_path)
-
-
-def test_two_ranks_equal_one_until_one_dies(
-    two_ranks: Callable[[Any], LLMEngine], twins: dict[str, Any], tmp_path: Path
-) -> None:
-    engine = two_ranks(twins["llama"])
-    assert_equal_one_rank(engine, tmp_path)
-    assert isinstance(engine.executor, Ranks)
-    engine.add_request("a", [3, 4], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
-    engine.step()
-    (worker,) = engine.executor.workers
-    worker.kill()
-    worker.join()
-    with pytest.raises(ExecutorLost, match="rank 1 ended with -9"):
-        engine.step()
+    answers(engine, ("greedy",))
+    workers, steps = engine.executor.workers, engine.stats().ranks[0].steps
+    assert steps >= 8
+    workers.wait(lambda: engine.stats().ranks[1].steps == steps)  # its next sign of life reports it
+    first, second = engine.stats().ranks
+    assert (first.rank, second.rank, second.pid) == (0, 1, workers.processes[1].pid)
+    assert not workers.digests.differing(2)
+    engine.executor.check()

@@ -10,15 +10,15 @@ import torch
 
 from stoker.engine.core.kernel_warmup import kernel_warmup
 from stoker.engine.core.startup import Startup, process_age_s
+from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 
 
 def warm_up(twin: Any, attention: str = "auto") -> Any:
     config = ModelConfig.from_hugging_face(twin.config.to_dict())
-    return kernel_warmup(
-        config, Ops(), dtype=torch.float32, device=torch.device("cpu"), block_size=16, attention=attention
-    )
+    plan = EnginePlan("", None, "cpu", torch.float32, "reference", attention, False, 1, 16, 100, 160, 256, 16, 1)
+    return kernel_warmup(plan, config, Ops(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

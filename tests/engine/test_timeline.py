@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.timeline import FileTimeline
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import StepInput
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MakeEngine
@@ -68,6 +69,12 @@ class SlowDevice:
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
+
+    def check(self) -> None:
+        pass
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return ()
 
     def close(self) -> None:
         pass

@@ -147,7 +147,8 @@ def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
             assert (calls(named), finish) == ([("weather", '{"city": "Oslo"}')], "stop")  # as OpenAI's
             grammar = s.core.requests[-1].params.grammar
             assert grammar is not None
-            assert json.loads(grammar.text) == WEATHER["function"]["parameters"]  # type: ignore[index]
+            parameters: Any = WEATHER["function"]["parameters"]
+            assert json.loads(grammar.text) == {**parameters, "additionalProperties": False}
 
     run(scenario)
 

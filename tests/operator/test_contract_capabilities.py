@@ -16,7 +16,7 @@ from stoker.operator.api.crd import KIND_INFOS, definition
 from stoker.operator.api.not_yet import BEGIN, END, main, with_listing
 from stoker.operator.api.value import wire_name
 from stoker.operator.domain.unsupported import unsupported
-from stoker.pod.capabilities import ATTENTION, CAPABILITIES, GANG, PAGED_ATTENTION, refusals, shown
+from stoker.pod.capabilities import ATTENTION, CAPABILITIES, PAGED_ATTENTION, refusals, shown
 from stoker.router.config import RouterConfig
 from stoker.router.policy import policy_named
 from stoker.trainer.protocol.config import TrainerConfig
@@ -39,6 +39,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "checkpoint.deletionPolicy": ["Retain", "Delete"],
         "run.applyChanges": ["NextAttempt", "Restart"],
         "guards.lossSpike": ["Off", "Record", "Skip", "Rewind"],
+        "scheduling.backend": ["auto", "stoker", "kueue", "volcano"],
         "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
@@ -113,7 +114,6 @@ def test_every_path_of_the_table_is_a_field_of_the_configuration(program: str) -
 
 def test_the_table_has_the_programs_and_the_kinds() -> None:
     assert set(CAPABILITIES) == {*CONFIGS, *KINDS}
-    assert set(GANG) <= set(CAPABILITIES["TrainingJob"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

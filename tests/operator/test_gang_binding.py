@@ -141,10 +141,13 @@ def test_gated_pods_start_where_the_operator_lost_its_view_of_nodes() -> None:
     assert any(found["type"] == "PlacementLimited" for found in run.status["conditions"])
 
 
-def test_a_single_pod_is_left_to_the_scheduler_unless_it_has_wishes() -> None:
-    plain = world(workers={"replicas": 1, "gpusPerPod": 4})
+def test_a_single_pod_is_left_to_the_scheduler_unless_it_has_gpus_or_wishes() -> None:
+    plain = world(workers={"replicas": 1})
     plain.cluster.settle()
     assert "schedulingGates" not in plain.gang[0]["spec"]
+    scarce = world(raw_node("n0", 2), raw_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4})
+    scarce.cluster.settle()
+    assert places(scarce) == ["n1"]
     wish = world(
         raw_node("n0", 4),
         raw_node("n1", 4, rack="r"),

@@ -92,7 +92,7 @@ LIVES = {
         edits=(
             {"memory": {"cpuOffload": True}},
             {"memory": {"nvmeOffload": {"path": "/x"}}, "workers": {"replicas": 4}},
-            {"scheduling": {"queueName": "lab"}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
+            {"memory": {"cpuOffload": True}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
             {
                 "run": {"elastic": {"minWorkers": 1, "maxWorkers": 2}, "backoffLimit": 0},
                 "workers": {"image": "other:2"},

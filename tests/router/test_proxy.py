@@ -25,6 +25,28 @@ def test_a_request_passes_with_its_credentials_and_its_id() -> None:
     run(scenario)
 
 
+def test_a_header_that_clients_may_not_send_is_no_failure_of_the_backend() -> None:
+    async def ask(port: int, header: bytes) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), body
+
+    async def scenario() -> None:
+        engine = await FakeEngine("a").start()
+        async with routed(engine) as (router, client):
+            port = client.base_url.port or 0
+            status, body = await ask(port, b"Authorization: Bearer ")  # a client without a key
+            assert (status, json.loads(body)["headers"]["authorization"]) == (200, "Bearer")
+            status, body = await ask(port, b"X-Note: a\x01b")
+            assert status == 400
+            assert len(router.backends.ready) == 1
+            assert (await client.get("/v1/models")).status_code == 200
+
+    run(scenario)
+
+
 def test_a_request_without_an_id_gets_one_on_both_sides() -> None:
     async def scenario() -> None:
         engine = await FakeEngine("a").start()
@@ -280,7 +302,7 @@ def test_control_and_unknown_paths_do_not_reach_an_engine() -> None:
 def test_many_concurrent_streams_arrive_whole() -> None:
     async def scenario() -> None:
         engines = [await FakeEngine(name, stream(20, 0.001)).start() for name in "abc"]
-        async with routed(*engines) as (router, client):
+        async with routed(*engines, connect_timeout_s=20) as (router, client):
             answers = await asyncio.gather(*(client.post("/v1/completions", content=b"{}") for _ in range(150)))
             for answer in answers:
                 parts = events(answer.text)

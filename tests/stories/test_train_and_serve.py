@@ -1,6 +1,8 @@
-"""Two ranks train a model, its saves become verified Checkpoints, and a deployment serves the newest one."""
+"""Two ranks train a model, its saves become verified Checkpoints, and two ranks serve the newest one."""
 
 from __future__ import annotations
+
+import json
 
 import httpx
 
@@ -11,6 +13,7 @@ from testing.stories.story_cluster import StoryCluster
 
 def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpoint(cluster: StoryCluster) -> None:
     chat = deployment("teller", {"checkpointSelector": {"jobRef": {"name": "tell"}}})
+    chat["spec"]["pools"][0] |= {"ranksPerPod": 2, "parallelism": {"tensor": 2}}
     training = job("tell", {"workers.ranksPerPod": 2})
     cluster.apply(corpus(), claim("checkpoints"), claim("logs"), training, chat)
 
@@ -29,6 +32,8 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
         assert sorted(cluster.figures(found["metadata"]["name"])) == sorted(FIGURES)
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
+    configs = [json.loads(found["data"]["config.json"]) for found in cluster.all("ConfigMap", role="engine")]
+    assert {found["parallelism"]["tensor"] for found in configs} == {2}
     with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
         assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
         body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}

@@ -1,4 +1,4 @@
-"""The grammar that an output must follow: a checked value without behaviour. Imports nothing of ours but the errors.
+"""The grammar that an output must follow: a checked value without behaviour. Imports values and errors only.
 
 A front makes it from a body's field, `LLM` takes it in `SamplingParams`; `core/grammars` compiles it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from stoker.engine.closed_schema import closed
 from stoker.engine.errors import RequestRefused
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
@@ -43,7 +44,10 @@ class OutputGrammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, field: str = "grammar") -> OutputGrammar:
-        """The grammar of JSON values that a schema allows. A text is a schema that is not parsed yet."""
+        """The grammar of JSON values that a schema allows, without properties that it does not name (`closed_schema`).
+
+        A text is a schema that is not parsed yet.
+        """
         if isinstance(schema, str):
             schema = _parsed(schema, field)
         if not isinstance(schema, Mapping | bool):
@@ -51,7 +55,7 @@ class OutputGrammar:
         if depth_exceeds(schema, MAX_SCHEMA_DEPTH):
             message = f"{field} must have at most {MAX_SCHEMA_DEPTH} objects and lists inside each other"
             raise RequestRefused("invalid", message, field)
-        return cls("json_schema", json.dumps(schema), field)
+        return cls("json_schema", json.dumps(closed(schema)), field)
 
     @classmethod
     def json_object(cls, field: str = "grammar") -> OutputGrammar:

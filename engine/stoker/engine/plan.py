@@ -30,6 +30,10 @@ MIXED_WORK = 4.2e12
 """Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
 LEAST_MIXED_TOKENS = 64
 
+MOST_ORDERED_RANKS = 2
+"""Ranks whose sum has the same bits in any order of addition. Collectives over more ranks choose the order by the size
+of the batch."""
+
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
 
@@ -65,15 +69,19 @@ class EnginePlan:
     """Keep the device times of steps for a time line."""
 
 
-def plan_engine(config: EngineConfig, source: WeightsSource) -> EnginePlan:
-    """Check the configuration against the model and this machine. Loads nothing."""
+def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: int | None = None) -> EnginePlan:
+    """Check the configuration against the model and this machine. Loads nothing.
+
+    `others_free_bytes`: least free memory of the further ranks' devices, where there are some.
+    """
     refuse_unbuilt(config)
     refuse_uneven(config, source.config)
     device = choose_device(config.device)
+    refuse_missing_gpus(config, device)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
-    num_blocks = count_blocks(config, source.config, block_size, dtype, device)
+    num_blocks = count_blocks(config, source.config, block_size, dtype, device, others_free_bytes)
     scheduler = config.scheduler
     return EnginePlan(
         model_path=config.model.path,
@@ -106,11 +114,29 @@ def refuse_unbuilt(config: EngineConfig) -> None:
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse a tensor group that cannot share the model's heads evenly."""
+    """Refuse a tensor group that cannot share the model evenly, or not in the same order for every batch."""
     tensor = config.parallelism.tensor
-    for name, heads in (("attention heads", model.num_heads), ("key and value heads", model.num_kv_heads)):
-        if heads % tensor:
-            raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {heads} {name}")
+    if config.deterministic and tensor > MOST_ORDERED_RANKS:
+        raise ConfigError(
+            f"parallelism.tensor must be at most {MOST_ORDERED_RANKS} where deterministic is true, got {tensor}: "
+            "sums over more ranks depend on the batch"
+        )
+    sparse = len(model.expert_layers)
+    for name, total in (
+        ("attention heads", model.num_heads),
+        ("key and value heads", model.num_kv_heads),
+        ("tokens of the vocabulary", model.vocab_size),
+        ("columns of the feed-forward part", model.intermediate_size if sparse < model.num_layers else 0),
+        ("columns of an expert", model.expert_size if sparse else 0),
+    ):
+        if total % tensor:
+            raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {total} {name}")
+
+
+def refuse_missing_gpus(config: EngineConfig, device: str) -> None:
+    tensor, found = config.parallelism.tensor, torch.cuda.device_count() if device == "cuda" else 0
+    if device == "cuda" and tensor > found:
+        raise ConfigError(f"parallelism.tensor {tensor} needs as many GPUs, {found} are visible here")
 
 
 def choose_device(name: str) -> str:
@@ -168,8 +194,15 @@ def choose_length(config: EngineConfig, model: ModelConfig, capacity: int) -> in
     return wanted
 
 
-def count_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype, device: str) -> int:
-    """Blocks of the pool: by number, by size, or from the memory that the weights leave free."""
+def count_blocks(
+    config: EngineConfig,
+    model: ModelConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+    others_free_bytes: int | None = None,
+) -> int:
+    """Blocks of the pool: by number, by size, or from the memory that the weights leave free on the fullest rank."""
     cache, tensor = config.cache, config.parallelism.tensor
     block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor)
     if cache.num_blocks is not None:
@@ -180,7 +213,7 @@ def count_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtyp
         refuse_oversize(f"cache.memory_bytes {pool_bytes}", pool_bytes, device)
     if pool_bytes is None:
         weight_bytes = model.num_parameters * dtype.itemsize
-        free = free_bytes(device)
+        free = smallest_free_bytes(device, others_free_bytes)
         free -= weight_bytes // tensor if device == "cuda" else weight_bytes
         pool_bytes = int(cache.memory_fraction * free)
         if device == "cpu":
@@ -197,12 +230,17 @@ def refuse_oversize(field: str, needed: int, device: str) -> None:
         raise ConfigError(f"{field} needs {needed} bytes, this {'GPU' if device == 'cuda' else 'machine'} has {total}")
 
 
-def free_bytes(device: str) -> int:
-    """Bytes of memory that a new allocation can have."""
-    found = torch.cuda.mem_get_info()[0] if device == "cuda" else main_memory("MemAvailable")
+def smallest_free_bytes(device: str, others_free_bytes: int | None) -> int:
+    """Free memory of the rank that has least."""
+    found = free_bytes(device)
     if found is None:
         raise ConfigError("cache.memory_bytes is needed: this system does not say how much memory is free")
-    return found
+    return found if others_free_bytes is None else min(found, others_free_bytes)
+
+
+def free_bytes(device: str) -> int | None:
+    """Bytes of memory that a new allocation can have; None where the system does not tell."""
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else main_memory("MemAvailable")
 
 
 def main_memory(name: str) -> int | None:

@@ -168,6 +168,7 @@ class Engine:
             "waiting": stats.waiting if stats is not None else 0,
             "free_blocks": stats.free_blocks + stats.cached_blocks if stats is not None else 0,
             "total_blocks": stats.total_blocks if stats is not None else 0,
+            "ranks": [one._asdict() for one in stats.ranks] if stats is not None else [],
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
             "load": self._load(),

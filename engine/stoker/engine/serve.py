@@ -221,7 +221,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", type=int, metavar="TOKENS", help="tokens in one block (default: 64 on a GPU, 16 on a CPU)")
     add("--cache-bytes", type=int, metavar="BYTES", help="size of the cache")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
-    add("--tensor", type=int, metavar="RANKS", help="ranks that share each layer")
+    add(
+        "--tensor",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="RANKS",
+        help="ranks that share each layer, one per GPU (default 1)",
+    )
     return parser
 
 

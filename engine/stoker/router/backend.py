@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
+from stoker.router.kept_stream import KeptStream
 from stoker.router.snapshot import BackendEntry
 
 MAX_IDLE_CONNECTIONS = 64
@@ -46,6 +47,7 @@ class Backend:
         self.problem = "not probed yet"
         self.retired = False
         self._unanswered: set[Connection] = set()
+        self._streams: dict[Connection, KeptStream] = {}
         self._idle: list[Connection] = []
         self._probe: Connection | None = None
         self._silent_probes = 0
@@ -80,6 +82,23 @@ class Backend:
         for connection in self._unanswered:
             connection.close()
         return number
+
+    @contextmanager
+    def carrying(self, connection: Connection, kept: KeptStream) -> Iterator[None]:
+        """Note that another backend could go on with the stream on `connection`."""
+        self._streams[connection] = kept
+        try:
+            yield
+        finally:
+            del self._streams[connection]
+
+    def abandon_silent(self, silence_s: float) -> int:
+        """Cut the resumable streams on which nothing came for `silence_s`; count them."""
+        since_s = self.clock() - silence_s
+        silent = [connection for connection, kept in self._streams.items() if kept.last_byte_s < since_s]
+        for connection in silent:
+            connection.close()
+        return len(silent)
 
     async def connect(self, *, fresh: bool = False) -> Connection:
         """Return a connection whose other end has been checked to be this pod.

@@ -17,6 +17,12 @@ from stoker.router.policy import Policy
 from stoker.router.snapshot import BackendSnapshot
 
 log = logging.getLogger("stoker.router")
+STREAM_SILENCE_S = 1.0
+"""A stream of a stalled backend on which nothing came for so long goes on elsewhere."""
+
+
+def any_backend(_: Backend) -> bool:
+    return True
 
 
 class Backends:
@@ -81,7 +87,11 @@ class Backends:
                 log.info("backend %s: %s", backend.entry.url, backend.problem or "ready")
             if backend.ready and not was_ready:
                 self._announce()
-            if backend.stalled and self.ready and (moved := backend.abandon_unanswered()):
+            if backend.stalled and self.ready:
+                moved = backend.abandon_unanswered() + backend.abandon_silent(STREAM_SILENCE_S)
+            else:
+                moved = 0
+            if moved:
                 log.warning("backend %s: %s; %d requests move", backend.entry.url, backend.problem, moved)
             try:
                 async with asyncio.timeout(self.probe_interval_s):
@@ -95,18 +105,20 @@ class Backends:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def choose(self, exclude: set[tuple[str, str]]) -> Backend | None:
-        """Choose a ready backend outside `exclude`, or None."""
-        candidates = [backend for backend in self.ready if backend.entry.key not in exclude]
+    def choose(self, exclude: set[tuple[str, str]], fits: Callable[[Backend], bool] = any_backend) -> Backend | None:
+        """Choose a ready backend outside `exclude` that fits, or None."""
+        candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
         self._turn += 1
         return self.policy(candidates, self._turn)
 
-    async def wait_for_one(self, exclude: set[tuple[str, str]], timeout_s: float) -> Backend | None:
+    async def wait_for_one(
+        self, exclude: set[tuple[str, str]], timeout_s: float, fits: Callable[[Backend], bool] = any_backend
+    ) -> Backend | None:
         """Choose a backend as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
-        while (backend := self.choose(exclude)) is None:
+        while (backend := self.choose(exclude, fits)) is None:
             left_s = deadline - self.clock()
             if left_s <= 0:
                 return None
@@ -114,7 +126,7 @@ class Backends:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
             except TimeoutError:
-                return self.choose(exclude)
+                return self.choose(exclude, fits)
         return backend
 
     def status(self) -> list[Mapping[str, Any]]:

@@ -33,4 +33,8 @@ class RouterConfig(Config):
     """How long a request waits for a backend to become ready before it is refused with 503."""
     max_held_requests: int = Field(default=256, ge=0)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
+    max_resume_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Bytes of running streams that are kept, so that other engines can go on with them; 0: none is."""
+    resume_wait_s: float = Field(default=10.0, ge=0)
+    """How long a stream whose engine is gone waits for another one."""
     grace_period_s: float = Field(default=30, gt=0)

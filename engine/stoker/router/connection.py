@@ -55,6 +55,15 @@ class Outgoing:
     headers: Headers
     body: bytes = b""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the head cannot be sent to any backend; None when it can."""
+        try:
+            h11.Request(method=self.method, target=self.target, headers=[(b"host", b"x"), *self.headers])
+        except h11.LocalProtocolError as error:
+            return str(error)
+        return None
+
 
 @dataclass(frozen=True)
 class Head:

@@ -23,6 +23,19 @@ class RouterMetrics:
         self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
         self.retries = Counter("stoker_router_retries", "Requests sent again to another backend.", registry=registry)
         self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
+        self.resumed = Counter("stoker_router_resumed_streams", "Streams that went on elsewhere.", registry=registry)
+        self.resume_gap = Histogram(
+            "stoker_router_resume_seconds", "From the break of a stream to its next update, from another backend.",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.lost = Counter(
+            "stoker_router_lost_streams", "Streams that ended with backend_lost, by reason.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.not_kept = Counter(
+            "stoker_router_streams_not_kept", "Streams that cannot go on elsewhere: max_resume_bytes is reached.",
+            registry=registry,
+        )  # fmt: skip
         self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
         self.first_byte = Histogram(
             "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",

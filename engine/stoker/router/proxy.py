@@ -12,13 +12,12 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from stoker.pod.asgi import (
     BodyTooLarge,
     ClientLeft,
-    Message,
     Receive,
     Scope,
     Send,
@@ -27,17 +26,20 @@ from stoker.pod.asgi import (
     request_id,
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
+from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
+from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
+from stoker.router.carrier import Carrier
 from stoker.router.connection import (
     BackendError,
     Connection,
-    Head,
     Headers,
     Outgoing,
     Silent,
     Unreachable,
 )
+from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
 
 BUSY = (429, 503)
@@ -46,16 +48,6 @@ HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
      b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
-STREAM_CUT = {
-    "error": {
-        "message": "The connection to the engine broke; the answer is not complete. Send the request again.",
-        "type": "server_error",
-        "param": None,
-        "code": "backend_lost",
-    }
-}
-
-
 RETRY_AFTER_S = 1
 
 
@@ -68,6 +60,8 @@ class ProxyLimits:
     max_held_requests: int
     max_body_bytes: int
     max_body_bytes_in_flight: int
+    max_resume_bytes: int
+    resume_wait_s: float
 
 
 class Refused(Exception):
@@ -78,18 +72,6 @@ class Refused(Exception):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
-
-
-@dataclass
-class BackendAnswer:
-    """An answer of a backend that has begun: its head and the first part of its body have arrived."""
-
-    backend: Backend
-    connection: Connection
-    head: Head
-    first: bytes | None
-    """None: the body is empty."""
-    rest: AsyncIterator[bytes] = field(repr=False)
 
 
 class Proxy:
@@ -110,6 +92,12 @@ class Proxy:
         self.new_id = new_id
         self.clock = clock
         self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
+        self.kept = BodyBudget(limits.max_resume_bytes)
+        """For requests whose streams can go on elsewhere."""
+        self.keeps_streams = limits.max_resume_bytes > 0
+        self.carrier = Carrier(
+            backends, self._ask, metrics, max_attempts=limits.max_attempts, wait_s=limits.resume_wait_s, clock=clock
+        )
         self.running = 0
         """Requests that have not ended."""
 
@@ -126,7 +114,7 @@ class Proxy:
         with self.bodies.share() as share:
             try:
                 self._check_backends()
-                request = outgoing(scope, await self._read_body(receive, share), own_id)
+                request = outgoing(scope, await self._read_body(receive, share), own_id, marked=self.keeps_streams)
             except Refused as refused:
                 await self._refuse(refused, own_id, send)
             except ClientLeft:
@@ -181,10 +169,42 @@ class Proxy:
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
-        del request  # it is not sent again
-        share.release()
         self.metrics.first_byte.observe(self.clock() - arrived)
         self.metrics.requests.labels(answer.head.status).inc()
+        with self.kept.share() as kept_share:
+            kept = self._kept(request, answer, kept_share)
+            del request  # it is not sent again as it is
+            share.release()
+            if kept is not None:
+                await self._carry(answer, kept, request_id, send)
+            else:
+                await self._pass_on(answer, request_id, send)
+
+    def _kept(self, request: Outgoing, answer: BackendAnswer, share: BodyShare) -> KeptStream | None:
+        """What another engine needs to go on with the stream; None where it is none or cannot go on."""
+        marked = answer.head.status == 200 and answer.head.header(RESUME_HEADER) == b"1"
+        if not (marked and self.keeps_streams):
+            return None
+        try:
+            share.take(len(request.body) + RAW_BYTES)
+        except BodyBudgetSpent:
+            self.metrics.not_kept.inc()
+            return None
+        return KeptStream(request, request.target.partition(b"?")[0].decode())
+
+    async def _carry(self, answer: BackendAnswer, kept: KeptStream, request_id: bytes, send: Send) -> None:
+        """Send a stream that other backends can go on with."""
+        head = answer.head
+        try:
+            await send(start_message(head.status, answer_headers(head.headers, request_id)))
+        except BaseException:
+            answer.connection.close()
+            raise
+        size = await self.carrier.carry(answer, kept, send)
+        self.metrics.response_bytes.observe(size)
+        await send(body_message(b"", more=False))
+
+    async def _pass_on(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
         try:
             with answer.backend.request():
                 await self._relay(answer, request_id, send)
@@ -273,22 +293,23 @@ class Proxy:
     async def _relay(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
         """Send the answer to the client as it arrives."""
         head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
-        await send(_start(head.status, answer_headers(head.headers, request_id)))
-        body = whole_events(_joined(answer)) if events else _joined(answer)
+        await send(start_message(head.status, answer_headers(head.headers, request_id)))
+        body = whole_events(answer.body()) if events else answer.body()
         size = 0
         try:
             async for chunk in body:
                 size += len(chunk)
-                await send(_body(chunk, more=True))
+                await send(body_message(chunk, more=True))
         except BackendError as error:
             self.metrics.cut.inc()
             answer.backend.suspect(str(error))
             if not events:
                 raise  # a body of known length has begun: only a cut connection can show that it is not complete
-            await send(_body(f"data: {json.dumps(STREAM_CUT)}\n\ndata: [DONE]\n\n".encode(), more=True))
+            self.metrics.lost.labels("not_resumable").inc()
+            await send(body_message(lost(), more=True))
             answer.connection.close()
         self.metrics.response_bytes.observe(size)
-        await send(_body(b"", more=False))
+        await send(body_message(b"", more=False))
 
     async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
         kind = "invalid_request_error" if refused.status < 500 else "server_error"
@@ -299,8 +320,8 @@ class Proxy:
         if refused.retry_after_s is not None:
             headers.append((b"retry-after", str(refused.retry_after_s).encode()))
         self.metrics.requests.labels(refused.status).inc()
-        await send(_start(refused.status, headers))
-        await send(_body(body, more=False))
+        await send(start_message(refused.status, headers))
+        await send(body_message(body, more=False))
 
 
 def no_backend(problem: str) -> Refused:
@@ -309,54 +330,32 @@ def no_backend(problem: str) -> Refused:
     )
 
 
-def outgoing(scope: Scope, body: bytes, request_id: bytes) -> Outgoing:
-    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not."""
-    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
-    headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
+def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = False) -> Outgoing:
+    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not.
+
+    `marked`: ask for a stream that another backend could go on with.
+
+    Raises:
+        Refused: its head is one that servers take and clients may not send.
+    """
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER}
+    headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
+    if marked and scope["path"] in RESUMABLE_PATHS:
+        headers.append((RESUME_HEADER, b"1"))
     if scope.get("client"):
         headers.append((b"x-forwarded-for", str(scope["client"][0]).encode()))
     target = scope.get("raw_path") or scope["path"].encode()
     if scope.get("query_string"):
         target += b"?" + scope["query_string"]
-    return Outgoing(scope["method"], target, headers, body)
+    request = Outgoing(scope["method"], target, headers, body)
+    if problem := request.problem:
+        raise Refused(400, "invalid_request", f"The head of the request cannot be passed on: {problem}.")
+    return request
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
     """Build the headers for the client from the backend's, with the request's id once."""
-    dropped = HOP_BY_HOP | {b"x-request-id", b"date"}  # the server writes a date of its own
+    dropped = HOP_BY_HOP | {b"x-request-id", RESUME_HEADER, b"date"}  # the server writes a date of its own
     kept = [(key, value) for key, value in headers if key not in dropped]
     return [*kept, (b"x-request-id", request_id)]
-
-
-async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
-    tail = b""
-    async for chunk in chunks:
-        tail += chunk
-        if end := _end_of_events(tail):
-            yield tail[:end]
-            tail = tail[end:]
-    if tail:
-        yield tail
-
-
-def _end_of_events(data: bytes) -> int:
-    """Return the length of the whole events at the start of `data`."""
-    return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
-
-
-async def _joined(answer: BackendAnswer) -> AsyncIterator[bytes]:
-    if answer.first is None:
-        return
-    yield answer.first
-    async for chunk in answer.rest:
-        yield chunk
-
-
-def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": headers}
-
-
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}

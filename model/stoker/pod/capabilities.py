@@ -117,8 +117,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
         "run.elastic": absent(),
-        "scheduling.backend": only("auto", "stoker"),
-        "scheduling.queueName": absent(),
     },
     "Checkpoint": {
         "verification": only("Full"),
@@ -131,7 +129,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].parallelism.tensor": only(1),
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
@@ -144,13 +141,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "revisions[].share": only(0, 100),
     },
 }
-"""Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`.
-
-The engine itself runs tensor parallel (`stoker serve --tensor`); a pool does not offer it yet."""
-
-GANG: Mapping[str, Row] = {"scheduling.backend": only("stoker")}
-"""Rows of a TrainingJob with more than one pod, instead of those above."""
-
+"""Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
     "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},
@@ -172,8 +163,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         root: what the paths in the messages start with, for instance `spec`.
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
-    if program == "TrainingJob" and (pods := _value_at(config, "workers.replicas", 1)) > 1:
-        rows |= {path: (row, f" with workers.replicas {pods}") for path, row in GANG.items()}
     if program in ("trainer", "TrainingJob"):
         rows |= _rows_beside_axes(program, config)
     if program in _WITH_KERNELS:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.engine.config import EngineConfig
@@ -22,29 +24,37 @@ from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
 from stoker.engine.execution.load import Progress, load_runner
 from stoker.engine.execution.pass_shape import TOKENS
-from stoker.engine.execution.ranks import Ranks
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
+from stoker.engine.ranks.executor import Ranks
+from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer_limits import panics_named
 from stoker.model.weights.source import WeightsSource, open_weights
 
 log = logging.getLogger("stoker.engine")
 
+StartWorkers = Callable[[int, str], Workers]
+"""(ranks, device) -> the further ranks, without a model yet."""
 
-def build_engine(config: EngineConfig, progress: Progress = lambda _: None) -> tuple[LLMEngine, EnginePlan]:
-    """Load the model and make everything ready.
+
+def build_engine(
+    config: EngineConfig, progress: Progress = lambda _: None, start: StartWorkers = Workers
+) -> tuple[LLMEngine, EnginePlan]:
+    """Load the model and make everything ready. `start` starts the further ranks, if there are some.
 
     Raises:
         ConfigError: a field cannot be used, with what is allowed.
         ValueError: the weights cannot be loaded (WeightsError, CheckpointError).
+        ExecutorLost: a further rank cannot start.
     """
     source = open_weights(config.model.path, config.model.digest)
     plan = plan_engine(config, source)
     limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside_weights:
         reading = beside_weights.submit(grammar_compiler, source, limits)
-        executor = make_executor(plan, progress)
+        executor, plan = make_executor(config, source, plan, progress, start)
+        limits = replace(limits, max_model_len=plan.max_model_len)
     scheduler = Scheduler(
         BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache),
         max_batch_tokens=plan.max_batch_tokens,
@@ -79,11 +89,31 @@ def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompi
         return None
 
 
-def make_executor(plan: EnginePlan, progress: Progress = lambda _: None) -> Executor:
+def make_executor(
+    config: EngineConfig, source: WeightsSource, plan: EnginePlan, progress: Progress, start: StartWorkers
+) -> tuple[Executor, EnginePlan]:
+    """Load the model on one rank in this process, or on several. Return the plan with the memory of all ranks.
+
+    `plan`: as far as this process can plan alone, so that nothing is started that will be refused.
+    """
     if plan.tensor > 1:
-        return Ranks(plan, progress)
-    runner = load_runner(plan, None, progress, warm_up_beside_weights(plan))
-    return OnDevice(runner) if plan.device == "cuda" else InProcess(runner)
+        return start_ranks(config, source, plan, progress, start)
+    runner = load_runner(plan, None, progress, warm_up_beside_weights)
+    return (OnDevice(runner) if plan.device == "cuda" else InProcess(runner)), plan
+
+
+def start_ranks(
+    config: EngineConfig, source: WeightsSource, plan: EnginePlan, progress: Progress, start: StartWorkers
+) -> tuple[Ranks, EnginePlan]:
+    """Start the further ranks, plan again with their memory, and load all."""
+    progress("StartingRanks")
+    workers = start(plan.tensor, plan.device)
+    try:
+        plan = plan_engine(config, source, workers.smallest_free_bytes())
+        return Ranks(plan, workers, progress, warm_up_beside_weights), plan
+    except BaseException:
+        workers.close()
+        raise
 
 
 def warm_up(executor: Executor) -> None:

@@ -185,6 +185,7 @@ class Core:
             self._capture_when_due(self.engine)
         elif self._captures:
             self._captures = self._capture(self.engine)
+        self._check_ranks()
         self._follow_drain()
         self._audit_when_due()
         self._tick()
@@ -286,6 +287,14 @@ class Core:
             self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
             self._fail(Cause.INTERNAL, error)
+
+    def _check_ranks(self) -> None:
+        """Notice a lost rank while no step is computed."""
+        try:
+            if self.engine is not None and self.cause is None:
+                self.engine.executor.check()
+        except ExecutorLost as error:
+            self._fail(Cause.RANK_FAILED, error)
 
     def _follow_drain(self) -> None:
         if self.state.phase != "Draining" or self.engine is None:
@@ -456,6 +465,7 @@ class Core:
                 priority=request.priority,
                 arrival_s=request.arrival_s,
                 front=front,
+                resumed=request.resumed,
             )
         except RequestRefused as refused:
             self._refuse(front, request.request_id, refused)

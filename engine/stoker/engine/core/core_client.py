@@ -234,7 +234,8 @@ class RunningRequest:
 
     def __init__(self, client: CoreClient, request: AddRequest) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
-        self.open_choices = set(range(request.params.n))
+        ended = {choice for choice, tokens in enumerate(request.resumed) if tokens is None}
+        self.open_choices = set(range(request.params.n)) - ended
         self._client = client
         self._id = request.request_id
 

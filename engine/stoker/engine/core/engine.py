@@ -99,14 +99,16 @@ class LLMEngine:
         priority: int = 0,
         arrival_s: float | None = None,
         front: str = "",
+        resumed: Seq[tuple[int, ...] | None] = (),
     ) -> None:
-        """Queue a request; a missing seed is drawn here.
+        """Queue a request; a missing seed is drawn here. `resumed` is explained at `AddRequest`.
 
         Raises:
             RequestRefused: names the field, the value and what is allowed.
         """
         try:
             max_tokens = self._check((front, request_id), prompt_tokens, params)
+            self._check_resumed(params, resumed, max_tokens)
             constraint = self._constraint(params)
         except RequestRefused as refused:
             self.num_refused[refused.kind] += 1
@@ -122,6 +124,7 @@ class LLMEngine:
             arrival_s=now_s if arrival_s is None else arrival_s,
             priority=priority,
             constraint=constraint,
+            resumed=tuple(resumed),
         )
         if not self.has_unfinished:
             self.progressed_s = now_s  # before it there was no work
@@ -221,6 +224,7 @@ class LLMEngine:
             generation_tokens_per_s=generation_rate,
             num_devices=self.num_devices,
             busy_s=self.busy_s,
+            ranks=self.executor.rank_states(),
         )
 
     def audit(self) -> BlockAudit:
@@ -253,6 +257,25 @@ class LLMEngine:
         max_tokens = self._max_tokens(len(prompt), params)
         self.scheduler.check(len(prompt), max_tokens, params.n)
         return max_tokens
+
+    def _check_resumed(self, params: SamplingParams, resumed: Seq[tuple[int, ...] | None], max_tokens: int) -> None:
+        """Refuse tokens that this request cannot have, and a request of which nothing is left to do."""
+        if not resumed:
+            return
+        if params.prompt_logprobs is not None or params.seed is None:
+            raise RequestRefused("invalid", "resumed needs a seed and allows no prompt_logprobs", "resumed")
+        if len(resumed) != params.n or all(tokens is None for tokens in resumed):
+            raise RequestRefused(
+                "invalid", f"resumed must have tokens of {params.n} choices, one unfinished", "resumed"
+            )
+        for tokens in (tokens for tokens in resumed if tokens is not None):
+            if len(tokens) >= max_tokens:
+                message = f"resumed must have less than max_tokens, {max_tokens}, of a choice, got {len(tokens)}"
+                raise RequestRefused("invalid", message, "resumed")
+            wrong = next((token for token in tokens if not 0 <= token < self.limits.vocab_size), None)
+            if wrong is not None:
+                allowed = f"token ids from 0 to {self.limits.vocab_size - 1}"
+                raise RequestRefused("invalid", f"resumed must hold {allowed}, got {wrong}", "resumed")
 
     def _stop_tokens(self, params: SamplingParams) -> frozenset[int]:
         eos = () if params.ignore_eos else self.limits.eos_token_ids
@@ -375,7 +398,7 @@ class LLMEngine:
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, first: bool, reason: FinishReason | None
     ) -> Addressed:
         """A delta with `facts`; the first of choice 0 also has the prompt's log-probabilities."""
-        starts = first and sequence.choice == 0
+        starts = first and sequence.choice == sequence.request.first_choice
         if starts:
             self.num_prompt_tokens += sequence.num_prompt
         if reason is not None:

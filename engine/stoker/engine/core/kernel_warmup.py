@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch.distributed import ProcessGroup
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
-from stoker.engine.execution.load import BesideWeights
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
@@ -37,36 +37,37 @@ SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), Sampling
 
 @contextmanager
 def kernel_warmup(
-    config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None = None
 ) -> Iterator[None]:
     """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong
     there."""
     with ThreadPoolExecutor(1, thread_name_prefix="kernel-warmup") as pool:
-        compiled = pool.submit(compile_kernels, config, ops, dtype, device, block_size, attention)
+        compiled = pool.submit(compile_kernels, plan, config, ops, device, group)
         yield
         compiled.result()
 
 
-def warm_up_beside_weights(plan: EnginePlan) -> BesideWeights:
-    """The kernel warm-up for one rank alone; nothing for kernels that are not compiled here."""
-
-    def beside_weights(config: ModelConfig, ops: Ops, device: torch.device) -> AbstractContextManager[None]:
-        if ops.kernels != "fused":
-            return nullcontext()
-        return kernel_warmup(
-            config, ops, dtype=plan.dtype, device=device, block_size=plan.block_size, attention=plan.attention
-        )
-
-    return beside_weights
+def warm_up_beside_weights(
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
+) -> AbstractContextManager[None]:
+    """The kernel warm-up, on all ranks together; nothing for kernels that are not compiled here."""
+    if ops.kernels != "fused":
+        return nullcontext()
+    return kernel_warmup(plan, config, ops, device, group)
 
 
 def compile_kernels(
-    config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
 ) -> None:
-    """Run prompts of several lengths, every way of sampling, and decode steps of every number of rows."""
-    runner = one_layer_runner(config, ops, dtype, device, block_size, attention)
+    """Run prompts of several lengths, every way of sampling, and decode steps of every number of rows.
+
+    The steps are the same on every rank of a group.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+    runner = one_layer_runner(plan, config, ops, device, group)
     scheduler = Scheduler(
-        BlockManager(BLOCKS, block_size, prefix_cache=False),
+        BlockManager(BLOCKS, plan.block_size, prefix_cache=False),
         max_batch_tokens=BUDGET,
         max_requests=SEATS,
         max_queued_requests=SEATS,
@@ -74,7 +75,7 @@ def compile_kernels(
     engine = LLMEngine(InProcess(runner), scheduler, ModelLimits(config.vocab_size, runner.max_model_len, ()))
     for length in PROMPT_LENGTHS:
         for number, params in enumerate(SAMPLINGS):
-            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * block_size // NUM_REQUESTS)
+            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * plan.block_size // NUM_REQUESTS)
             engine.add_request(f"{length}-{number}", prompt, replace(params, max_tokens=OUTPUT))
             run_step(engine)
     while engine.has_unfinished:
@@ -92,21 +93,21 @@ def run_step(engine: LLMEngine) -> None:
 
 
 def one_layer_runner(
-    config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, block_size: int, attention: str
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
 ) -> Runner:
     small = replace(config, num_layers=1)
-    decoder = Decoder(small, ops, dtype=dtype, device=device)
+    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()
     decoder.requires_grad_(False).eval()
-    cache = KVCache(small, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, device=device)
+    cache = KVCache(small, num_blocks=BLOCKS, block_size=plan.block_size, dtype=plan.dtype, device=device, group=group)
     return Runner(
         decoder,
         cache,
         num_seats=SEATS,
         max_model_len=min(LENGTH, config.max_position_embeddings),
         max_batch_tokens=BUDGET,
-        attention=attention,
+        attention=plan.attention,
         graphs=False,
     )

@@ -28,11 +28,12 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from stoker.engine.errors import ProtocolError, RefusalKind, RequestRefused
+from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -64,6 +65,9 @@ class AddRequest:
     """When the request reached the engine's front; queue time and time to first token count from here."""
     priority: int = 0
     """A lower number is served first."""
+    resumed: tuple[tuple[int, ...] | None, ...] = ()
+    """Output tokens of each choice that another engine made, None for a choice that has ended; empty: a new request.
+    The next token of a choice is the one that the other engine would have sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +291,8 @@ class Stats:
     """GPUs of the replica; 1 on a CPU."""
     busy_s: float
     """Time in which a step was being computed."""
+    ranks: tuple[RankState, ...] = ()
+    """Of a replica with several ranks."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
@@ -376,11 +382,16 @@ def _many(cls: type[Any]) -> Callable[[Any], Any]:
     return lambda items: tuple(None if values is None else _build(cls, values) for values in items)
 
 
+def _tuples(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda items: tuple(cls(*values) for values in items)
+
+
 _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     AddRequest: {"params": _one(SamplingParams)},
     SamplingParams: {"grammar": _one(OutputGrammar)},
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
     Inspected: {"requests": _many(RequestProgress)},
+    Stats: {"ranks": _tuples(RankState)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
 }

@@ -44,7 +44,10 @@ RequestKey = tuple[str, str]
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and its `params.n` choices. Choice 0 computes the prompt; then the others fork off it."""
+    """One prompt and its `params.n` choices. Choice 0 computes the prompt; then the others fork off it.
+
+    The choices of a resumed request have tokens of their own, so each begins by itself.
+    """
 
     key: RequestKey
     prompt: tuple[int, ...]
@@ -61,13 +64,28 @@ class Request:
     """A lower number is served first."""
     constraint: TokenConstraint | None = None
     """The tokens that may be chosen, before the first one; each sequence follows a copy."""
+    resumed: tuple[tuple[int, ...] | None, ...] = ()
+    """`AddRequest.resumed`."""
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the prefix cache."""
     scheduled_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.sequences.append(Sequence(self, 0))
+        if not self.resumed:
+            self.sequences.append(Sequence(self, 0))
+        for choice, tokens in enumerate(self.resumed):
+            sequence = Sequence(self, choice)
+            self.sequences.append(sequence)
+            if tokens is None:
+                sequence.end("stop")
+            else:
+                sequence.follow(tokens)
+
+    @property
+    def first_choice(self) -> int:
+        """The choice whose first token shows that the prompt is computed."""
+        return next((choice for choice, tokens in enumerate(self.resumed) if tokens is not None), 0)
 
     @property
     def finished(self) -> bool:
@@ -146,6 +164,13 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether its prompt's log-probabilities are requested and not complete."""
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+
+    def follow(self, tokens: tuple[int, ...]) -> None:
+        """Begin behind output tokens that another engine sampled."""
+        self.tokens += tokens
+        if self.constraint is not None:
+            for token in tokens:
+                self.constraint.accept(token)
 
     def append(self, token: int, now_s: float) -> FinishReason | None:
         """Append one sampled token. Returns the reason if it ends the sequence."""

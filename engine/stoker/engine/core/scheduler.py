@@ -130,7 +130,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a new request. The caller has checked it."""
-        self._wait(request.sequences[0])
+        for sequence in request.sequences:
+            if not sequence.state.finished:
+                self._wait(sequence)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence, waiting or running. Harmless for one that has ended."""
@@ -327,9 +329,9 @@ class Scheduler:
         request = sequence.request
         if request.scheduled_s is None:
             request.scheduled_s = now_s
-            request.cached_tokens = cached
+            request.cached_tokens = min(cached, sequence.num_prompt)  # a resumed one has output, too
             self.prefix_queries += sequence.num_prompt
-            self.prefix_hits += cached
+            self.prefix_hits += request.cached_tokens
 
     # Seats and queues.
 

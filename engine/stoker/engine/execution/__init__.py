@@ -3,7 +3,7 @@
 It knows no request, no scheduler and no wire: its input and output are the plain numbers of `step`. It imports
 `stoker.model`, `EnginePlan` and the plain values, never `core` or `http`.
 
-Reading order: `step`, `executor`, `runner`, `seats`, `sampler`, `staging`; `load` and `ranks` start them. A padded
+Reading order: `step`, `executor`, `runner`, `seats`, `sampler`, `staging`; `load` starts them. A padded
 pass, which is how fused kernels compute a step, is seven files, in this order:
 - `pass_shape`: the fixed sizes, and which of them a step takes;
 - `step_rows`: the step's chunks in the order of the pass's rows;

@@ -6,9 +6,20 @@ Made by `core.build`, called by the engine, one step after the other. No schedul
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stoker.engine.execution.step import StepInput, StepOutput
+
+
+class RankState(NamedTuple):
+    """One of several ranks."""
+
+    rank: int
+    pid: int
+    steps: int
+    """Steps whose tokens it knows."""
+    silence_s: float
+    """Since its last sign of life."""
 
 
 class PendingOutput(Protocol):
@@ -46,6 +57,14 @@ class Executor(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise ExecutorLost where no further step can be computed, although none is under way."""
+        ...
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        """The ranks as of now; none for one rank in this process."""
+        ...
+
     def close(self) -> None:
         """Release processes and memory. May be called twice."""
         ...
@@ -68,6 +87,12 @@ class InProcess:
     def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
         return False
 
+    def check(self) -> None:
+        pass
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return ()
+
     def close(self) -> None:
         pass
 
@@ -86,6 +111,12 @@ class OnDevice:
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return self.runner.capture_next_graph(wanted=wanted)
+
+    def check(self) -> None:
+        pass
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return ()
 
     def close(self) -> None:
         pass

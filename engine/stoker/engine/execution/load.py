@@ -1,6 +1,6 @@
 """Load one rank: weights, cache, kernels, graphs.
 
-Called once per rank: by `core.build` in the core's process, by `ranks` in each further one.
+Called once per rank: by `core.build` or `ranks` in the core's process, by `ranks.worker` in each further one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from stoker.model.weights.source import open_weights
 
 Progress = Callable[[str], None]
 """Called with the present part of the loading, in words for people."""
-BesideWeights = Callable[[ModelConfig, Ops, torch.device], AbstractContextManager[None]]
+BesideWeights = Callable[
+    [EnginePlan, ModelConfig, Ops, torch.device, ProcessGroup | None], AbstractContextManager[None]
+]
 """Returns the context in which the weights are read. Work that it starts has ended when the context is left."""
 
 
@@ -40,7 +42,7 @@ def load_runner(
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
-    with beside_weights(source.config, ops, device):
+    with beside_weights(plan, source.config, ops, device, group):
         decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
         decoder.requires_grad_(False).eval().pack_weights()

@@ -41,6 +41,7 @@ from stoker.engine.http.openai.protocol import (
 )
 from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
+from stoker.engine.http.openai.resume import ResumeState, begun_job, check_resumed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -156,9 +157,16 @@ class Front:
     # Completions.
 
     async def completion(
-        self, body: CompletionBody, call_id: str, arrival_s: float, request_id: str = ""
+        self,
+        body: CompletionBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str = "",
+        resumed: ResumeState | None = None,
     ) -> CompletionAnswer:
         """Tokenise and check a completion request. The core gets it when the answer is read.
+
+        `resumed`: what the client has of the stream already; the answer is the rest.
 
         Raises:
             ApiError: the request is refused.
@@ -176,20 +184,25 @@ class Front:
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
-            jobs.append(Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep))
+            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep)
+            jobs.append(begun_job(job, number, resumed))
         echoes = None
         if body.echo:
             shown = [job.prompt_tokens for job in jobs]
             echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
+        envelope = self._envelope("cmpl-", name, facts, resumed)
+        check_resumed(resumed, body, jobs, _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, jobs)
-        envelope = self._envelope("cmpl-", name, facts)
+        await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
 
-    async def chat(self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "") -> ChatAnswer:
+    async def chat(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
+    ) -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
-        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-")
+        prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-", resumed)
         names = TokenNames(prepared.codec)
         return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
 
@@ -204,7 +217,13 @@ class Front:
         return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
 
     async def _prepare(
-        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str, prefix: str
+        self,
+        body: ChatBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str,
+        prefix: str,
+        resumed: ResumeState | None = None,
     ) -> PreparedChat:
         """Render, tokenise and check a conversation."""
         name = self._name(body.model)
@@ -227,8 +246,11 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        generation = self._generation(codec, [Job(f"{call_id}-0", prompt, params, arrival_s, body.priority)])
-        envelope = self._envelope(prefix, name, facts)
+        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
+        envelope = self._envelope(prefix, name, facts, resumed)
+        check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
+        generation = self._generation(codec, [job])
+        await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         return PreparedChat(codec, envelope, generation, parsers)
 
@@ -247,8 +269,10 @@ class Front:
 
         return Generation(self.core, jobs, detokenizer, self.metrics, self.clock)
 
-    def _envelope(self, prefix: str, name: str, facts: ModelFacts) -> Envelope:
-        fingerprint = f"fp_{facts.digest[:10]}" if facts.digest else None
+    def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
+        fingerprint = _fingerprint(facts)
+        if resumed is not None:
+            return Envelope(resumed.id, resumed.created, name, fingerprint)
         return Envelope(f"{prefix}{uuid.uuid4().hex}", int(self.unix_time()), name, fingerprint)
 
     def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
@@ -325,6 +349,10 @@ class Front:
             return await asyncio.to_thread(work, *arguments)
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
+
+
+def _fingerprint(facts: ModelFacts) -> str | None:
+    return f"fp_{facts.digest[:10]}" if facts.digest else None
 
 
 def _usage_chunks(body: GenerationBody) -> UsageChunks:

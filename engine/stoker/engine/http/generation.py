@@ -26,6 +26,24 @@ JOBS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
+class Emitted:
+    """What another engine has sent of one choice."""
+
+    tokens: tuple[int, ...] = ()
+    begun: bool = False
+    """Whether anything was sent."""
+    ended: bool = False
+    """Whether its finish reason was sent."""
+    end_token: int | None = None
+    """The end token behind `tokens`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens, as `usage` counts them."""
+        return len(self.tokens) + (self.end_token is not None)
+
+
+@dataclass(frozen=True)
 class Job:
     """One prompt and how to continue it."""
 
@@ -39,6 +57,8 @@ class Job:
     """The text goes on where the prompt's ends; else it is a text of its own."""
     keep_output: bool = True
     """False: only the prompt's log-probabilities are wanted; the one token that the core makes is dropped."""
+    emitted: tuple[Emitted, ...] = ()
+    """For each choice what another engine has sent; empty for a new job."""
 
 
 @dataclass
@@ -67,6 +87,8 @@ class Update:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     """The stop token that ended it, if the request named it."""
+    end_token: int | None = None
+    """The end or stop token behind `tokens`, which usage counts."""
 
 
 class Generation:
@@ -84,10 +106,28 @@ class Generation:
         """Entered for the time of the run."""
         self.jobs = tuple(jobs)
         self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
+        self.shown: dict[tuple[int, int], str] = {}
+        """Text that another engine has sent, by (job, choice)."""
+        self._resumed_texts: dict[int, list[OutputText]] = {}
         self._core = core
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._clock = clock
+
+    def replay(self) -> None:
+        """Rebuild the texts of choices that another engine began; updates go on behind them."""
+        for number, job in enumerate(self.jobs):
+            if job.emitted:
+                self._resumed_texts[number] = [self._replayed(number, choice) for choice in range(job.params.n)]
+
+    def _replayed(self, number: int, choice: int) -> OutputText:
+        job = self.jobs[number]
+        text, emitted = self._text(job), job.emitted[choice]
+        piece = text.add(emitted.tokens)
+        shown = piece.text if not emitted.ended or piece.stopped else piece.text + text.finish().text
+        self.shown[number, choice] = shown
+        self.usage[number].completion_tokens += emitted.num_tokens
+        return text
 
     async def updates(self) -> AsyncGenerator[Update]:
         """Yield the updates of all jobs in the order of their arrival.
@@ -138,8 +178,11 @@ class Generation:
 
     async def _run(self, number: int) -> AsyncGenerator[Update]:
         job = self.jobs[number]
-        request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority)
-        texts = [self._text(job) for _ in range(job.params.n)]
+        resumed = tuple(None if one.ended else one.tokens for one in job.emitted)
+        if resumed and all(tokens is None for tokens in resumed):
+            return
+        request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed)
+        texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
         follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock)
         try:
             with self._core.request(request) as running:
@@ -174,7 +217,8 @@ class _Follower:
         self._clock = clock
         self._seen_s: dict[int, float] = {}
         self._facts: dict[int, RequestFacts] = {}
-        self._output_tokens: dict[int, int] = {}
+        ended = {choice: one for choice, one in enumerate(job.emitted) if one.ended}
+        self._output_tokens: dict[int, int] = {choice: one.num_tokens for choice, one in ended.items()}
         """Output tokens of each choice that has ended."""
 
     def follow(self, delta: Delta, running: RunningRequest) -> Update:
@@ -251,6 +295,7 @@ class _Follower:
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
             stop_reason=named,
+            end_token=None if piece.stopped else delta.stop_token,
         )
 
 

@@ -174,6 +174,7 @@ class _CoreCollector(Collector):
             yield counter
         yield _step_tokens(self._labels, stats)
         yield _token_rates(self._labels, stats)
+        yield from _ranks(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
         yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
 
@@ -228,6 +229,20 @@ def _token_rates(labels: tuple[str, str], stats: Stats) -> GaugeMetricFamily:
     gauge.add_metric((*labels, "prompt"), stats.prompt_tokens_per_s / stats.num_devices)
     gauge.add_metric((*labels, "generation"), stats.generation_tokens_per_s / stats.num_devices)
     return gauge
+
+
+def _ranks(labels: tuple[str, str], stats: Stats) -> Iterator[Metric]:
+    """Steps and silence of each rank; nothing for a replica of one."""
+    if not stats.ranks:
+        return
+    steps = CounterMetricFamily("stoker:rank_steps", "Steps that a rank has computed.", labels=(*LABELS, "rank"))
+    silence = GaugeMetricFamily(
+        "stoker:rank_silence_seconds", "Since a rank's last sign of life.", labels=(*LABELS, "rank")
+    )
+    for one in stats.ranks:
+        steps.add_metric((*labels, str(one.rank)), one.steps)
+        silence.add_metric((*labels, str(one.rank)), one.silence_s)
+    yield from (steps, silence)
 
 
 def _by(name: str, text: str, label: str, labels: tuple[str, str], values: Mapping[str, int]) -> CounterMetricFamily:

@@ -48,11 +48,12 @@ class Reply:
         await self._start(page.status, {**length, **page.headers})
         await self._send(page.content)
 
-    async def begin_stream(self) -> None:
+    async def begin_stream(self, more: Mapping[str, str]) -> None:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
+            **more,
         }
         await self._start(200, headers)
 

@@ -11,9 +11,10 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -24,8 +25,11 @@ from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PA
 from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
 from stoker.engine.http.front import Front
 from stoker.engine.http.openai.answer import Answer
+from stoker.engine.http.openai.chat import ChatAnswer
+from stoker.engine.http.openai.completions import CompletionAnswer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from stoker.engine.http.openai.responses_body import ResponsesBody
+from stoker.engine.http.openai.resume import ResumeState, TokenMarks, parse_resume, resumable
 from stoker.engine.http.openai.sse import DONE, event
 from stoker.engine.http.reply import Page, Reply
 from stoker.pod.asgi import (
@@ -40,11 +44,13 @@ from stoker.pod.asgi import (
     request_id,
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
+from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 
 log = logging.getLogger("stoker.engine")
 
 B = TypeVar("B", bound=BaseModel)
 Events = AsyncGenerator[bytes]
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 POST: Sequence[str] = ("POST",)
 PARENTS = ("/v1/models", REQUESTS_PATH)
 """Paths below which the next part is a name."""
@@ -63,6 +69,9 @@ class HttpCall:
     request_id: str
     """`X-Request-Id`, the client's or a new one."""
     arrival_s: float
+    marks_tokens: bool = False
+    """Whether a stream's chunks should have their tokens, so that another engine can go on with it."""
+    resumed: ResumeState | None = None
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.
@@ -76,7 +85,14 @@ class HttpCall:
             raise from_validation(error) from error
 
 
-Result = Mapping[str, Any] | Events | Page
+class Stream(NamedTuple):
+    """An answer in events."""
+
+    events: Events
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+Result = Mapping[str, Any] | Stream | Page
 Handler = Callable[[HttpCall], Awaitable[Result]]
 
 
@@ -117,6 +133,7 @@ class OpenAiServer:
             "/v1/chat/completions": self._chat,
             "/v1/responses": self._responses,
             "/v1/embeddings": self._embeddings,
+            RESUME_PATH: self._resume,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -178,7 +195,8 @@ class OpenAiServer:
             self._count(scope, reply, 0, arrival_s)
             return
         size = len(body)
-        call = HttpCall(scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s)
+        marks = header(scope, RESUME_HEADER) == b"1"
+        call = HttpCall(scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks)
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
         try:
@@ -233,18 +251,26 @@ class OpenAiServer:
 
     # Handlers.
 
-    async def _completions(self, call: HttpCall) -> Mapping[str, Any] | Events:
+    async def _completions(self, call: HttpCall) -> Result:
         body = call.parse(CompletionBody)
-        return await _whole_or_stream(body, await self.front.completion(body, call.id, call.arrival_s, call.request_id))
+        answer = await self.front.completion(body, call.id, call.arrival_s, call.request_id, call.resumed)
+        return await _whole_or_stream(call, body, answer)
 
-    async def _chat(self, call: HttpCall) -> Mapping[str, Any] | Events:
+    async def _chat(self, call: HttpCall) -> Result:
         body = call.parse(ChatBody)
-        return await _whole_or_stream(body, await self.front.chat(body, call.id, call.arrival_s, call.request_id))
+        answer = await self.front.chat(body, call.id, call.arrival_s, call.request_id, call.resumed)
+        return await _whole_or_stream(call, body, answer)
 
-    async def _responses(self, call: HttpCall) -> Mapping[str, Any] | Events:
+    async def _resume(self, call: HttpCall) -> Result:
+        """Go on with a stream that another engine began."""
+        state, body = parse_resume(call.body)
+        call = replace(call, path=state.path, body=body, marks_tokens=True, resumed=state)
+        return await self._posts[state.path](call)
+
+    async def _responses(self, call: HttpCall) -> Result:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
-        return _typed_events(answer) if body.stream else await answer.whole()
+        return Stream(_typed_events(answer)) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
@@ -301,8 +327,13 @@ async def _unknown_path(call: HttpCall) -> Result:
     raise ApiError(404, f"Unknown path {shortened(call.path)}; {OPENAPI_PATH} lists the paths.", code="unknown_path")
 
 
-async def _whole_or_stream(body: GenerationBody, answer: Answer) -> Mapping[str, Any] | Events:
-    return _events(answer) if body.stream else await answer.whole()
+async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:
+    if not body.stream:
+        return await answer.whole()
+    if not (call.marks_tokens and resumable(answer.jobs)):
+        return Stream(_events(answer))
+    answer.marks = TokenMarks(answer.jobs)
+    return Stream(_events(answer), {RESUME_HEADER.decode(): "1"})
 
 
 async def _events(answer: Answer) -> Events:
@@ -336,10 +367,11 @@ async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
         await reply.error(ApiError(500, f"Internal error: {type(error).__name__}", code="internal_error"))
 
 
-async def _stream(events: Events, reply: Reply) -> None:
+async def _stream(stream: Stream, reply: Reply) -> None:
+    events = stream.events
     async with aclosing(events):
         first = await anext(events)
-        await reply.begin_stream()
+        await reply.begin_stream(stream.headers)
         await reply.chunk(first)
         async for part in events:
             await reply.chunk(part)

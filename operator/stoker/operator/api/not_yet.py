@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.operator.api.crd import KIND_INFOS, KindInfo
 from stoker.operator.api.schema import structural_schema
-from stoker.pod.capabilities import CAPABILITIES, GANG, Row, shown
+from stoker.pod.capabilities import CAPABILITIES, Row, shown
 
 Schema = Mapping[str, Any]
 
@@ -27,11 +27,7 @@ def missing(info: KindInfo) -> dict[str, str]:
     """Path below `spec` -> which of its values are not built; an empty text stands for the whole field."""
     spec = structural_schema(info.model)["properties"]["spec"]
     rows = CAPABILITIES[info.kind]
-    found = {path: text for path, row in rows.items() if (text := _missing_values(row, _at(spec, path))) is not None}
-    for path, row in GANG.items() if info.kind == "TrainingJob" else ():
-        excluded = _listed([value for value in rows[path].values if not row.allows(value)])
-        found[path] = f"{found.get(path, '')} ({excluded} with more than one pod)".strip()
-    return found
+    return {path: text for path, row in rows.items() if (text := _missing_values(row, _at(spec, path))) is not None}
 
 
 def listing() -> str:

@@ -59,6 +59,11 @@ BUDGET_IS_SELECTIVE = rule(
     "activationBudgetGiB needs activationCheckpointing selective",
     field=".activationBudgetGiB",
 )
+QUEUE_FITS_BACKEND = rule(
+    "has(self.queueName) ? self.backend != 'stoker' : self.backend != 'kueue'",
+    "queueName is needed with backend kueue, and unknown to stoker",
+    field=".queueName",
+)
 SEQUENCE_PARALLEL = first_of(
     ("!p.sequenceParallel || p.tensor > 1", "sequenceParallel needs tensor above 1"),
     (

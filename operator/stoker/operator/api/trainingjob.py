@@ -13,7 +13,12 @@ from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.api.training_rules import BUDGET_IS_SELECTIVE, SPEC_RULES, STAGES_FIT_SCHEDULE
+from stoker.operator.api.training_rules import (
+    BUDGET_IS_SELECTIVE,
+    QUEUE_FITS_BACKEND,
+    SPEC_RULES,
+    STAGES_FIT_SCHEDULE,
+)
 from stoker.operator.api.trainingjob_status import TrainingJobStatus
 from stoker.operator.api.value import (
     BelowOne,
@@ -306,9 +311,12 @@ class Topology(Value):
 class Scheduling(Value):
     """Placement of the pods of an attempt."""
 
+    model_config = ConfigDict(json_schema_extra=rules(QUEUE_FITS_BACKEND))
+
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
-    """`stoker`: Kubernetes places each pod by itself; `auto`: an installed queueing system."""
+    """`auto`: Kueue, if queueName is set, or Volcano, if installed, else `stoker`."""
     queue_name: ForeignName | None = None
+    """Queue of Kueue or Volcano."""
     topology: Annotated[
         tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = ()

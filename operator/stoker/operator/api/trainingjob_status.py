@@ -105,6 +105,8 @@ class Attempt(Value):
     writer: Writer | None = None
     """Part of the name of every folder that it writes."""
     phase: Annotated[str, Field(max_length=32)] | None = None
+    scheduler: Annotated[str, Field(max_length=16)] | None = None
+    """Of the gang, if not Stoker."""
     revision: Annotated[str, Field(max_length=64)] | None = None
     started_at: Time | None = None
     placed_at: Time | None = None

@@ -52,6 +52,9 @@ KINDS: dict[str, Kind] = {
     )
 }
 
+FOREIGN: dict[str, Kind] = {"PodGroup": Kind("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups")}
+"""Kinds that only some clusters have: applied where they exist, never listed. The body names the version."""
+
 OURS = tuple(name for name, kind in KINDS.items() if kind.ours)
 """The kinds that have a reconciler."""
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.lost_nodes import Outage
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
+from stoker.operator.domain.queue.applicant import Turn
 
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON data."""
@@ -128,6 +129,8 @@ class Observed:
     nodes: tuple[NodeCapacity, ...] | None = None
     """Nodes and what they have left, without what the resource's own pods take; given while some of those are gated,
     and None for an installation without a view of nodes."""
+    turn: Turn | None = None
+    """What the queue says to a gang that waits; None: it waits for no other. `nodes` are then those it may use."""
 
     scaling: Mapping[str, PoolScaling] = field(default_factory=dict)
     """The autoscaler's decisions about a deployment's pools, by pool."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.operator.domain.lost_nodes import NodeLimits
+from stoker.operator.domain.schedulers import Installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,8 @@ class Settings:
     """Whether the operator sees all nodes and pods, so that it can choose the nodes of a gang."""
     zone_outage_s: float = 900.0
     """Outage of one zone after which its nodes count as lost; 0: never."""
+    installed: Installed = field(default_factory=Installed)
+    """Schedulers of gangs that the cluster has."""
     network_policies: NetworkPolicies | None = None
     """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True

@@ -51,6 +51,11 @@ class CapacityWatch:
             self._all = remaining(self._nodes.values(), self._counted(frozenset()))
         return self._all
 
+    def use_of(self, pod: Object) -> PodUse | None:
+        """What a pod takes from which node, seen or assumed; None for one without a node and after its end."""
+        uid = pod["metadata"]["uid"]
+        return self._uses.get(uid) or self._assumed.get(uid)
+
     def assume(self, patches: Iterable[Patch]) -> None:
         """Count pods that are being pinned to nodes as if they were there already."""
         for patch in patches:

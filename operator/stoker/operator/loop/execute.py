@@ -26,6 +26,7 @@ from stoker.operator.cluster.interface import (
     NameTaken,
     NotFound,
 )
+from stoker.operator.cluster.kinds import FOREIGN
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, ROLE
@@ -144,6 +145,9 @@ class PlanExecutor:
 
         Server-side apply takes over any object of that name, so names that people may also use are looked up first.
         """
+        if body["kind"] in FOREIGN:
+            await self._limited(self.cluster.apply(with_applied_hash(body), manager=MANAGER))
+            return
         known = self.store.get(_key(body))
         if is_applied(body, known):
             return

@@ -17,7 +17,7 @@ from stoker.operator.domain.plan import Object
 
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
 """Content of ConfigMaps and Secrets: their existence and the label with the applied hash are enough."""
-_POD_SPEC = ("nodeName", "schedulingGates", "subdomain")
+_POD_SPEC = ("nodeName", "priority", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
 _ENGINE_CONDITION = (*_POD_CONDITION, "lastTransitionTime")

@@ -42,6 +42,7 @@ from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
 from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
+from stoker.operator.loop.room_queue import RoomQueue
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
 from stoker.operator.render.keys import keys_object
@@ -101,6 +102,7 @@ class Operator:
         ]
         self.capacity = CapacityWatch(self._note_room)
         self._room_grew = asyncio.Event()
+        self.rooms = RoomQueue(self.store, self.capacity, self.clock, self._note_room)
         self._waiting_for_room: set[Key] = set()
         if everything is not None:
             self.informers += [
@@ -151,8 +153,11 @@ class Operator:
         if seen is None or not self.settings.places_gangs or not any(map(is_gated, seen.of_kind("Pod"))):
             return seen
         self._waiting_for_room.add(key)
-        own = {pod["metadata"]["uid"] for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER}
-        return replace(seen, nodes=self.capacity.nodes(without=own))
+        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER]
+        nodes = self.capacity.nodes(without={pod["metadata"]["uid"] for pod in own})
+        if any(self.capacity.use_of(pod) is not None for pod in own):
+            return replace(seen, nodes=nodes)  # its turn has come, and the last pass was cut short
+        return self.rooms.observed(key, seen, nodes)
 
     def _free_nodes(self) -> tuple[NodeCapacity, ...] | None:
         return self.capacity.nodes() if self.settings.places_gangs else None
@@ -161,17 +166,13 @@ class Operator:
         self._room_grew.set()
 
     async def _offer_room(self) -> None:
-        """Queue what waits for room when there may be more, the oldest first; not more often than once a second."""
+        """Queue what waits for room when there may be more, in its order; not more often than once a second."""
         while True:
             await self._room_grew.wait()
             self._room_grew.clear()
-            for key in sorted(self._waiting_for_room, key=self._age):
+            for key in self.rooms.next_passes(self._waiting_for_room):
                 self.queue.add(key)
             await self.clock.sleep(ROOM_S)
-
-    def _age(self, key: Key) -> tuple[str, Key]:
-        resource = self.store.get(key)
-        return (str(resource["metadata"].get("creationTimestamp", "")) if resource else "", key)
 
     @property
     def synced(self) -> bool:

@@ -17,8 +17,10 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
+from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PLACEMENT_GATE
+from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import (
     attempt_config_name,
@@ -44,6 +46,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
+from stoker.operator.render.scheduling import for_scheduler
 from stoker.operator.render.storage import storage_root
 
 START_FOLDER = "/var/stoker/start"
@@ -146,19 +149,30 @@ def attempt_config(job: TrainingJob, resource: Object, pinned: Pinned, attempt: 
 
 
 def attempt_pods(
-    job: TrainingJob, resource: Object, pinned: Pinned, attempt: int, settings: Settings
+    job: TrainingJob,
+    resource: Object,
+    pinned: Pinned,
+    attempt: int,
+    settings: Settings,
+    scheduler: Scheduler = "stoker",
 ) -> tuple[Object, ...]:
-    """Render the pods of one attempt, by node rank."""
+    """Render the pods of one attempt, by node rank, as their scheduler expects them."""
     base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
-    nodes: int = (pinned.rendered or {})["config"]["gang"]["nodes"]
-    pods = (_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(nodes))
-    return tuple(map(_gated, pods) if is_placed(job, nodes, settings) else pods)
+    gang = gang_of_rendering(pinned.rendered or {})
+    pods = [_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(gang.size)]
+    if scheduler == "stoker":
+        return tuple(map(_gated, pods) if is_placed(job, gang.size, settings) else pods)
+    return tuple(for_scheduler(pod, scheduler, job, attempt, rank, gang) for rank, pod in enumerate(pods))
 
 
 def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
-    """Whether the operator chooses the nodes of the gang; a single pod is left to the scheduler, unless it has wishes
-    or nodes to avoid."""
-    return settings.places_gangs and (nodes > 1 or bool(job.spec.scheduling.topology) or bool(job.status.avoided_nodes))
+    """Whether the operator chooses the nodes of the gang.
+
+    A single pod without GPUs is left to the scheduler, unless it has wishes or nodes to avoid.
+    """
+    alone = nodes == 1 and not job.spec.workers.gpus_per_pod
+    wishes = job.spec.scheduling.topology or job.status.avoided_nodes
+    return settings.places_gangs and (not alone or bool(wishes))
 
 
 def job_labels(job: TrainingJob) -> dict[str, str]:

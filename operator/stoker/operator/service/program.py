@@ -29,7 +29,9 @@ from stoker.operator.domain.clock import Clock, SystemClock, timestamp
 from stoker.operator.domain.plan import Key
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
+from stoker.operator.loop.store import key_of
 from stoker.operator.service.config import OperatorConfig
+from stoker.operator.service.discovery import discover
 from stoker.operator.service.key_ring import KeyRing, KeySecret, read_folder
 from stoker.operator.service.lease import Elector, Terms
 from stoker.operator.service.lease_object import KubeLease
@@ -45,6 +47,8 @@ STUCK_S = 180.0
 """Silence of an informer or of the elector after which the process counts as dead."""
 KEYS_S = 60.0
 """Time between two reads of the control key."""
+SCHEDULERS_S = 60.0
+"""Time between two looks at the API groups."""
 LEASE_QPS = 10.0
 OURS_BY_LABEL = {"app.kubernetes.io/managed-by": "stoker-operator"}
 VIEW = View(
@@ -117,10 +121,12 @@ class OperatorProgram:
             ring = read_folder(Path(folder)) if folder else await self._first_keys(secret)
             pods.private_key = ring.current
             self.operator = self._operator(cluster, everything, ring)
+            await self._adopt_schedulers(connection, self.operator)
             self.metrics.lead(True)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.operator.run())
                 tasks.create_task(self._follow_keys(secret, pods, ring))
+                tasks.create_task(self._follow_schedulers(connection, self.operator))
         finally:
             self.metrics.lead(False)
             self.operator = None
@@ -173,6 +179,25 @@ class OperatorProgram:
             except (ClusterError, ValueError) as error:
                 log.warning("the control key was not brought up to date: %s", error)
             await self.clock.sleep(KEYS_S)
+
+    async def _follow_schedulers(self, connection: ApiConnection, operator: Operator) -> None:
+        """Notice Kueue or Volcano when they are installed later."""
+        while True:
+            await self.clock.sleep(SCHEDULERS_S)
+            await self._adopt_schedulers(connection, operator)
+
+    async def _adopt_schedulers(self, connection: ApiConnection, operator: Operator) -> None:
+        """Give the found schedulers to the reconcilers; jobs look again when there are others than before."""
+        try:
+            found = await discover(connection)
+        except ClusterError as error:
+            log.warning("the API groups cannot be read, known schedulers stay: %s", error)
+            return
+        if found != operator.settings.installed:
+            log.info("schedulers of the cluster: %s", found)
+            operator.settings = replace(operator.settings, installed=found)
+            for job in operator.store.of_kind("TrainingJob"):
+                operator.queue.add(key_of(job))
 
     def _wake(self, key: Key) -> None:
         """Put a key on the queue because Kopf saw a change."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.http.generation import Generation, Update
+from stoker.engine.http.generation import Generation, Job, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
+from stoker.engine.http.openai.resume import TokenMarks
 from stoker.engine.http.openai.tool_parser import OutputParser, Part
 
 KIND = "chat.completion"
@@ -66,6 +67,15 @@ class ChatAnswer:
         self._prompt_scores: Sequence[TokenLogprobs | None] | None = None
         self._with_logprobs = generation.jobs[0].params.logprobs is not None
         self._choices = [_Choice(parsers.parser()) for _ in range(generation.jobs[0].params.n)]
+        self.marks: TokenMarks | None = None
+        """Marks the chunks of a stream that another engine could carry on."""
+        for (_, index), text in generation.shown.items():
+            self._go_on(self._choices[index], text, begun=generation.jobs[0].emitted[index].begun)
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The prompts and how to continue them."""
+        return self._generation.jobs
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
@@ -84,13 +94,24 @@ class ChatAnswer:
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
                 choice = self._choices[update.choice]
-                if not choice.begun:
-                    choice.begun = True
-                    yield self._chunk(update.choice, {"role": ROLE, "content": ""})
-                for chunk in self._update_chunks(choice, update):
+                chunks = [] if choice.begun else [self._chunk(update.choice, {"role": ROLE, "content": ""})]
+                choice.begun = True
+                chunks += self._update_chunks(choice, update)
+                if self.marks is not None:
+                    self.marks.mark(update.choice, update, chunks)
+                for chunk in chunks:
                     yield chunk
         if self._usage_chunks.last:
-            yield self._envelope.wrap(CHUNK_KIND, [], usage=self._usage_chunks.usage(self._generation))
+            last = self._envelope.wrap(CHUNK_KIND, [], usage=self._usage_chunks.usage(self._generation))
+            if self.marks is not None:
+                self.marks.mark_usage(last)
+            yield last
+
+    def _go_on(self, choice: _Choice, text: str, *, begun: bool) -> None:
+        """Bring a choice to where another engine left it."""
+        choice.begun = begun
+        for part in choice.parser.add(text) if text else ():
+            self._delta(choice, part)
 
     def _scores(self) -> dict[str, Any]:
         """The field `prompt_logprobs`, if it was requested."""

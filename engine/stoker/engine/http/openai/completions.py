@@ -5,15 +5,16 @@ Pure; called by `front`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.http.generation import Generation, Update
+from stoker.engine.http.generation import Generation, Job, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
+from stoker.engine.http.openai.resume import TokenMarks
 
 KIND = "text_completion"
 
@@ -78,8 +79,20 @@ class CompletionAnswer:
         """Answers that are made for each prompt."""
         self._fields = fields
         self._with_logprobs = fields.logprobs is not None
-        self._begun: set[int] = set()
+        self.marks: TokenMarks | None = None
+        """Marks the chunks of a stream that another engine could carry on."""
+        self._begun = {
+            number * self._n + choice
+            for number, job in enumerate(generation.jobs)
+            for choice, emitted in enumerate(job.emitted)
+            if emitted.begun
+        }
         self._prompt_scores: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The prompts and how to continue them."""
+        return self._generation.jobs
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
@@ -97,12 +110,24 @@ class CompletionAnswer:
         """Yield the answer as it arrives. Every chunk with a choice has `text`."""
         async with aclosing(self._generation.updates()) as updates:
             async for update in updates:
-                for part in self._parts(update):
-                    if part.text or (part.tokens and self._with_logprobs) or part.finish:
-                        choice = self._choice(self._index(update), part)
-                        yield self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self._generation))
+                chunks = [self._chunk(update, part) for part in self._parts(update) if self._is_shown(part)]
+                if self.marks is not None:
+                    self.marks.mark(self._index(update), update, chunks)
+                for chunk in chunks:
+                    yield chunk
         if self._usage_chunks.last:
-            yield self._envelope.wrap(KIND, [], usage=self._usage_chunks.usage(self._generation))
+            last = self._envelope.wrap(KIND, [], usage=self._usage_chunks.usage(self._generation))
+            if self.marks is not None:
+                self.marks.mark_usage(last)
+            yield last
+
+    def _is_shown(self, part: _Choice) -> bool:
+        """Whether a part of a choice is worth a chunk."""
+        return bool(part.text or (part.tokens and self._with_logprobs) or part.finish)
+
+    def _chunk(self, update: Update, part: _Choice) -> dict[str, Any]:
+        choice = self._choice(self._index(update), part)
+        return self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self._generation))
 
     def _best(self, choices: list[_Choice]) -> list[_Choice]:
         """The choices to return, of each prompt those with the highest mean log-probability first."""

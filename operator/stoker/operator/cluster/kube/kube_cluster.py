@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.operator.cluster.interface import (
@@ -23,7 +23,7 @@ from stoker.operator.cluster.interface import (
     PodUnreachable,
     WatchEvent,
 )
-from stoker.operator.cluster.kinds import KINDS, Kind
+from stoker.operator.cluster.kinds import FOREIGN, KINDS, Kind
 from stoker.operator.cluster.kube.connection import JSON, ApiConnection
 from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.cluster.kube.ownership import owned_by_apply
@@ -130,7 +130,7 @@ class KubeCluster:
 
     async def create(self, body: Object) -> Object:
         """Create; fields that the server does not know are refused."""
-        kind = _kind(body["kind"])
+        kind = _kind_of(body)
         return await self.connection.request(
             "POST",
             collection(kind, _namespace(body)),
@@ -140,7 +140,7 @@ class KubeCluster:
         )
 
     async def apply(self, body: Object, *, manager: str) -> Object:
-        kind = _kind(body["kind"])
+        kind = _kind_of(body)
         if kind.scale:
             await self._take_over(body, manager)
         return await self.connection.request(
@@ -316,6 +316,11 @@ def _kind(name: str) -> Kind:
     if kind is None:
         raise NotFound(f"no kind {name!r}")
     return kind
+
+
+def _kind_of(body: Object) -> Kind:
+    foreign = FOREIGN.get(body["kind"])
+    return replace(foreign, api_version=body["apiVersion"]) if foreign else _kind(body["kind"])
 
 
 def _check_uid(found: Object, ref: Ref) -> None:

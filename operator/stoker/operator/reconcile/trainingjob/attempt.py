@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import cast
 
 from stoker.operator.api.trainingjob_status import Attempt
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
+from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.reconcile.trainingjob.outcome import changed_attempt
 from stoker.operator.reconcile.trainingjob.saves import announced
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -34,6 +36,11 @@ def gang_size(view: TrainingView) -> int:
     if pinned is not None and pinned.rendered is not None:
         return int(pinned.rendered["config"]["gang"]["nodes"])
     return view.job.spec.workers.replicas
+
+
+def scheduler_of(attempt: Attempt) -> Scheduler:
+    """The scheduler that the attempt was opened with."""
+    return cast("Scheduler", attempt.scheduler or "stoker")
 
 
 def closed(view: TrainingView, attempt: Attempt) -> Attempt:

@@ -16,18 +16,21 @@ from typing import Any
 
 from stoker.operator.api.trainingjob_status import Attempt, Failure
 from stoker.operator.domain.conditions import Condition, Health
-from stoker.operator.domain.placement.gang import Gang, Level
-from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node, pod_requests, required_terms
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.job_gang import gang_of_rendering
+from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Event, Object, Patch, Plan
 from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
+from stoker.operator.domain.queue.applicant import Turn
 from stoker.operator.domain.text import shortened
-from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
+from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, scheduler_of, undeleted
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.scheduling import unkept_levels
 from stoker.pod.causes import Action
 
 GANG_TIMEOUT = "GangTimeout"
@@ -57,19 +60,31 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
         return _placed(view, attempt, patches, _WITHOUT_NODES)
     if others := _foreign_gates(view.gang):
         return _waiting(view, "SchedulingGated", f"placed when the pods' other scheduling gates are gone: {others}")
-    gang = gang_of(view)
+    turn = view.seen.turn
+    gang = gang_of_rendering(_rendered(view))
     avoided = avoided_nodes(view.job.status)
     found = place(gang, view.seen.nodes, _levels(view), avoided)
     if isinstance(found, Unplaceable) and avoided:
         found = place(gang, view.seen.nodes, _levels(view))
     if isinstance(found, Unplaceable):
-        return _waiting(view, found.reason, found.line)
+        return _waiting(view, found.reason, _in_queue(turn, found.line))
+    if turn is not None and turn.nodes is None:
+        return _waiting(view, "Queued", _in_queue(turn, _held_back(turn)))
     if _contradicts(view, found):
         return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
     patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
     return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided), _WITH_NODES)
+
+
+def _in_queue(turn: Turn | None, line: str) -> str:
+    """The reason for a wait, after the place in the queue where others wait too."""
+    return line if turn is None or turn.total == 1 else f"{turn.line}: {line}"
+
+
+def _held_back(turn: Turn) -> str:
+    return f"room is kept for {turn.kept_for}" if turn.kept_for else "others start first"
 
 
 def _foreign_gates(pods: Iterable[Object]) -> str:
@@ -79,31 +94,16 @@ def _foreign_gates(pods: Iterable[Object]) -> str:
 
 
 def _limited(view: TrainingView, attempt: Attempt) -> Condition:
-    """Say where a placement was asked for and each pod is scheduled by itself."""
+    """Say where a placement was asked for that the scheduler of the gang does not keep."""
+    if attempt.scheduler:
+        keys = ", ".join(unkept_levels(view.job, scheduler_of(attempt), gang_of_rendering(_rendered(view))))
+        text = f"{attempt.scheduler} is not told these levels of scheduling.topology: {keys}"
+        return Condition(LIMITED, True if keys else None, "Scheduler", text)
     if not view.settings.places_gangs and view.job.spec.scheduling.topology:
         text = "the operator has no view of nodes: scheduling.topology has no effect"
         return Condition(LIMITED, True, "NoNodes", text)
     alone = attempt.placed_at is not None and not any(map(pinned_node, view.gang))
     return _WITHOUT_NODES if alone else _WITH_NODES
-
-
-def gang_of(view: TrainingView) -> Gang:
-    """The gang of the pinned rendering: its pods' requests and the grid of its ranks."""
-    rendered = _rendered(view)
-    spec, config = rendered["pod"]["spec"], rendered["config"]
-    sizes, ranks = config["parallelism"], config["gang"]["ranks_per_node"]
-    inner = sizes.get("context", 1) * sizes.get("tensor", 1)
-    world = config["gang"]["nodes"] * ranks
-    return Gang.of_ranks(
-        pipeline=sizes.get("pipeline", 1),
-        data=world // (sizes.get("pipeline", 1) * inner),
-        inner=inner,
-        ranks_per_pod=ranks,
-        requests=pod_requests(spec),
-        node_selector=spec.get("nodeSelector") or {},
-        tolerations=tuple(spec.get("tolerations") or ()),
-        affinity_terms=required_terms(spec.get("affinity")),
-    )
 
 
 def _rendered(view: TrainingView) -> Mapping[str, Any]:

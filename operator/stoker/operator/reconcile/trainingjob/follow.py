@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from stoker.operator.api.trainingjob_status import TrainingPhase
 from stoker.operator.domain.conditions import Health
-from stoker.operator.domain.plan import Plan
+from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import PodState, pod_state, waiting_reason
 from stoker.operator.domain.waiting import mounting, waiting
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
@@ -42,6 +42,8 @@ def _health(view: TrainingView, phase: TrainingPhase) -> tuple[bool, str]:
     """Whether a person must act, and the conditions' reason, from the pods that wait."""
     if phase != "Pending":
         return False, phase
+    if view.attempt is not None and view.attempt.scheduler and any(map(_gated, view.gang)):
+        return False, "Queued"
     found = [known for pod in view.gang if pod_state(pod) is PodState.PENDING and (known := waiting(pod))]
     stuck = next((known for known in found if known.stuck), None)
     if stuck is not None:
@@ -51,6 +53,9 @@ def _health(view: TrainingView, phase: TrainingPhase) -> tuple[bool, str]:
 
 def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[TrainingPhase, str | None]:
     pods = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
+    if pods and view.attempt is not None and view.attempt.scheduler and any(map(_gated, pods)):
+        queue = view.job.spec.scheduling.queue_name
+        return "Pending", f"the gang waits for {view.attempt.scheduler}" + (f", queue {queue}" if queue else "")
     if pods:
         rendered = view.job.status.pinned.rendered if view.job.status.pinned else None
         spec = (rendered or {}).get("pod", {}).get("spec", {})
@@ -60,6 +65,10 @@ def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[Tra
         return _before_report(view)
     phase = _PHASES.get(agent_phase, "Running")
     return phase, str((view.report or {}).get("message") or "") or None
+
+
+def _gated(pod: Object) -> bool:
+    return pod_state(pod) is PodState.GATED
 
 
 def _before_report(view: TrainingView) -> tuple[TrainingPhase, str | None]:

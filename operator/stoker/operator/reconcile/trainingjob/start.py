@@ -14,7 +14,14 @@ from stoker.operator.domain.labels import ATTEMPT, JOB_UID
 from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, label
 from stoker.operator.domain.recovery import exhausted, retry_delay_s
-from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size, moment, undeleted
+from stoker.operator.domain.schedulers import Missing, Scheduler, choose
+from stoker.operator.reconcile.trainingjob.attempt import (
+    failures_without_progress,
+    gang_size,
+    moment,
+    scheduler_of,
+    undeleted,
+)
 from stoker.operator.reconcile.trainingjob.end import finish
 from stoker.operator.reconcile.trainingjob.orphaned_saves import list_orphaned_saves, needs_listing
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt, changed_failure
@@ -25,6 +32,7 @@ from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.names import attempt_config_name, writer_of
 from stoker.operator.render.network_policy import trainer_policies
+from stoker.operator.render.scheduling import group_objects
 from stoker.operator.render.trainer import (
     attempt_config,
     attempt_pods,
@@ -49,6 +57,9 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     waiting = _wait_before_start(view, last)
     if waiting is not None:
         return waiting
+    scheduler = _scheduler(view)
+    if isinstance(scheduler, Missing):
+        return _blocked(view, Blocked("SchedulerMissing", scheduler.message))
     found = resolve_start(view)
     if isinstance(found, Blocked):
         return _blocked(view, found)
@@ -56,7 +67,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     if isinstance(choice, Blocked):
         return _blocked(view, choice)
     pinned = pinned_for_next_attempt(view, found)
-    attempt = _next_attempt(view, last, choice, pinned)
+    attempt = _next_attempt(view, last, choice, pinned, scheduler)
     message = f"attempt {attempt.number} " + (f"resumes step {attempt.first_step}" if choice.saved else "starts")
     changes = JobChanges(
         attempt=attempt,
@@ -67,7 +78,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         data_parallel=view.job.spec.data_parallel,
     )
     config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-    children = _children(view, config)
+    children = _children(view, config, pinned, attempt)
     event = Event("Normal", "AttemptStarted", message)
     return JobOutcome(
         phase="Starting",
@@ -79,11 +90,14 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
     )
 
 
-def _next_attempt(view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned) -> Attempt:
+def _next_attempt(
+    view: TrainingView, last: Attempt | None, choice: Choice, pinned: Pinned, scheduler: Scheduler
+) -> Attempt:
     number = last.number + 1 if last else 0
     return Attempt(
         number=number,
         writer=writer_of(view.job.metadata.uid, number),
+        scheduler=None if scheduler == "stoker" else scheduler,
         revision=pinned.revision,
         started_at=view.time,
         first_step=choice.saved.step if choice.saved else 0,
@@ -171,13 +185,21 @@ def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:
     )
 
 
-def _children(view: TrainingView, config: Object) -> tuple[Object, ...]:
-    """Public keys, policy and Service of the gang; the attempt's configuration is last, since its pods wait for it."""
+def _scheduler(view: TrainingView) -> Scheduler | Missing:
+    wanted, settings = view.job.spec.scheduling, view.settings
+    alone = view.job.spec.workers.replicas == 1
+    kept = settings.places_gangs or alone
+    return choose(wanted.backend, wanted.queue_name, settings.installed, kept_together=kept)
+
+
+def _children(view: TrainingView, config: Object, pinned: Pinned, attempt: Attempt) -> tuple[Object, ...]:
+    """Public keys, policy, Service and group of the gang; the attempt's configuration is last: its pods wait for it."""
     job, resource, settings = view.job, view.seen.resource, view.settings
     return (
         keys_config_map(resource, settings),
         *trainer_policies(job, resource, settings),
         service(job, resource, settings),
+        *group_objects(job, resource, scheduler_of(attempt), pinned.rendered or {}, settings.installed),
         config,
     )
 
@@ -193,9 +215,10 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
         if isinstance(choice, Blocked):
             return _blocked(view, choice)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
-        return JobOutcome(plan=Plan(apply=_children(view, config)))
+        return JobOutcome(plan=Plan(apply=_children(view, config, pinned, attempt)))
     existing = {pod["metadata"]["name"] for pod in view.gang}
-    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings)
+    scheduler = scheduler_of(attempt)
+    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings, scheduler)
     return JobOutcome(plan=Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing)))
 
 

@@ -1,0 +1,172 @@
+"""The executor over several ranks: sends each step to the further ones and computes it on rank 0, in a thread.
+
+The thread leaves the engine's own free: it prepares the next step meanwhile, on a CPU, too, and is not lost in a
+collective when a rank is.
+
+Made by `core.build`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.executor import RankState
+from stoker.engine.execution.load import BesideWeights, Progress, load_runner
+from stoker.engine.execution.runner import LaunchedStep, Runner
+from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
+from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.rendezvous import MeetingPoint
+from stoker.engine.ranks.wire import Setup, Step
+from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
+
+Result = TypeVar("Result")
+
+
+class RankThread:
+    """Calls in order in one thread, which does not hold up the end of the process."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rank 0", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        self._calls.put((future, call))  # type: ignore[arg-type]
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        self._calls.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - the future carries it to who waits
+                future.set_exception(error)
+
+
+class Ranks:
+    """`plan.tensor` ranks that compute every step together."""
+
+    def __init__(self, plan: EnginePlan, workers: Workers, progress: Progress, beside_weights: BesideWeights) -> None:
+        """Load all ranks. Takes the workers over.
+
+        Raises:
+            ExecutorLost: a further rank cannot load or is lost.
+            Exception: what rank 0's own loading raises.
+        """
+        self.plan, self.workers = plan, workers
+        self._thread = RankThread()
+        self._closed = False
+        workers.on_lost = self._abort
+        try:
+            self._runner = self._load(progress, beside_weights)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, progress: Progress, beside_weights: BesideWeights) -> Runner:
+        meeting = MeetingPoint()
+        try:
+            self.workers.send(Setup(self.plan, meeting.port))
+            loading = self._thread.submit(
+                lambda: load_runner(
+                    self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights
+                )
+            )
+            runner = self.wait(loading)
+        except RuntimeError as error:  # a collective's, too, where another rank has ended
+            lost = self.workers.blame(error)
+            if isinstance(error, ExecutorLost) or str(lost).startswith("rank 0:"):
+                raise
+            raise lost from error
+        finally:
+            meeting.close()
+        self.workers.wait_ready()
+        return runner
+
+    def submit(self, step: StepInput) -> RankStep:
+        self.workers.send(Step(step))
+        return RankStep(self, self._thread.submit(lambda: self._runner.launch(step)))
+
+    def wait(self, future: Future[Result]) -> Result:
+        """Wait for a call in rank 0's thread. Raises its error, or ExecutorLost if a further rank is lost before."""
+        while True:
+            with contextlib.suppress(NotYet):
+                return future.result(POLL_S)
+            if not future.done():
+                self.workers.check()
+
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
+        return False
+
+    def check(self) -> None:
+        self.workers.check()
+
+    def rank_states(self) -> tuple[RankState, ...]:
+        return (RankState(0, os.getpid(), self.workers.digests.steps, 0.0), *self.workers.states())
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.workers.close()
+        self._thread.submit(_leave_group)
+        self._thread.close(STOP_S)
+
+    def _abort(self) -> None:
+        """End the collectives in which rank 0 waits for a lost rank; Gloo's end with the ranks' sockets."""
+        if self.plan.device == "cuda" and dist.is_initialized():
+            with contextlib.suppress(Exception):  # the group may be half made, and the replica ends in any case
+                dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+
+
+class RankStep:
+    """A step that all ranks compute."""
+
+    def __init__(self, ranks: Ranks, launching: Future[LaunchedStep]) -> None:
+        self._ranks, self._launching = ranks, launching
+        self._output: StepOutput | None = None
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """How rank 0 computed the step, once its result has been read."""
+        return self._launching.result().trace if self._output is not None else None
+
+    def result(self) -> StepOutput:
+        """Wait for rank 0's output. Steps are read in order. Raises ExecutorLost, which names the rank."""
+        if self._output is None:
+            self._output = self._read()
+        return self._output
+
+    def _read(self) -> StepOutput:
+        workers = self._ranks.workers
+        workers.watch.step_since_s = workers.clock()
+        try:
+            output = self._ranks.wait(self._launching).result()
+        except Exception as error:
+            raise workers.blame(error) from error  # the others may have gone on, so the ranks have parted
+        finally:
+            workers.watch.step_since_s = None
+        workers.check()  # an aborted collective gives numbers, too
+        workers.digests.read(output)
+        return output
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

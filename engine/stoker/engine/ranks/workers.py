@@ -1,0 +1,190 @@
+"""The processes of the further ranks, and the thread that watches them. A lost rank ends them all.
+
+Made by `core.build` before the plan, which needs the memory of every rank; then owned by the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.executor import RankState
+from stoker.engine.ranks.digests import TokenDigests
+from stoker.engine.ranks.link import Link, LinkClosed
+from stoker.engine.ranks.watch import LISTEN_S, RankLimits, RankWatch
+from stoker.engine.ranks.wire import Beat, Failed, Hello, RankMessage, Ready, WorkerMessage, pack, unpack
+
+log = logging.getLogger("stoker.engine")
+
+STOP_S = 5.0
+"""Time that ranks get to end after their links have closed."""
+POLL_S = 0.05
+"""How often a waiting thread looks whether a rank is lost."""
+
+WorkerCommand = Callable[[int, str, int], Sequence[str]]
+"""(rank, device, number of the open socket to rank 0) -> command line."""
+
+
+def worker_command(rank: int, device: str, link: int) -> Sequence[str]:
+    level = logging.getLevelName(logging.getLogger().level)
+    module = [sys.executable, "-m", "stoker.engine.worker_main"]
+    return [*module, "--rank", str(rank), "--device", device, "--link", str(link), "--log-level", level]
+
+
+class Workers:
+    """The further ranks of a group of `size`: numbers 1 to `size - 1`."""
+
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        *,
+        command: WorkerCommand = worker_command,
+        limits: RankLimits = RankLimits(),  # noqa: B008 - frozen
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the processes; they load nothing yet."""
+        self.size, self.device, self.clock = size, device, clock
+        self.watch = RankWatch(size, limits)
+        self.digests = TokenDigests()
+        self.lost: str | None = None
+        """The rank that is lost, and why."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called once by the watching thread, when all further ranks have been killed."""
+        self.links: dict[int, Link] = {}
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._free_bytes: dict[int, int | None] = {}
+        self._closing = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        for rank in range(1, size):
+            self._start(rank, command)
+        self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._thread.start()
+
+    def _start(self, rank: int, command: WorkerCommand) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.processes[rank] = subprocess.Popen(
+                command(rank, self.device, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for this process, which ends its ranks
+            )
+        self.links[rank] = Link(ours)
+        self._selector.register(ours, selectors.EVENT_READ, rank)
+
+    # Called by the engine's thread.
+
+    def smallest_free_bytes(self) -> int | None:
+        """Wait until every further rank is up; return the least free memory of their devices, where they know it."""
+        self.wait(lambda: len(self._free_bytes) == self.size - 1)
+        return min((free for free in self._free_bytes.values() if free is not None), default=None)
+
+    def wait_ready(self) -> None:
+        """Wait until every further rank has loaded. Raises ExecutorLost."""
+        self.wait(lambda: all(self.watch.ranks[rank].ready for rank in self.links))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for what another thread does. Raises ExecutorLost where a rank is lost before."""
+        while not condition():
+            self.check()
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raise ExecutorLost if a rank is lost."""
+        if self.lost is not None:
+            raise ExecutorLost(self.lost)
+
+    def send(self, message: RankMessage) -> None:
+        """Send to every further rank. One that has gone is found by the watch."""
+        frame = pack(message)
+        for link in self.links.values():
+            try:
+                link.send(frame)
+            except LinkClosed:
+                return
+
+    def blame(self, error: Exception) -> ExecutorLost:
+        """Rank 0's error, or the loss of another rank that made it: waits a moment for the verdict."""
+        self.watch.failed(0, f"{type(error).__name__}: {error}", self.clock())
+        self._closed_or_lost()
+        return ExecutorLost(self.lost or f"rank 0: {error}")
+
+    def _closed_or_lost(self) -> None:
+        while self.lost is None and self._thread.is_alive():
+            time.sleep(POLL_S)
+
+    def states(self) -> tuple[RankState, ...]:
+        """The further ranks as of now."""
+        return tuple(
+            RankState(rank, self.processes[rank].pid, record.done, round(record.silence_s, 2))
+            for rank, record in self.watch.ranks.items()
+            if rank
+        )
+
+    def close(self) -> None:
+        """End the processes. May be called twice."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join()
+        for link in self.links.values():
+            link.close()  # a worker ends when its link does
+        until_s = self.clock() + STOP_S
+        for process in self.processes.values():
+            try:
+                process.wait(max(until_s - self.clock(), 0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._selector.close()
+
+    # The watching thread.
+
+    def _watch(self) -> None:
+        while not self._closing.is_set() and self.lost is None:
+            for key, _ in self._selector.select(LISTEN_S):
+                self._read(key.data)
+            now_s = self.clock()
+            for rank, process in self.processes.items():
+                self.watch.ranks[rank].exit_code = process.poll()
+            self.watch.listen(now_s)
+            self.watch.differing = self.digests.differing(self.size)
+            verdict = self.watch.verdict(now_s)
+            if verdict is not None:
+                self._lose(verdict)
+
+    def _read(self, rank: int) -> None:
+        try:
+            for frame in self.links[rank].arrived():
+                self._take(rank, unpack(frame))
+        except LinkClosed:
+            self._selector.unregister(self.links[rank])
+
+    def _take(self, rank: int, message: WorkerMessage) -> None:
+        record = self.watch.heard(rank)
+        match message:
+            case Hello(free_bytes=free_bytes):
+                self._free_bytes[rank] = free_bytes
+            case Ready():
+                record.ready = True
+            case Beat(begun=begun, done=done, digest=digest):
+                record.begun, record.done = begun, done
+                self.digests.report(rank, done, digest)
+            case Failed(error=error):
+                self.watch.failed(rank, error, self.clock())
+
+    def _lose(self, verdict: str) -> None:
+        """End all further ranks, so that rank 0 waits for none of them."""
+        log.error("a rank is lost: %s", verdict)
+        for process in self.processes.values():
+            process.kill()
+        self.lost = verdict
+        self.on_lost()

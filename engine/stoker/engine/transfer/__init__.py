@@ -1,0 +1,14 @@
+"""Blocks of the cache that travel: to the host tier, and to another engine. Knows no request's content and no
+scheduler.
+
+One seam for all of them: a `BlockPort` is one rank's end, a `Link` leads from it to one peer, and a `Ticket` is one
+transfer under way (`port`). Links: `in_process`, `shared_memory`, `tcp`; the host tier's is `execution.host_link`.
+
+A peer writes only into the receiver's landing zone (`landing_zone`), never into its cache. A slot of the zone is
+granted for one request with a new generation each time. `intake` copies announced slots into the cache and compares the
+checksum of what it stored (`checksum`) with what the sender announced. What is stale, foreign, late or damaged is
+refused and counted.
+
+Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `serial`, `wire`,
+then the links. May import nothing of the engine but `errors`.
+"""

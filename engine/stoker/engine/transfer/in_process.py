@@ -1,0 +1,131 @@
+"""Blocks between ports of one process, for tests and the simulator.
+
+A `Network` carries every write. It delivers at once, or holds writes back until a test delivers, repeats, reorders or
+drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.engine.transfer.landing_zone import Grant
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import Arrival, LayoutMismatch, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.ticket import LinkMeter, PeerLost, ThreadTicket, TransferError
+from stoker.engine.transfer.zone_memory import SharedZone
+
+
+@dataclass
+class Write:
+    """One write under way, with the bytes as they were when it was posted."""
+
+    source: str
+    target: str
+    grants: tuple[Grant, ...]
+    data: np.ndarray
+    """[blocks, block_bytes] uint8."""
+    tag: bytes
+    ticket: ThreadTicket
+
+
+class Network:
+    """The ports of one process, by peer."""
+
+    def __init__(self, *, holds: bool = False) -> None:
+        """`holds`: keep writes in `posted` until `deliver` is called."""
+        self.holds = holds
+        self.posted: list[Write] = []
+        self.ports: dict[str, InProcessPort] = {}
+
+    def post(self, write: Write) -> None:
+        self.posted.append(write)
+        if not self.holds:
+            self.deliver(self.posted.pop())
+
+    def deliver(self, write: Write) -> None:
+        """Write the blocks into the slots that may be written. A write may be delivered twice."""
+        port = self.ports.get(write.target)
+        if port is None:
+            write.ticket.complete(PeerLost(f"{write.target} is gone"))
+            return
+        taken = port.take(write)
+        missing = len(write.grants) - len(taken)
+        refused = TransferError(f"{missing} of {len(write.grants)} blocks were refused") if missing else None
+        write.ticket.complete(refused)
+
+
+class InProcessPort:
+    """A port that ports of the same network reach."""
+
+    def __init__(
+        self, network: Network, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout,
+        local_BN: np.ndarray, zone: SharedZone,
+    ) -> None:  # fmt: skip
+        self.network, self.zone, self.local_BN, self.layout = network, zone, local_BN, layout
+        self.pod_uid, self.epoch, self.fingerprint = pod_uid, epoch, fingerprint
+        self._arrivals: list[Arrival] = []
+        network.ports[self.describe().peer] = self
+
+    def describe(self) -> PortInfo:
+        endpoints = (("in-process", b""),)
+        return PortInfo(self.pod_uid, self.epoch, self.fingerprint, self.layout, self.zone.num_slots, endpoints)
+
+    def connect(self, peer: PortInfo) -> InProcessLink:
+        if peer.fingerprint != self.fingerprint:
+            raise LayoutMismatch("fingerprint", self.fingerprint.hex(), peer.fingerprint.hex())
+        if peer.layout.block_bytes != self.layout.block_bytes:
+            raise TransportRefused([("in-process", f"the peer's slots have {peer.layout.block_bytes} bytes")])
+        if peer.peer not in self.network.ports:
+            raise TransportRefused([("in-process", f"{peer.peer} is not in this process")])
+        return InProcessLink(self.network, self.describe().peer, peer.peer, self.local_BN)
+
+    def arrivals(self) -> list[Arrival]:
+        arrivals, self._arrivals = self._arrivals, []
+        return arrivals
+
+    def take(self, write: Write) -> list[Grant]:
+        """Take the blocks that may be written."""
+        written = [grant for grant in write.grants if self.zone.begin_write(grant, write.source)]
+        for grant in written:
+            self.zone.memory_SN[grant.slot] = write.data[write.grants.index(grant)]
+            self.zone.end_write(grant.slot)
+        slots = tuple((grant.slot, grant.generation) for grant in written)
+        self._arrivals.append(Arrival(write.source, write.tag, slots))
+        return written
+
+    def close(self) -> None:
+        self.network.ports.pop(self.describe().peer, None)
+
+
+class InProcessLink:
+    """The way to one port of the network."""
+
+    transport = "in-process"
+
+    def __init__(self, network: Network, source: str, target: str, local_BN: np.ndarray) -> None:
+        self.meter = LinkMeter()
+        self._network, self._source, self._target, self._local_BN = network, source, target, local_BN
+        self._closed = False
+
+    def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
+        grants = tuple(Grant(move.remote, move.generation) for move in moves)
+        data_BN = self._local_BN[[move.local for move in moves]]
+        ticket = ThreadTicket(data_BN.nbytes)
+        if self.lost is not None:
+            ticket.complete(PeerLost(self.lost))
+        else:
+            self._network.post(Write(self._source, self._target, grants, data_BN, tag, ticket))
+            self.meter.record(ticket.bytes, ticket.seconds)
+        return ticket
+
+    @property
+    def lost(self) -> str | None:
+        if self._closed:
+            return "the link is closed"
+        return None if self._target in self._network.ports else f"{self._target} is gone"
+
+    def close(self) -> None:
+        self._closed = True

@@ -1,0 +1,83 @@
+"""Blocks over TCP: from the sender's cache into the receiver's landing zone, without a copy in between.
+
+Works between any two engines, and is what is left where nothing faster connects them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.engine.transfer.landing_zone import Grant
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import CONNECT_S, SocketLink, SocketPort
+from stoker.engine.transfer.wire import NO_KEY, Wire
+from stoker.engine.transfer.zone_memory import SharedZone
+
+BUFFER_BYTES = 4 << 20
+"""Of each socket; the kernel may allow less."""
+
+
+class TcpPort(SocketPort):
+    """A port that peers reach by TCP, with the deployment's key."""
+
+    transport = "tcp"
+
+    def __init__(
+        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local_BN: np.ndarray,
+        zone: SharedZone, *, key: bytes, host: str, port: int = 0, shown_host: str | None = None,
+    ) -> None:  # fmt: skip
+        """`key`: 32 bytes that all engines of the deployment share. `shown_host`: where peers reach this one."""
+        if len(key) != 32 or key == NO_KEY:
+            raise ValueError("key must be 32 secret bytes")
+        listener = socket.create_server((host, port))
+        self.address = (shown_host or host, listener.getsockname()[1])
+        super().__init__(pod_uid, epoch, fingerprint, layout, local_BN, zone, listener, key)
+
+    def endpoint(self) -> bytes:
+        return f"{self.address[0]} {self.address[1]}".encode()
+
+    def dial(self, endpoint: bytes) -> socket.socket:
+        host, _, port = endpoint.decode().rpartition(" ")
+        sock = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        return sock
+
+    def connect(self, peer: PortInfo) -> TcpLink:
+        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer))
+        if slot_bytes != self.layout.block_bytes:
+            wire.close()
+            reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}: repack first"
+            raise TransportRefused([(self.transport, reason)])
+        link = TcpLink(wire, self.local_BN, num_slots)
+        self.keep(link)
+        return link
+
+    def welcome(self, wire: Wire) -> None:
+        """Nothing more is needed."""
+
+    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:
+        """Read each block into its slot; the bytes of a refused one are read and dropped."""
+        written = []
+        for grant in grants:
+            if not self.zone.begin_write(grant, peer):
+                wire.receive_into(memoryview(bytearray(self.layout.block_bytes)))
+                continue
+            try:
+                wire.receive_into(memoryview(self.zone.memory_SN[grant.slot]))
+            finally:
+                self.zone.end_write(grant.slot)
+            written.append(grant)
+        return written
+
+
+class TcpLink(SocketLink):
+    transport = "tcp"
+
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
+        wire.send(message, [memoryview(self._local_BN[move.local]) for move in moves])

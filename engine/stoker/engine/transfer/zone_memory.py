@@ -1,0 +1,67 @@
+"""A landing zone with its memory, for links that write from threads of this process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone
+
+
+class SharedZone:
+    """Slots under one lock, and their bytes.
+
+    Take `lock` around every use of `zone`. The memory itself needs none: the states say who may touch a slot.
+    """
+
+    def __init__(
+        self, num_slots: int, slot_bytes: int, *, clock: Callable[[], float] = time.monotonic, named: bool = False
+    ) -> None:
+        """`named`: in a memory file (`fd`), which another process of this host can map."""
+        self.zone = LandingZone(num_slots)
+        self.lock = threading.Lock()
+        self.clock = clock
+        self.slot_bytes = slot_bytes
+        size = max(num_slots * slot_bytes, 1)
+        self.fd: int | None = None
+        if named:
+            self.fd = os.memfd_create("stoker-landing-zone", os.MFD_CLOEXEC)
+            os.ftruncate(self.fd, size)
+        self._map = mmap.mmap(self.fd if self.fd is not None else -1, size)
+        self.memory_SN = np.frombuffer(self._map, dtype=np.uint8, count=num_slots * slot_bytes).reshape(num_slots, -1)
+
+    @property
+    def num_slots(self) -> int:
+        return self.zone.num_slots
+
+    def begin_write(self, grant: Grant, peer: str) -> bool:
+        """Whether this peer may write the slot now; if so, `end_write` must follow. A refusal is counted."""
+        with self.lock:
+            try:
+                self.zone.begin_write(grant, peer, self.clock())
+            except BlockRefused:
+                return False
+        return True
+
+    def end_write(self, slot: int) -> None:
+        with self.lock:
+            self.zone.end_write(slot)
+
+    def bury(self, peer: str) -> None:
+        with self.lock:
+            self.zone.bury(peer)
+
+    def close(self) -> None:
+        """Release the memory. May be called twice."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+        self.memory_SN = np.zeros((0, 0), dtype=np.uint8)
+        with suppress(BufferError):  # a view is left: its end gives the memory back
+            self._map.close()

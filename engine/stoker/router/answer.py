@@ -1,0 +1,76 @@
+"""One answer of a backend that has begun, and the ASGI messages that pass it on.
+
+Made by `Proxy`; `Carrier` passes on those that can go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.pod.asgi import Message
+from stoker.router.backend import Backend
+from stoker.router.connection import Connection, Head
+
+
+@dataclass
+class BackendAnswer:
+    """An answer of a backend that has begun: its head and the first part of its body have arrived."""
+
+    backend: Backend
+    connection: Connection
+    head: Head
+    first: bytes | None
+    """None: the body is empty."""
+    rest: AsyncIterator[bytes] = field(repr=False)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives.
+
+        Raises:
+            BackendError: it broke off.
+        """
+        if self.first is None:
+            return
+        yield self.first
+        async for chunk in self.rest:
+            yield chunk
+
+
+async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
+    tail = b""
+    async for chunk in chunks:
+        tail += chunk
+        if end := _end_of_events(tail):
+            yield tail[:end]
+            tail = tail[end:]
+    if tail:
+        yield tail
+
+
+def _end_of_events(data: bytes) -> int:
+    """Return the length of the whole events at the start of `data`."""
+    return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
+
+
+def lost(reason: str = "") -> bytes:
+    """The last events of a stream whose backend is lost."""
+    error: Mapping[str, Any] = {
+        "message": "The connection to the engine broke; the answer is not complete. Send the request again."
+        + (f" ({reason})" if reason else ""),
+        "type": "server_error",
+        "param": None,
+        "code": "backend_lost",
+    }
+    return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
+
+
+def start_message(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def body_message(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

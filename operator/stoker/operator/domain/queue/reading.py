@@ -1,0 +1,91 @@
+"""The queue as jobs and pods show it: which gangs wait, and what runs hold. Pure, on objects as they are stored.
+
+A run that has just ended and comes back keeps its place while its next pods are made, for a limited time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID, ROLE, PodRole
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.job_gang import gang_of_rendering
+from stoker.operator.domain.placement.node_capacity import PodUse
+from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pods import PLACEMENT_GATE, is_gated, label
+from stoker.operator.domain.queue.applicant import Applicant, Holding
+
+COMES_BACK_S = 600.0
+"""Time after the end of an attempt in which the next one has the place of a run that comes back."""
+_OVER = frozenset({"Completed", "Failed", "Cancelled", "Suspending", "Suspended", "Cancelling"})
+
+
+def read_queue(
+    jobs: Iterable[Object], pods: Iterable[Object], use_of: Callable[[Object], PodUse | None], now: datetime
+) -> tuple[list[Applicant], list[Holding]]:
+    """Return the gangs that wait and what the pods of the others take.
+
+    Args:
+        jobs: all TrainingJobs.
+        pods: all pods; only those of trainers are read.
+        use_of: what a pod takes from which node; None for one that has no node and after its end.
+    """
+    trainers: defaultdict[str, list[Object]] = defaultdict(list)
+    for pod in pods:
+        if label(pod, ROLE) == PodRole.TRAINER:
+            trainers[label(pod, JOB_UID)].append(pod)
+    applicants: list[Applicant] = []
+    holdings: list[Holding] = []
+    for job in jobs:
+        mine = trainers.get(job["metadata"]["uid"], [])
+        uses = tuple(use for pod in mine if (use := use_of(pod)) is not None)
+        if uses:
+            holdings.append(Holding(namespace=job["metadata"].get("namespace", ""), uses=uses))
+        elif (found := applicant_of(job, mine, now)) is not None:
+            applicants.append(found)
+    return applicants, holdings
+
+
+def applicant_of(job: Object, pods: Sequence[Object], now: datetime) -> Applicant | None:
+    """The gang of a job without a pod on a node; None where it does not wait for room."""
+    status = job.get("status") or {}
+    attempt, rendered = status.get("attempt"), (status.get("pinned") or {}).get("rendered")
+    if attempt is None or rendered is None or job["metadata"].get("deletionTimestamp") or status.get("phase") in _OVER:
+        return None
+    gated = [pod for pod in pods if label(pod, ATTEMPT) == str(attempt["number"]) and is_gated(pod)]
+    returning = _comes_back(status, now)
+    if not (gated or returning) or any(map(_has_foreign_gate, gated)):
+        return None
+    metadata = job["metadata"]
+    return Applicant(
+        name=f"{metadata.get('namespace', '')}/{metadata['name']}",
+        namespace=metadata.get("namespace", ""),
+        gang=gang_of_rendering(rendered),
+        levels=_levels(status.get("acceptedSpec") or job["spec"]),
+        avoid=frozenset(status.get("avoidedNodes") or ()),
+        priority=max((int(pod["spec"].get("priority") or 0) for pod in gated), default=0),
+        returning=returning,
+        since=str(metadata.get("creationTimestamp") or ""),
+    )
+
+
+def _levels(spec: Mapping[str, Any]) -> tuple[Level, ...]:
+    topology = (spec.get("scheduling") or {}).get("topology") or ()
+    return tuple(Level(found["key"], found.get("mode", "Preferred")) for found in topology)
+
+
+def _comes_back(status: Mapping[str, Any], now: datetime) -> bool:
+    """Whether the run made progress, and its attempt ended only just, or shortly before the present one began."""
+    attempt = status["attempt"]
+    before = attempt if attempt.get("endedAt") else next(iter(status.get("attempts") or ()), {})
+    if not status.get("progress") or not before.get("endedAt"):
+        return False
+    again = now if attempt.get("endedAt") else datetime.fromisoformat(attempt["startedAt"])
+    return (again - datetime.fromisoformat(before["endedAt"])).total_seconds() <= COMES_BACK_S
+
+
+def _has_foreign_gate(pod: Object) -> bool:
+    return any(gate["name"] != PLACEMENT_GATE for gate in pod["spec"].get("schedulingGates") or ())

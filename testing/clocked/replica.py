@@ -107,6 +107,9 @@ class ClockedExecutor:
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
 
+    def check(self) -> None:
+        """Never lost."""
+
     def rank_states(self) -> tuple[RankState, ...]:
         return ()
 

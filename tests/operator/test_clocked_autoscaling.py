@@ -14,8 +14,8 @@ from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, predict
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from stoker.pod.histogram import Histogram
-from testing.clocked.fleet import FleetSettings, Served, simulate, smallest_static
-from testing.clocked.replica import EngineSettings
+from testing.clocked.fleet import FleetSettings, simulate, smallest_static
+from testing.clocked.replica import EngineSettings, Served
 from testing.clocked.trace import TracedRequest, multiplied, read_trace, repeated
 
 CURVE = StepCurve(base_s=0.06, prompt_token_s=6e-4, decode_token_s=1e-3)

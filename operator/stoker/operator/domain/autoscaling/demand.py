@@ -40,7 +40,7 @@ def forecast_rate(arrivals: Sequence[int], slot_s: float, horizon_s: float) -> f
     Args:
         arrivals: requests in each slot of `slot_s` seconds, oldest first, without gaps.
 
-    The trend of the last minute is what is left of the rise between its halves after three times its standard error, so that
+    The trend of the last minute is what is left of the rise between its halves after `SURE` standard errors, so that
     chance alone forecasts nothing.
     """
     width = max(round(CURRENT_S / slot_s), 1)

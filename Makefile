@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
-.PHONY: help setup model clients quickstart pretrain test test-gpu check format crds lock bench clean
+.PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
 .PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
 
 help: ## list the targets
@@ -45,6 +45,9 @@ $(CLIENTS)/.installed: lock/clients.txt | $(STAMP)
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(BIN)/uv pip install --quiet --python $(CLIENTS)/bin/python --require-hashes -r lock/clients.txt
 	@touch $@
+
+pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two tensor-parallel ranks
+	@$(BIN)/python examples/pretrain/run.py --parallel
 
 test: setup model clients ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --durations=15 $(ARGS)

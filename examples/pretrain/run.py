@@ -7,6 +7,7 @@ this Python brings.
 
     python examples/pretrain/run.py                # 1,200 steps, minutes
     python examples/pretrain/run.py --steps 60     # only to see it run
+    python examples/pretrain/run.py --parallel     # four ranks: two pipeline stages of two tensor-parallel ranks
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ LOGS = ROOT / ".stoker" / "pretrain-logs"
 CACHE = Path(os.environ.get("STOKER_CACHE", Path.home() / ".cache" / "stoker")).expanduser()
 PROMPTS = ("import os\nimport ", "def __init__(self", 'class Error(Exception):\n    """', "for key, value in ")
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+JOB = "20-train.yaml"
 LIMIT_S = 1800
 
 
 def main() -> int:
     """Run the example; return 0 when the last validation loss is below the first one."""
-    steps = arguments().steps
+    given = arguments()
+    job = HERE.parent / "pretrain-parallel" / JOB if given.parallel else HERE / JOB
     started = time.monotonic()
     try:
         corpus = collect()
         run("local", "down", "--purge", quiet=True)
         shutil.rmtree(LOGS, ignore_errors=True)
         LOGS.mkdir(parents=True)
-        train(corpus, steps)
+        train(corpus, job, given.steps)
         losses = show_losses()
         wait_for("30-serve.yaml")
         complete()
@@ -62,6 +65,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="train for so many steps instead of the manifest's")
+    parser.add_argument("--parallel", action="store_true", help="train with tensor and pipeline parallel ranks")
     return parser.parse_args()
 
 
@@ -98,16 +102,16 @@ def is_text(content: bytes) -> bool:
     return True
 
 
-def train(corpus: Path, steps: int | None) -> None:
+def train(corpus: Path, job: Path, steps: int | None) -> None:
     """Apply the job and wait until it has completed."""
     say("\n=== train from random weights")
     claims = ("--claim", f"corpus={corpus}", "--claim", f"logs={relative(LOGS)}")
     if steps is None:
-        wait_for("10-claims.yaml", "20-train.yaml", more=claims)
+        wait_for("10-claims.yaml", job, more=claims)
         return
     with tempfile.TemporaryDirectory() as folder:
-        shorter = Path(folder) / "20-train.yaml"
-        whole = yaml.safe_load((HERE / "20-train.yaml").read_text())
+        shorter = Path(folder) / JOB
+        whole = yaml.safe_load(job.read_text())
         shorter.write_text(json.dumps(shortened(whole, steps)))  # JSON is YAML, and keeps "2e-3" a text
         wait_for("10-claims.yaml", shorter, more=claims)
 

@@ -66,6 +66,7 @@ SPARSE = replace(
 )
 MIXED = replace(SPARSE, mlp_only_layers=(0,), norm_topk_prob=False)
 """A dense layer and one with experts."""
+WINDOWED = replace(MODEL, architecture="mistral", sliding_window=9)
 DEEP = replace(MODEL, num_layers=4)
 """For pipelines of up to four stages."""
 
@@ -104,6 +105,7 @@ class Layout:
         extra = [f"{name.split('__')[-1]}={value}" for name, value in self.changes.items()]
         recompute = ["recompute"] if self.recompute else []
         kind = ["tied"] if self.model.tie_embeddings else []
+        kind += ["window"] if self.model.sliding_window else []
         kind += ["experts"] if self.model.expert_layers else []
         kind += ["mixed"] if self.model.mlp_only_layers else []
         return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])

@@ -19,6 +19,9 @@ MESSAGES = [{"role": "user", "content": "say:hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 PAGE = "https://page.example"
 
+MODEL_CHANGES = ("/v1/models/{model}", "/v1/models/{model}/load")
+"""Refused by an engine of one model."""
+
 
 def test_a_page_of_an_allowed_origin_may_call(tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -86,7 +89,8 @@ def test_the_openapi_document_names_every_route_and_its_body(tmp_path: Path) -> 
                 for method in methods:
                     url, key = path.replace("{model}", "tiny").replace("{id}", "mine"), {"Authorization": "Bearer k"}
                     answer = await s.http.request(method, url, headers=key, content="{}" if method == "post" else "")
-                    assert answer.status_code in (200, 400), (method, path)
+                    known = (409,) if path in MODEL_CHANGES and method in ("post", "delete") else (200, 400)
+                    assert answer.status_code in known, (method, path)
             schemas = document["components"]["schemas"]
             chat = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
             assert schemas[chat["$ref"].rpartition("/")[2]]["properties"]["messages"]["minItems"] == 1

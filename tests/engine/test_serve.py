@@ -40,6 +40,18 @@ def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     )
 
 
+def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
+        ([], "the path of a model is needed, or --models-dir"),
+        ([model, "--max-models", 2], "--max-models needs --models-dir"),
+        ([model, "--models-dir", model.parent], "--models-dir takes neither a model's path nor --served-name: "),
+        (["--models-dir", "/gone"], "--models-dir /gone is not a folder"),
+        (["--models-dir", model.parent, "--max-models", 0], "--max-models must be at least 1, got 0"),
+        (["--models-dir", model.parent, "--threads", 0], "stoker serve: threads: "),
+    ):
+        assert message in refused(capsys, *flags)
+
+
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
     assert "names of the Hugging Face hub are not supported" in message

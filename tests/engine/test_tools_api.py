@@ -147,7 +147,7 @@ def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
             assert (calls(named), finish) == ([("weather", '{"city": "Oslo"}')], "stop")  # as OpenAI's
             grammar = s.core.requests[-1].params.grammar
             assert grammar is not None
-            parameters: Any = WEATHER["function"]["parameters"]
+            parameters: dict[str, Any] = WEATHER["function"]["parameters"]  # type: ignore[index]
             assert json.loads(grammar.text) == {**parameters, "additionalProperties": False}
 
     run(scenario)

@@ -18,6 +18,7 @@ from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
 from testing.model import interpreted
+from testing.model.run_checks import RUNS, check_runs
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Tolerances of values about 1; the scores, weights and results of two-byte dtypes are rounded to them."""
@@ -193,6 +194,7 @@ def test_interpreted_kernels_equal_the_plain_formula() -> None:
         (check_paged, (case, "cpu", is_deterministic)) for case in TINY_PAGED for is_deterministic in (False, True)
     ]
     calls += [(check_padded_decode, (case, "cpu")) for case in TINY_PAGED[:2]]
+    calls += [(check_runs, (runs, window, "fused.kernels")) for runs, window in RUNS]
     interpreted.run(calls)
 
 

@@ -30,6 +30,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
     "TrainingJob": {
         "model.architecture": list(ARCHITECTURES),
         "modelFrom.checkpoint.state": ["Weights", "All"],
+        "parallelism.contextMethod": ["AllGather", "Ring", "Ulysses"],
         "parallelism.pipelineSchedule": ["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"],
         "training.deterministic": ["Off", "SameLayout", "AnyDataParallel"],
         "optimization.schedule": ["cosine", "linear", "constant"],

@@ -14,6 +14,7 @@ from stoker.pod.pipeline.formulas import bubble
 from stoker.pod.pipeline.simulation import Costs
 from stoker.pod.plan import memory as plan_memory
 from stoker.pod.plan.activations import choose_kept, layer_tensors
+from stoker.pod.plan.context import context_buffers
 from stoker.pod.plan.estimate import make_plan
 from stoker.pod.plan.gpu import GIB, GPUS, RESERVE_BYTES, gpu_named, known_gpu
 from stoker.pod.plan.job import Job, Layout
@@ -233,9 +234,29 @@ def test_traffic_by_hand() -> None:
     pipeline = {flow.purpose: flow for flow in flows(job(batch=16, pipeline=4))}
     assert pipeline["pipeline"].bytes == 2 * 16 * 8192 * 4096 * 2
     ring = {flow.purpose: flow for flow in flows(job(batch=1, context=4, context_method="Ring"))}
-    assert ring["context parallel"].bytes == 3 * 32 * 2048 * 2 * 1024 * 2 * 3
+    keys, queries = 2 * 2048 * 1024, 2048 * 4096
+    assert ring["context parallel"].bytes == 32 * keys * (2 * 3 * 2 + 4 * 4)
+    gathered = {flow.purpose: flow for flow in flows(job(batch=1, context=4))}
+    assert gathered["context parallel"].bytes == 32 * keys * 3 * 3 * 2
+    heads = {flow.purpose: flow for flow in flows(job(batch=1, context=4, context_method="Ulysses"))}
+    assert heads["context parallel"].bytes == 32 * 2 * (2 * queries + keys) * 2 * 3 / 4
     experts = {flow.purpose: flow for flow in flows(job(MOE, 4, 1, 16, shard=4, expert=4))}
     assert experts["experts"].bytes == 4 * 4 * 16 * 2 * 64 * 2 * 3 / 4
+
+
+def test_the_ways_to_share_a_sequence_need_different_memory() -> None:
+    """The ring holds two blocks; gathered keys grow with the ranks; neither is there without the axis."""
+    assert context_buffers(job(batch=1)) == 0
+    found = {
+        (method, ranks): context_buffers(job(batch=1, context=ranks, context_method=method))
+        for method in ("AllGather", "Ring", "Ulysses")
+        for ranks in (2, 8)
+    }
+    keys, queries = 2 * 1024 * 1024, 1024 * 4096
+    assert found["AllGather", 8] == 8 * keys * (2 + 8) + 4 * queries
+    assert found["Ring", 8] == keys * (4 + 16) + 8 * queries < found["AllGather", 8]
+    assert found["Ulysses", 8] == 4 * (queries + keys) < found["Ring", 8]
+    assert all(found[method, 8] < found[method, 2] for method, _ in found)
 
 
 def test_a_group_that_reaches_over_nodes_uses_the_network() -> None:
@@ -307,6 +328,7 @@ def test_the_sizes_of_buffers_are_those_of_the_programs() -> None:
 BAD = [
     ({"shard": 3}, "global_batch_size 4 is not a multiple of micro_batch_size 1 x data-parallel size 3 = 3"),
     ({"context": 3}, "sequence_length 8192 is not a multiple of context 3"),
+    ({"context": 64, "context_method": "Ulysses"}, "num_heads 32 is not a multiple of tensor x context 64"),
     ({"tensor": 3}, "num_heads 32 is not a multiple of tensor 3"),
     ({"tensor": 16}, "num_kv_heads 8 is not a multiple of tensor 16"),
     ({"pipeline": 33}, "num_layers 32 are fewer than pipeline 33 x stages_per_rank 1"),
@@ -358,9 +380,9 @@ def test_layouts_fit_keep_the_batch_and_come_fastest_first() -> None:
 def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     plans = layouts(job(LLAMA_1B, 8, 1, 2048), 4, GPUS["H100"])
     assert plans
-    assert all(plan.job.layout.context == 1 for plan in plans)
+    assert {plan.job.layout.context for plan in plans} == {1, 2, 4}
     sparse = [plan.job.layout for plan in layouts(job(MOE, 8, 1, 16), 4, GPUS["H100"])]
-    assert {(layout.tensor, layout.pipeline) for layout in sparse} == {(1, 1)}
+    assert {(layout.tensor, layout.pipeline, layout.context) for layout in sparse} == {(1, 1, 1)}
     assert {layout.expert for layout in sparse} == {1, 2, 4}
     small = replace(GPUS["H100"], memory_bytes=8 * GIB)
     assert layouts(job(batch=8), 1, small, built_only=False) == []

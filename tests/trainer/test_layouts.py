@@ -20,6 +20,7 @@ from testing.trainer.layouts import (
     STEPS,
     TIED,
     TOLERANCE,
+    WINDOWED,
     Layout,
     LayoutWorld,
     Result,
@@ -70,11 +71,32 @@ EXPERT = (
     Layout(shard=4, expert=2, model=MIXED, zero_stage=3, recompute=True),
     Layout(replicate=2, shard=2, expert=2, model=SPARSE),
 )
+RING: dict[str, Any] = {"parallelism__context_method": "Ring"}
+ULYSSES: dict[str, Any] = {"parallelism__context_method": "Ulysses"}
+CONTEXT = (
+    Layout(context=2),
+    Layout(context=8, zero_stage=2),  # two tokens of a piece: some ranks have none that counts
+    Layout(context=2, shard=2, zero_stage=0, micro_batch=2),
+    Layout(context=2, shard=2, zero_stage=3, recompute=True),
+    Layout(context=4, recompute=True, model=WINDOWED),
+    Layout(context=2, tensor=2, changes=SEQUENCE),
+    Layout(context=2, replicate=2, model=TIED, zero_stage=2),
+    Layout(context=2, pipeline=2, recompute=True),
+    Layout(context=2, changes={"memory__activation_checkpointing": "selective"}),
+    Layout(context=2, changes=RING, zero_stage=2),
+    Layout(context=4, changes=RING, model=WINDOWED, micro_batch=2),
+    Layout(context=4, shard=2, changes=RING, zero_stage=3, recompute=True),
+    Layout(context=2, tensor=2, changes=RING, zero_stage=0),
+    Layout(context=2, changes=ULYSSES, recompute=True),
+    Layout(context=8, changes=ULYSSES, micro_batch=2),
+    Layout(context=2, tensor=2, changes={**ULYSSES, **SEQUENCE}, zero_stage=2, model=WINDOWED),
+    Layout(context=2, pipeline=2, changes=ULYSSES, model=TIED),
+)
 PIPELINE = (
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, tensor=2, changes=SEQUENCE),
 )
-ROWS = (*DATA, *TENSOR, *REPLICATE, *PIPELINE, *EXPERT)
+ROWS = (*DATA, *TENSOR, *REPLICATE, *CONTEXT, *PIPELINE, *EXPERT)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +114,10 @@ PAIRS = (
     (Layout(replicate=2, tensor=2, changes=SEQUENCE), Layout(shard=4)),
     (Layout(shard=4, expert=2, model=SPARSE), Layout(shard=4, expert=4, model=SPARSE, zero_stage=3)),
     (Layout(shard=4, expert=4, model=SPARSE, zero_stage=3), Layout(shard=2, model=SPARSE)),
+    (Layout(context=4), Layout(context=2, shard=2, changes=RING, zero_stage=3)),
+    (Layout(context=2, shard=2, changes=RING, zero_stage=3), Layout(context=2, changes=ULYSSES, zero_stage=2)),
+    (Layout(context=2, changes=ULYSSES, zero_stage=2), Layout(context=2, tensor=2, zero_stage=0)),
+    (Layout(context=2, tensor=2, zero_stage=0), Layout(context=4)),
 )
 
 
@@ -112,7 +138,30 @@ def test_a_run_goes_on_in_another_layout(world: LayoutWorld, tmp_path: Path, fir
     )
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=2, shard=2, changes=SEQUENCE), Layout(replicate=2)], ids=str)
+RESUMED = (
+    Layout(context=2, zero_stage=2),
+    Layout(context=2, shard=2, changes=RING, recompute=True),
+    Layout(context=2, tensor=2, changes=ULYSSES),
+)
+WIDE = (
+    Layout(tensor=2, shard=2, changes=SEQUENCE),
+    Layout(replicate=2),
+    Layout(context=2, shard=2),
+    Layout(context=2, shard=2, changes=RING),
+)
+
+
+@pytest.mark.parametrize("layout", RESUMED, ids=str)
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+    same = {"training__deterministic": "SameLayout"}
+    whole = world.run(layout, tmp_path / "whole", **same)
+    begun = world.run(layout, tmp_path / "parts", **same, training__total_steps=STEPS // 2)
+    ended = world.run(layout, tmp_path / "parts", **same)
+    assert begun.losses + ended.losses == whole.losses
+    assert relative_difference(ended.state, whole.state) == dict.fromkeys(whole.state, 0.0)
+
+
+@pytest.mark.parametrize("layout", WIDE, ids=str)
 def test_any_data_parallel_keeps_its_bits_beside_other_axes(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
     anyhow = {"training__deterministic": "AnyDataParallel"}
     wide = world.run(layout, tmp_path / "wide", **anyhow)

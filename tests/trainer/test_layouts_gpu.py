@@ -33,6 +33,11 @@ ROWS = (
     Layout(shard=2, model=MODEL, zero_stage=3, recompute=True),
     Layout(shard=2, model=EXPERTS, expert=2),
     *(
+        Layout(context=2, model=MODEL, changes={"parallelism__context_method": method})
+        for method in ("AllGather", "Ring", "Ulysses")
+    ),
+    Layout(context=2, model=replace(MODEL, architecture="mistral", sliding_window=9), recompute=True, zero_stage=2),
+    *(
         Layout(pipeline=2, model=MODEL, changes={"parallelism__pipeline_schedule": schedule})
         for schedule in ("GPipe", "OneFOneB", "ZeroBubble")
     ),

@@ -6,12 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.model.kernels.ops import Ops
+from stoker.pod.capabilities import CONTEXT_ATTENTION
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
 from stoker.trainer.protocol.parallel_dims import AXES, ParallelDims, check_supported
+from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.run_inputs import check_heads
+from testing.trainer.tiny_run import TINY
 
 
 def config(**changes: Any) -> TrainerConfig:
@@ -50,7 +56,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("parallelism__context", 2, "parallelism.context 2 is not supported yet"),
         ("memory__precision", "fp8", "memory.precision fp8 is not supported yet"),
         ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
         ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
@@ -103,6 +108,54 @@ def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], mes
 def test_experts_are_refused_beside_tensor_ranks() -> None:
     with pytest.raises(ConfigError, match=r"model.num_experts 8 is not supported yet with parallelism.tensor 2"):
         check_supported(config(parallelism__tensor=2, model={"num_experts": 8}))
+
+
+def test_ranks_that_share_sequences_refuse_what_does_not_fit_them() -> None:
+    shared = {"parallelism__context": 4}
+    assert check_supported(config(**shared, training__sequence_length=64)).data_parallel == 1
+    with pytest.raises(ConfigError, match=r"sequence_length 66 is not a multiple of parallelism.context 4"):
+        check_supported(config(**shared, training__sequence_length=66))
+    with pytest.raises(ConfigError, match=r"model.num_experts 8 is not supported yet with parallelism.context 4"):
+        check_supported(config(**shared, model={"num_experts": 8}))
+
+
+@pytest.mark.parametrize("method", ["AllGather", "Ring"])
+def test_flash_and_cudnn_cannot_attend_to_keys_of_other_ranks(method: str) -> None:
+    shared = {"parallelism__context": 2, "parallelism__context_method": method}
+    for attention in ("flash", "cudnn"):
+        with pytest.raises(
+            ConfigError,
+            match=f"attention {attention} is not supported yet with parallelism.context 2 and context_method "
+            f"{method}; allowed: auto, sdpa, stoker",
+        ):
+            check_supported(config(**shared, attention=attention))
+    for attention in ("auto", "stoker", "sdpa"):
+        assert check_supported(config(**shared, attention=attention)).context == 2
+    ulysses = {**shared, "parallelism__context_method": "Ulysses"}
+    assert check_supported(config(**ulysses, attention="flash")).context == 2
+
+
+def test_auto_attention_is_one_that_the_exchange_of_keys_can_use() -> None:
+    asked = config(parallelism__context=2, parallelism__context_method="Ring")
+    assert make_ops(asked, torch.device("cpu"))[1] == "sdpa"
+    assert Ops("fused").attention("auto", torch.float32, among=CONTEXT_ATTENTION["Ring"]) == "stoker"
+
+
+def test_heads_that_ulysses_cannot_share_are_refused_with_the_arithmetic() -> None:
+    shared = {"parallelism__context": 4, "parallelism__context_method": "Ulysses", "parallelism__tensor": 2}
+    model = replace(TINY, num_heads=12, num_kv_heads=12)
+    with pytest.raises(ConfigError, match=r"parallelism.context_method Ulysses: 6 heads .* multiple of context 4"):
+        check_heads(config(**shared), model)
+    check_heads(config(**shared), replace(model, num_heads=16, num_kv_heads=2))
+    check_heads(config(**{**shared, "parallelism__context_method": "Ring"}), model)
+
+
+@pytest.mark.parametrize("axis", ["context", "tensor"])
+def test_any_data_parallel_is_refused_with_replicas_beside_axes_that_share_gradients(axis: str) -> None:
+    asked = {"training__deterministic": "AnyDataParallel", "parallelism__replicate": 2}
+    assert check_supported(config(**asked)).replicate == 2
+    with pytest.raises(ConfigError, match=rf"replicate 2 beside parallelism.{axis} 2: .*; use SameLayout"):
+        check_supported(config(**asked, **{f"parallelism__{axis}": 2}))
 
 
 def test_any_data_parallel_is_refused_beside_experts_cut_over_ranks() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from stoker.engine.config import EngineConfig
+from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.core.core_client import PATIENCE, CoreClient
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
@@ -92,14 +92,21 @@ class Engine:
         """Set by a second signal: running requests are not waited for."""
         self.names = config.model.names or (Path(config.model.path).name,)
         self.keys = load_api_keys(config.api.api_key_file)
-        registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.core = CoreClient(self.address, environment.watch)
         self._core_pid: int | None = None
         ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         parsers = ParserChoice(config.api.tool_call_parser, config.api.reasoning_parser)
-        self.front = Front(self.core, self.names, metrics, environment.open_codec, parsers=parsers)
+        self.front = Front(
+            self.core,
+            self.names,
+            metrics,
+            environment.open_codec,
+            parsers=parsers,
+            managed=managed_by(config.identity),
+        )
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(
@@ -123,6 +130,10 @@ class Engine:
         except OSError:
             await self.core.close()
             raise
+        return await self.serve(servers)
+
+    async def serve(self, servers: Sequence[Server] = ()) -> TerminationMessage:
+        """Run the core behind these servers until `stop` is set or it ends."""
         process = await self._start_core()
         ended = asyncio.create_task(process.wait())
         stopped = asyncio.create_task(self.stop.wait())
@@ -130,7 +141,8 @@ class Engine:
             await self.core.start()
             for server in servers:
                 await server.start()
-            self.environment.on_listen(servers[0].port)
+            if servers:
+                self.environment.on_listen(servers[0].port)
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return await self._close(servers, ended)
         finally:
@@ -300,6 +312,13 @@ class Engine:
         state = self.core.state
         detail = state.message.removeprefix(f"{cause}: ")
         return TerminationMessage(cause=cause, detail=detail or f"the core process ended with code {code}")
+
+
+def managed_by(identity: EngineIdentity) -> str:
+    """Why clients may not load or unload models here."""
+    if identity.deployment:
+        return f"the InferenceDeployment {identity.namespace}/{identity.deployment} chooses the model of this engine"
+    return "this engine serves one model; start it with --models-dir to load others"
 
 
 def run_engine(config: EngineConfig, environment: Environment) -> TerminationMessage:

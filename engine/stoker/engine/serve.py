@@ -2,6 +2,7 @@
 
 stoker serve ~/models/SmolLM2-135M-Instruct
 stoker serve run/checkpoints/step-00000100.1a2b3c4d --port 8001 --served-name mine
+stoker serve --models-dir ~/models
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine
+from stoker.engine.shelf.folders import ModelFolder, model_folders
+from stoker.engine.shelf.program import run_shelf
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
@@ -38,11 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        config = parse(EngineConfig, engine_config(arguments), "stoker serve")
-        check_model(Path(config.model.path))
-        progress = _Progress(config)
-        with being_read(Path(config.model.path)):  # so that it can also be started anew
-            word = run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
+        word = _serve_directory(arguments) if arguments.models_dir is not None else _serve_model(arguments)
     except ValueError as error:
         word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
@@ -53,6 +52,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sys.stderr.write(f"stoker serve: {word.detail.removeprefix('stoker serve: ')}\n")
     return EXIT_CODES[word.cause]
+
+
+def _serve_model(arguments: argparse.Namespace) -> TerminationMessage:
+    if arguments.path is None:
+        raise ConfigError("the path of a model is needed, or --models-dir")
+    if arguments.max_models is not None:
+        raise ConfigError("--max-models needs --models-dir")
+    config = parse(EngineConfig, engine_config(arguments), "stoker serve")
+    check_model(Path(config.model.path))
+    progress = _Progress(config)
+    with being_read(Path(config.model.path)):  # so that it can also be started anew
+        return run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
+
+
+def _serve_directory(arguments: argparse.Namespace) -> TerminationMessage:
+    """Serve the models of a directory, which clients load by request."""
+    directory = Path(arguments.models_dir).expanduser()
+    if arguments.path is not None or arguments.served_name:
+        raise ConfigError("--models-dir takes neither a model's path nor --served-name: its folders have their names")
+    if not directory.is_dir():
+        raise ConfigError(f"--models-dir {directory} is not a folder")
+    if arguments.max_models is not None and arguments.max_models < 1:
+        raise ConfigError(f"--max-models must be at least 1, got {arguments.max_models}")
+
+    def config_of(model: ModelFolder) -> EngineConfig:
+        values = engine_config(arguments, str(model.path))
+        values["model"]["names"] = [model.name] if model.name else []
+        return parse(EngineConfig, values, "stoker serve")
+
+    def listening(port: int) -> None:
+        names = ", ".join(model_folders(directory)) or "no models yet"
+        sys.stderr.write(f"Serving {directory} on http://{arguments.host}:{port}/v1: {names}\n")
+        sys.stderr.flush()
+
+    return run_shelf(directory, config_of, max_models=arguments.max_models, on_listen=listening)
 
 
 def check_model(path: Path) -> None:
@@ -82,9 +116,9 @@ def check_model(path: Path) -> None:
         )
 
 
-def engine_config(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags as a configuration, as an operator would render it."""
-    path = str(Path(arguments.path).expanduser())
+def engine_config(arguments: argparse.Namespace, model: str | None = None) -> dict[str, Any]:
+    """The flags as the configuration of a model's engine, as an operator would render it."""
+    path = str(Path(model if model is not None else arguments.path).expanduser())
     return _given(
         {
             "listen": {"host": arguments.host, "port": arguments.port},
@@ -177,7 +211,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="stoker serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("path", help="a Hugging Face folder, a Stoker checkpoint folder or a GGUF file")
+    add("path", nargs="?", help="a Hugging Face folder, a Stoker checkpoint folder or a GGUF file")
+    add(
+        "--models-dir",
+        metavar="DIR",
+        help="instead of a path: list the models of a folder, and load them by POST /v1/models/NAME/load",
+    )
+    add(
+        "--max-models",
+        type=int,
+        metavar="N",
+        help="most models loaded at one time (default: as memory allows, 1 on a GPU)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every interface (default 127.0.0.1)")
     add("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     add(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 KernelsName = Literal["reference", "fused"]
 AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
+ContextMethod = Literal["AllGather", "Ring", "Ulysses"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ ATTENTION: Mapping[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
 and the data type allow: flash-attn-4 may be missing, float32 is for `stoker` alone, and cuDNN's backward does not
 repeat bitwise. `cudnn` computes documents of one length; others, and windows, are `stoker`'s."""
 
+CONTEXT_ATTENTION: Mapping[ContextMethod, tuple[AttentionName, ...]] = {
+    "AllGather": ("sdpa", "stoker"),
+    "Ring": ("sdpa", "stoker"),
+    "Ulysses": ("sdpa", "stoker", "flash", "cudnn"),
+}
+"""How ranks of `parallelism.context` exchange keys -> attention that can do it: the first two need kernels of ours,
+whose queries attend to keys of other ranks, and whose log-sums can be merged."""
+
 PAGED_ATTENTION: Mapping[tuple[KernelsName, bool], AttentionName] = {
     ("reference", False): "sdpa",
     ("reference", True): "stoker",
@@ -78,8 +87,6 @@ _PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
 _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
-    "parallelism.context": only(1),
-    "parallelism.context_method": only("AllGather"),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
     "memory.precision": only("fp32", "fp16", "bf16"),
     "memory.fp8_recipe": only("Tensorwise"),
@@ -146,11 +153,13 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
     "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},
     "parallelism.tensor": {"model.num_experts": absent()},
+    "parallelism.context": {"model.num_experts": absent()},
 }
 """Rows of a run with more than one rank on an axis, beside those above.
 
 ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch; the losses of routers do not pass stages.
-Experts whose width is cut over `tensor` are served, not trained.
+Experts whose width is cut over `tensor` are served, not trained. A router's losses are means over all tokens of a
+micro-batch, of which a rank of `context` has a part.
 """
 
 
@@ -167,6 +176,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
+    if program in _OF_TRAINER:
+        rows |= _context_attention_row(program, config, rows)
     return [
         f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()
@@ -224,6 +235,26 @@ def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
     choices = ATTENTION[key] if kind == "TrainingJob" else (PAGED_ATTENTION[key],)
     condition = f" with {section}.kernels {kernels}" + (f" and {field} {shown(deterministic)}" if key[1] else "")
     return {f"{section}.attention": (only("auto", *choices), condition)}
+
+
+_OF_TRAINER = {"trainer": ("attention", "context_method"), "TrainingJob": ("runtime.attention", "contextMethod")}
+"""Program or kind -> the paths of the attention and of the method of context parallelism."""
+
+
+def _context_attention_row(
+    program: str, config: Any, rows: Mapping[str, tuple[Row, str]]
+) -> dict[str, tuple[Row, str]]:
+    """The row of attention where several ranks share a sequence; none where the other row is narrow enough."""
+    path, field = _OF_TRAINER[program]
+    ranks, method = (_value_at(config, f"parallelism.{name}", 1) for name in ("context", field))
+    if ranks == 1 or method not in CONTEXT_ATTENTION:
+        return {}
+    row, condition = rows[path]
+    values = tuple(value for value in row.values if value in ("auto", *CONTEXT_ATTENTION[method]))
+    if values == row.values:
+        return {}
+    beside = f"{condition} and" if condition else " with"
+    return {path: (only(*values), f"{beside} parallelism.context {ranks} and {field} {method}")}
 
 
 def _value_at(config: Any, path: str, default: Any) -> Any:

@@ -74,7 +74,10 @@ class Front:
         parsers: ParserChoice = ParserChoice(),  # noqa: B008 - a frozen value
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
+        managed: str = "this engine serves one model",
     ) -> None:
+        """`managed`: why clients may not load or unload models."""
+        self.managed = managed
         self.core = core
         self.names = tuple(names)
         self.metrics = metrics
@@ -147,6 +150,14 @@ class Front:
         if found is None:
             raise model_not_found(name, self.names)
         return found
+
+    async def load(self, name: str) -> dict[str, Any]:
+        """`POST /v1/models/{name}/load`: refused, as is `unload`. Raises ApiError 409."""
+        raise ApiError(409, f"The model {shortened(name)} cannot be loaded: {self.managed}.", code="model_fixed")
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """`DELETE /v1/models/{name}`."""
+        raise ApiError(409, f"The model {shortened(name)} cannot be unloaded: {self.managed}.", code="model_fixed")
 
     def _name(self, asked: str | None) -> str:
         """Return the name to answer with: the first, if the client names none."""

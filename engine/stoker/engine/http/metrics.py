@@ -51,13 +51,36 @@ NUMBERS = (1, 2, 5, 10, 20)
 LABELS = ("model_name", "engine")
 
 
-class FrontMetrics:
+class HttpMetrics:
+    """Counters of HTTP answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=registry)
+        self._http_time = Histogram(
+            "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
+            buckets=REQUEST_S, registry=registry,
+        )  # fmt: skip
+        self._request_bytes = Summary("http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry)
+
+    def answered(
+        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        """Count one HTTP answer, with its status class as vLLM's instrumentation writes it."""
+        self._http.labels(handler, method, f"{status // 100}xx").inc()
+        self._http_time.labels(handler, method).observe(seconds)
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)
+
+
+class FrontMetrics(HttpMetrics):
     """Histograms and counters of one front's requests."""
 
     def __init__(
         self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
         facts: Callable[[], ModelFacts | None],
     ) -> None:  # fmt: skip
+        super().__init__(registry)
         self._labels = (model_name, "0")
         self.load = LoadCounters()
 
@@ -87,13 +110,6 @@ class FrontMetrics:
         )
         self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
         self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
-        self._http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=registry)
-        self._http_time = Histogram(
-            "http_request_duration_seconds", "Until the answer's end.", ["handler", "method"],
-            buckets=REQUEST_S, registry=registry,
-        )  # fmt: skip
-        self._request_bytes = Summary("http_request_size_bytes", "Bodies of requests.", ["handler"], registry=registry)
-        self._response_bytes = Summary("http_response_size_bytes", "Bodies of answers.", ["handler"], registry=registry)
         ProcessCollector(registry=registry)
         registry.register(_CoreCollector(self._labels, stats, facts))
 
@@ -137,15 +153,6 @@ class FrontMetrics:
     def finished_request(self, output_tokens: int) -> None:
         """Every choice of a request has ended; the longest has `output_tokens`."""
         self._max_generation_tokens.observe(output_tokens)
-
-    def answered(
-        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
-    ) -> None:
-        """Count one HTTP answer, with its status class as vLLM's instrumentation writes it."""
-        self._http.labels(handler, method, f"{status // 100}xx").inc()
-        self._http_time.labels(handler, method).observe(seconds)
-        self._request_bytes.labels(handler).observe(request_bytes)
-        self._response_bytes.labels(handler).observe(response_bytes)
 
 
 class _CoreCollector(Collector):

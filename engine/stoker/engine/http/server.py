@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute
 
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
 from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
-from stoker.engine.http.front import Front
+from stoker.engine.http.metrics import HttpMetrics
 from stoker.engine.http.openai.answer import Answer
 from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer
@@ -52,7 +52,8 @@ B = TypeVar("B", bound=BaseModel)
 Events = AsyncGenerator[bytes]
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 POST: Sequence[str] = ("POST",)
-PARENTS = ("/v1/models", REQUESTS_PATH)
+MODELS_PATH, LOAD = "/v1/models", "/load"
+PARENTS = (MODELS_PATH, REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
 OPEN_PATHS = frozenset(("/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
@@ -111,11 +112,46 @@ def load_api_keys(path: str | None) -> tuple[str, ...]:
     return keys
 
 
+class ServedModels(Protocol):
+    """What answers the requests: the `Front` of one model, or several models."""
+
+    @property
+    def metrics(self) -> HttpMetrics: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def ready(self) -> bool: ...
+    def health(self) -> dict[str, str]: ...
+    def models(self) -> dict[str, Any]: ...
+    def model(self, name: str) -> dict[str, Any]: ...
+    async def load(self, name: str) -> dict[str, Any]: ...
+    async def unload(self, name: str) -> dict[str, Any]: ...
+    async def request(self, name: str) -> dict[str, Any]: ...
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]: ...
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]: ...
+
+    async def completion(
+        self,
+        body: CompletionBody,
+        call_id: str,
+        arrival_s: float,
+        request_id: str = "",
+        resumed: ResumeState | None = None,
+    ) -> CompletionAnswer:
+        """Prepare an answer. Raises ApiError, as the next two."""
+        ...
+
+    async def chat(
+        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
+    ) -> ChatAnswer: ...
+    async def responses(self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = "") -> Answer: ...
+
+
 class OpenAiServer:
     """An ASGI application. Paths that are not OpenAI's go to `own`: probes, metrics, control routes."""
 
     def __init__(
-        self, front: Front, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
+        self, front: ServedModels, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
         max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
         version: str = "",
     ) -> None:  # fmt: skip
@@ -173,6 +209,8 @@ class OpenAiServer:
         """Return the handler of a path, or None for the paths of `own`."""
         routes, methods, known = self._posts, POST, path
         known = next((parent for parent in PARENTS if path.startswith(f"{parent}/")), path)
+        if known == MODELS_PATH and path != known and (method == "DELETE" or path.endswith(LOAD)):
+            return self._change_model(method, path)
         if known in self._gets:
             routes, methods = self._gets, GET
         elif path not in self._posts:
@@ -180,6 +218,14 @@ class OpenAiServer:
         if method == "OPTIONS":
             return _options(methods)
         return routes[known] if method in methods else _wrong_method(methods)
+
+    def _change_model(self, method: str, path: str) -> Handler:
+        """Return the handler that loads or unloads a model."""
+        if not path.endswith(LOAD):
+            return self._unload
+        if method == "OPTIONS":
+            return _options(POST)
+        return self._load if method == "POST" else _wrong_method(POST)
 
     async def _serve(self, handler: Handler, scope: Scope, share: BodyShare, receive: Receive, send: Send) -> None:
         """Read, answer, and stop at once when the client disconnects, during any wait."""
@@ -275,6 +321,12 @@ class OpenAiServer:
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
         return self.front.model(name) if name else self.front.models()
+
+    async def _load(self, call: HttpCall) -> Mapping[str, Any]:
+        return await self.front.load(call.path.removeprefix(f"{MODELS_PATH}/").removesuffix(LOAD))
+
+    async def _unload(self, call: HttpCall) -> Mapping[str, Any]:
+        return await self.front.unload(call.path.removeprefix(f"{MODELS_PATH}/"))
 
     async def _request(self, call: HttpCall) -> Mapping[str, Any]:
         return await self.front.request(call.path.removeprefix(REQUESTS_PATH).removeprefix("/"))

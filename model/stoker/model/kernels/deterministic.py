@@ -45,6 +45,8 @@ line_squares = reference.line_squares
 sum_of_squares = reference.sum_of_squares
 adam_ = reference.adam_
 dispatch = reference.dispatch
+attend_runs = reference.attend_runs
+attend_runs_backward = reference.attend_runs_backward
 
 
 def pack(weight_ED: Tensor) -> Tensor:

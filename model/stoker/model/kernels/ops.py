@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.rotation import CacheLayer, Rotation
+from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
 from stoker.pod.capabilities import ATTENTION, PAGED_ATTENTION, AttentionName, KernelsName
@@ -84,6 +86,28 @@ class Kernels(Protocol):
         window: int | None,
         attention: AttentionName,
     ) -> Tensor: ...
+    def attend_runs(
+        self,
+        q_TNH: Tensor,
+        k_LKH: Tensor,
+        v_LKH: Tensor,
+        runs: AttentionRuns,
+        scale: float,
+        window: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]: ...
+    def attend_runs_backward(
+        self,
+        grad_TNH: Tensor,
+        q_TNH: Tensor,
+        k_LKH: Tensor,
+        v_LKH: Tensor,
+        out_TNH: Tensor,
+        lse_TN: Tensor,
+        runs: AttentionRuns,
+        scale: float,
+        window: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
     def paged_attention(
         self,
         q_TNH: Tensor,
@@ -151,14 +175,21 @@ class Ops:
         return f"Ops({self.kernels!r}, deterministic={self.deterministic})"
 
     def attention(
-        self, name: str, dtype: torch.dtype | None = None, program: Literal["packed", "paged"] = "packed"
+        self,
+        name: str,
+        dtype: torch.dtype | None = None,
+        program: Literal["packed", "paged"] = "packed",
+        among: Sequence[AttentionName] | None = None,
     ) -> AttentionName:
         """Check the choice of attention, and resolve `auto` for the compute dtype (None: two bytes wide).
 
-        `program`: attention over packed sequences (the trainer's) or over the cache (`paged`, the engine's).
+        `program`: attention over packed sequences (the trainer's) or over the cache (`paged`, the engine's). `among`:
+        what the caller can use of it; None: all.
         """
         key = self.kernels, self.deterministic
         allowed = (PAGED_ATTENTION[key],) if program == "paged" else ATTENTION[key]
+        if among is not None:
+            allowed = tuple(choice for choice in allowed if choice in among)
         if name == "auto":
             return next(choice for choice in allowed if obstacle(choice, dtype) is None)
         if name not in allowed:
@@ -349,6 +380,43 @@ class Ops:
         attention = attention or self.attention("auto", q_TNH.dtype)
         return self.impl.packed_attention(q_TNH, k_TKH, v_TKH, sequences, scale, window, attention)
 
+    def attend_runs(
+        self,
+        q_TNH: Tensor,
+        k_LKH: Tensor,
+        v_LKH: Tensor,
+        runs: AttentionRuns,
+        scale: float,
+        window: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from each run of queries to its run of keys. Autograd does not see it; see `attend_runs_backward`.
+
+        Return out_TNH in `dtype` (q's) and the logarithm of each softmax's sum, lse_TN in float32. A query that sees no
+        key has zeros, and a number below every other.
+        """
+        check_runs(q_TNH, k_LKH, v_LKH, runs)
+        return self.impl.attend_runs(q_TNH, k_LKH, v_LKH, runs, scale, window, dtype or q_TNH.dtype)
+
+    def attend_runs_backward(
+        self,
+        grad_TNH: Tensor,
+        q_TNH: Tensor,
+        k_LKH: Tensor,
+        v_LKH: Tensor,
+        out_TNH: Tensor,
+        lse_TN: Tensor,
+        runs: AttentionRuns,
+        scale: float,
+        window: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k and v of `attend_runs`, in float32.
+
+        `out_TNH` and `lse_TN` may be those over more keys than these: the result is then these keys' part.
+        """
+        check_runs(q_TNH, k_LKH, v_LKH, runs)
+        return self.impl.attend_runs_backward(grad_TNH, q_TNH, k_LKH, v_LKH, out_TNH, lse_TN, runs, scale, window)
+
     def paged_attention(
         self,
         q_TNH: Tensor,
@@ -528,4 +596,13 @@ def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
     if k_TKH.shape != v_TKH.shape or q_TNH.shape[::2] != k_TKH.shape[::2] or q_TNH.shape[1] % k_TKH.shape[1]:
         raise ValueError(
             f"attention: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and v {tuple(v_TKH.shape)} do not fit"
+        )
+
+
+def check_runs(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, runs: AttentionRuns) -> None:
+    heads_fit = k_LKH.shape == v_LKH.shape and q_TNH.shape[2] == k_LKH.shape[2] and not q_TNH.shape[1] % k_LKH.shape[1]
+    if not heads_fit or (q_TNH.shape[0], k_LKH.shape[0]) != (runs.num_queries, runs.num_keys):
+        raise ValueError(
+            f"attend_runs: q {tuple(q_TNH.shape)}, k {tuple(k_LKH.shape)} and v {tuple(v_LKH.shape)} do not fit "
+            f"{runs.num_queries} queries and {runs.num_keys} keys"
         )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import composed, cpu_product, draw, expert_rows, grouped_product
+from stoker.model.kernels import composed, cpu_product, draw, expert_rows, grouped_product, run_attention
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
@@ -28,6 +28,8 @@ norm_linear_swiglu = composed.norm_linear_swiglu
 pack = cpu_product.pack
 sample = draw.sample
 dispatch = expert_rows.gather_rows
+attend_runs = run_attention.attend_runs
+attend_runs_backward = run_attention.attend_runs_backward
 
 
 def embedding(tokens_T: Tensor, weight_VD: Tensor) -> Tensor:

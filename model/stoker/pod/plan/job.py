@@ -117,6 +117,12 @@ class Job:
             (model.num_kv_heads % layout.tensor, "num_kv_heads", model.num_kv_heads, "tensor", layout.tensor),
             (model.num_experts % layout.expert, "num_experts", model.num_experts, "expert", layout.expert),
         ]
+        if layout.context_method == "Ulysses":
+            ranks = layout.tensor * layout.context
+            problems.append((model.num_heads % ranks, "num_heads", model.num_heads, "tensor x context", ranks))
+            kv_heads = max(1, model.num_kv_heads // layout.tensor)
+            rest = kv_heads % layout.context and layout.context % kv_heads
+            problems.append((rest, "num_kv_heads / tensor", kv_heads, "context", layout.context))
         for rest, name, value, axis, size in problems:
             if rest:
                 raise ValueError(f"{name} {value} is not a multiple of {axis} {size}")

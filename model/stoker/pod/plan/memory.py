@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from stoker.pod.plan.activations import Recomputed, choose_kept, layer_tensors
+from stoker.pod.plan.context import context_buffers
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
@@ -160,9 +161,7 @@ def _exchanged(job: Job, parameters: Parameters) -> float:
     model, layout = job.model, job.layout
     row = job.tokens * job.value_bytes
     stream = 2 * row * model.hidden_size if layout.tensor > 1 and layout.sequence_parallel else 0.0
-    keys = 4 * row * model.num_kv_heads * model.head_dim / layout.tensor
-    context = keys * (layout.context if layout.context_method == "AllGather" else 2) if layout.context > 1 else 0.0
     experts = 2 * row * model.experts_per_token * model.hidden_size if layout.expert > 1 else 0.0
     pipeline = 4 * row * model.hidden_size if layout.pipeline > 1 else 0.0
     window = 2 * parameters.block / layout.state_shards * (MOMENTS_BYTES + MASTER_BYTES) if job.offload else 0.0
-    return stream + context + experts + pipeline + window
+    return stream + context_buffers(job) + experts + pipeline + window

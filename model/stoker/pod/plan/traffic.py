@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.pod.plan.context import context_sent
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import SUM_BYTES, sends_each
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
@@ -73,14 +74,9 @@ def _tensor(job: Job, rank: PipelineRank) -> Flow:
 
 
 def _context(job: Job, rank: PipelineRank) -> Flow:
-    model, layout = job.model, job.layout
-    rows = job.micro_batches * job.tokens * job.value_bytes * model.head_dim / layout.tensor
-    if layout.context_method == "Ulysses":
-        sent = 2 * rows * (2 * model.num_heads + 2 * model.num_kv_heads) * _others(layout.context)
-    else:
-        sent = 3 * rows * 2 * model.num_kv_heads * (layout.context - 1)
-    link = link_of(job, "context")
-    return Flow(purpose="context parallel", link=link, bytes=rank.layers * sent, hidden=layout.context_method == "Ring")
+    link, is_hidden = link_of(job, "context"), job.layout.context_method == "Ring"
+    sent = job.micro_batches * rank.layers * context_sent(job)
+    return Flow(purpose="context parallel", link=link, bytes=sent, hidden=is_hidden)
 
 
 def _expert(job: Job, rank: PipelineRank) -> Flow:

@@ -97,8 +97,14 @@ HEADS_FIT = first_of(
         )
         for name in ("numHeads", "numKvHeads", "intermediateSize", "vocabSize")
     ),
-    message="numHeads, numKvHeads, intermediateSize and vocabSize must be multiples of tensor",
-    names={"n": "self.parallelism.tensor"},
+    (
+        "!has(self.model) || p.contextMethod != 'Ulysses' || self.model.numHeads % (n * p.context) == 0",
+        "numHeads {self.model.numHeads} is not a multiple of tensor {n} x context {p.context} with contextMethod"
+        " Ulysses",
+    ),
+    message="numHeads, numKvHeads, intermediateSize and vocabSize must be multiples of tensor, and"
+    " with contextMethod Ulysses numHeads of tensor x context",
+    names={"n": "self.parallelism.tensor", "p": "self.parallelism"},
     field=".model",
 )
 LAYERS_FIT = rule(

@@ -23,6 +23,8 @@ from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, Tra
 Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
 AXES: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 """Outermost first: ranks with neighbouring numbers differ on the innermost axes."""
+BEFORE_REPLICAS: tuple[Axis, ...] = ("context", "tensor")
+"""Axes over which a gradient is summed before it is summed over the replicas. The order depends on their number."""
 LEADER = 0
 """The global rank that logs, times saves and commits checkpoints."""
 
@@ -219,6 +221,12 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
             for name, count in sizes.items()
             if count & (count - 1)
         ]
+        problems += [
+            f"training.deterministic AnyDataParallel is not supported yet with parallelism.replicate {dims.replicate} "
+            f"beside parallelism.{axis} {dims.size(axis)}: replicas are summed after its ranks; use SameLayout"
+            for axis in BEFORE_REPLICAS
+            if dims.replicate > 1 and dims.size(axis) > 1
+        ]
         if dims.expert > 1:
             problems.append(
                 "training.deterministic AnyDataParallel is not supported yet with parallelism.expert "
@@ -228,8 +236,15 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
 
 
 def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
-    """Sequence and expert parallelism cut the tokens of a micro-batch evenly over the ranks of `tensor`."""
+    """Context parallelism cuts sequences; sequence and expert parallelism cut what is left of a micro-batch evenly
+    over the ranks of `tensor`.
+    """
     training = config.training
+    if training.sequence_length % dims.context:
+        return [
+            f"training.sequence_length {training.sequence_length} is not a multiple of parallelism.context "
+            f"{dims.context}"
+        ]
     tokens = training.micro_batch_size * training.sequence_length
     cuts = config.parallelism.sequence_parallel or dims.expert > 1
     if not cuts or tokens % (dims.context * dims.tensor) == 0:

@@ -26,8 +26,10 @@ from stoker.pod.pipeline.actions import ScheduleName
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
+from stoker.trainer.rank.attend_maker import ContextGroup
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
@@ -187,7 +189,7 @@ def open_loop(
             yield Loop(
                 config,
                 mesh=context.mesh,
-                batches=inputs.batches,
+                batches=share_batches(inputs.batches, context.mesh),
                 passes=make_passes(config, context, inputs.model, zero),
                 zero=zero,
                 parts=parts,
@@ -212,8 +214,15 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     """Passes through the whole model, or through the stages of a pipeline."""
     _, attention = make_ops(config, context.device)
     recompute = config.memory.activation_checkpointing == "full"
+    group = context.mesh.context
+    shared = None if group is None else ContextGroup(group, config.parallelism.context_method)
     if isinstance(model, Decoder):
-        return ForwardPass(model, attention, context.device, zero.ready, recompute=recompute, gathered=zero.gathered)
+        return ForwardPass(
+            *(model, attention, context.device, zero.ready),
+            recompute=recompute,
+            gathered=zero.gathered,
+            context=shared,
+        )
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
@@ -222,6 +231,7 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     return PipelinePasses(
         *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),
         cuts_tokens=cuts_tokens,
+        context=shared,
     )
 
 

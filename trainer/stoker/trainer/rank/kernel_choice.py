@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from stoker.model.kernels.ops import Ops, resolve_kernels
-from stoker.pod.capabilities import AttentionName
+from stoker.pod.capabilities import CONTEXT_ATTENTION, AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.cheap_results import RecomputingOps
@@ -24,6 +24,8 @@ def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, Attentio
     torch is told to be deterministic (`set_threads`); their own deterministic form, whose results do not depend on a
     row's batch, is for comparing trainer and engine.
 
+    Ranks that share sequences need an attention that their method of exchange can use.
+
     Raises:
         ConfigError: the kernels or the attention are not built for this device.
     """
@@ -32,6 +34,8 @@ def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, Attentio
         deterministic = config.training.deterministic != "Off" and kernels == "reference"
         is_selective = config.memory.activation_checkpointing == "selective"
         ops = RecomputingOps(kernels, deterministic) if is_selective else Ops(kernels, deterministic)
-        return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision))
+        parallelism = config.parallelism
+        among = CONTEXT_ATTENTION[parallelism.context_method] if parallelism.context > 1 else None
+        return ops, ops.attention(config.attention, DTYPES.get(config.memory.precision), among=among)
     except ValueError as error:
         raise ConfigError(str(error)) from error

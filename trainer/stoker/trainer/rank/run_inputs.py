@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.context_attend import check_shared_heads
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
@@ -59,6 +60,7 @@ def collect_run_inputs(
     source = open_source(config)
     model = source.config if source is not None else parse_model(config.model or {})
     check_length(config, model)
+    check_heads(config, model)
     ops, _ = make_ops(config, device)
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
@@ -146,6 +148,22 @@ def check_length(config: TrainerConfig, model: ModelConfig) -> None:
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
         raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
+
+
+def check_heads(config: TrainerConfig, model: ModelConfig) -> None:
+    """Check that the ranks of `context` can share the heads, where they exchange them.
+
+    Raises:
+        ConfigError: they cannot; the message shows the arithmetic.
+    """
+    parallelism = config.parallelism
+    if parallelism.context == 1 or parallelism.context_method != "Ulysses":
+        return
+    try:
+        tensor = parallelism.tensor
+        check_shared_heads(model.num_heads // tensor, model.num_kv_heads // tensor, parallelism.context)
+    except ValueError as error:
+        raise ConfigError(f"parallelism.{error}") from error
 
 
 def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from stoker.model.attend import Attend, PackedAttend
+from stoker.model.attend import Attend
 from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
+from stoker.trainer.rank.attend_maker import AttendMaker, ContextGroup
 from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
@@ -83,13 +84,15 @@ class ForwardPass:
         *,
         recompute: bool,
         gathered: GatheredWeights | None = None,
+        context: ContextGroup | None = None,
     ) -> None:
         """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`).
 
-        `gathered`: for ZeRO stage 3, whose parameters are gathered for backward too (`Zero.gathered`).
+        `gathered`: for ZeRO stage 3, whose parameters are gathered for backward too (`Zero.gathered`). `context`: the
+        ranks that have other tokens of the same micro-batches.
         """
         self._decoder = decoder
-        self._attention = attention
+        self._attend = AttendMaker(decoder.ops, attention, device, context)
         self._device = device
         self._ready = ready
         self._gathered = gathered
@@ -133,10 +136,9 @@ class ForwardPass:
         The factor multiplies the weights, because the loss makes its first gradients in the forward pass. Losses of
         routers leave through `aux`; their gradients enter where they were computed.
         """
-        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
-        # device.
-        cuts, weights_T = torch.as_tensor(batch.cu_seqlens), torch.as_tensor(batch.weights_T) * factor
-        attend = PackedAttend(self._decoder.ops, self._attention, cuts, batch.max_seqlen, self._device)
+        # Weights stay on the host: the number of targets is read there, without a wait for the device.
+        weights_T = torch.as_tensor(batch.weights_T) * factor
+        attend = self._attend.of(batch)
         with saved_tensors(self._keepers):
             hidden_TD = self._hidden(
                 upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend, aux

@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention
+from stoker.model.kernels.fused.attention.runs import attend_runs, attend_runs_backward
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
 from stoker.model.kernels.fused.experts import combine, dispatch, route
@@ -25,6 +26,8 @@ from stoker.model.kernels.fused.swiglu import swiglu
 __all__ = [
     "adam_",
     "add_rms_norm",
+    "attend_runs",
+    "attend_runs_backward",
     "combine",
     "cross_entropy",
     "dispatch",

@@ -2,7 +2,8 @@
 
 Shape legend: T tokens of all sequences of the micro-batch, laid end to end.
 
-Made by the loader, read by the training step. Never changed.
+Made by the loader, read by the training step. Never changed. Ranks of `context` have a part of it each
+(`context_share`).
 """
 
 # ruff: noqa: N815  (fields carry shape suffixes)
@@ -33,7 +34,7 @@ class MicroBatch:
     weights_T: Array
     """float32; 1 where the target counts in the loss, 0 elsewhere (padding, tokens of other roles than assistant)."""
     cu_seqlens: Array
-    """int32; where documents begin, from 0 to T.
+    """int32; where documents begin, from 0 to T; of all ranks of `context` together.
 
     Attention stays between two neighbours. Padding is a document of its own.
     """

@@ -11,13 +11,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 from stoker.pod.capabilities import AttentionName
 from stoker.pod.pipeline.actions import Action, ScheduleName, Shape
 from stoker.pod.pipeline.schedules import forward_schedule, make_schedule
 from stoker.trainer.protocol.parallel_dims import ParallelDims
+from stoker.trainer.rank.attend_maker import AttendMaker, ContextGroup
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.host_link import upload
 from stoker.trainer.rank.pipeline.executor import Executor
@@ -44,16 +44,19 @@ class PipelinePasses:
         device: torch.device,
         *,
         cuts_tokens: bool = False,
+        context: ContextGroup | None = None,
     ) -> None:
-        """`stage`: this rank's index on the pipeline axis. `cuts_tokens`: hidden states are cut over `tensor`."""
+        """`stage`: this rank's index on the pipeline axis. `cuts_tokens`: hidden states are cut over `tensor`.
+
+        `context`: the ranks that have other tokens of the same micro-batches.
+        """
         self._token_ranks = dims.tensor if cuts_tokens else 1
         self._name: ScheduleName = name
         self._dims = dims
         self._stage = stage
         self._executor = executor
         self._config = config
-        self._ops = ops
-        self._attention: AttentionName = attention
+        self._attend = AttendMaker(ops, attention, device, context)
         self._device = device
 
     def new_meter(self) -> RouterMeter:
@@ -88,17 +91,13 @@ class PipelinePasses:
         return Shape(ranks=dims.pipeline, stages_per_rank=dims.stages_per_rank, micro_batches=micro_batches)
 
     def _inputs(self, batch: MicroBatch, factor: float = 1.0) -> StageInputs:
-        # Bounds and weights stay on the host: the number of sequences and targets is read there, without a wait for the
-        # device.
-        attend = PackedAttend(
-            self._ops, self._attention, torch.as_tensor(batch.cu_seqlens), batch.max_seqlen, self._device
-        )
+        # Weights stay on the host: the number of targets is read there, without a wait for the device.
         return StageInputs(
             tokens_T=upload(batch.tokens_T, self._device),
             positions_T=upload(batch.positions_T, self._device),
             targets_T=upload(batch.targets_T, self._device),
             weights_T=torch.as_tensor(batch.weights_T) * factor,
-            attend=attend,
+            attend=self._attend.of(batch),
             rows=len(batch.tokens_T) // self._token_ranks,
         )
 

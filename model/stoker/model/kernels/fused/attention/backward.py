@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, TileConfig, precision, tile_queries
 from stoker.model.kernels.fused.attention.tile import find_sequence, load_rows
+from stoker.model.kernels.runs import AttentionRuns
 
 
 def key_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
@@ -49,9 +50,13 @@ def attend_backward(
     window: int | None,
     keys: TileConfig | None = None,
     queries: TileConfig | None = None,
+    runs: AttentionRuns | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v. `out_TNH` and `grad_TNH` are contiguous; `lse_TN` is the forward kernel's, in
     log2.
+
+    With `runs` (`cu_seqlens` is their `query_start`) k and v are those of the runs, and the gradients float32: they are
+    parts of sums.
     """
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads, num_sequences = k_TKH.shape[1], len(cu_seqlens) - 1
@@ -59,7 +64,10 @@ def attend_backward(
     keys = key_config(q_TNH.dtype, head_dim) if keys is None else keys
     queries = query_config(q_TNH.dtype, head_dim) if queries is None else queries
     tile_queries(keys, group)  # refuses what its kernel cannot cut
-    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_TNH, k_TKH, v_TKH))
+    grad_q, grad_k, grad_v = (
+        torch.empty(x.shape, dtype=x.dtype if runs is None else torch.float32, device=x.device)
+        for x in (q_TNH, k_TKH, v_TKH)
+    )
     inner_TN = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q_TNH.device)
     width = max(16, triton.next_power_of_2(head_dim))
     rows = 64
@@ -77,6 +85,8 @@ def attend_backward(
     tensors = (q_TNH, k_TKH, v_TKH, grad_TNH, lse_TN, inner_TN)
     numbers = (
         cu_seqlens,
+        None if runs is None else runs.key_start,
+        None if runs is None else runs.distances,
         num_sequences,
         scale,
         scale * LOG2_E,
@@ -93,7 +103,7 @@ def attend_backward(
         "HAS_WINDOW": window is not None,
         "PRECISION": precision(q_TNH.dtype),
     }
-    attention_key_grad_kernel[(num_kv_heads, num_tokens // keys.keys + num_sequences)](
+    attention_key_grad_kernel[(num_kv_heads, k_TKH.shape[0] // keys.keys + num_sequences)](
         *tensors,
         grad_k,
         grad_v,
@@ -131,7 +141,9 @@ def attention_inner_kernel(
     tl.store(inner_ptr + rows, tl.sum(out * grad, 1), mask=rows < num_rows)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "window"], do_not_specialize_on_alignment=["key_start_ptr", "distances_ptr"]
+)
 def attention_key_grad_kernel(
     q_ptr,
     k_ptr,
@@ -142,6 +154,8 @@ def attention_key_grad_kernel(
     grad_k_ptr,
     grad_v_ptr,
     cu_seqlens_ptr,
+    key_start_ptr,
+    distances_ptr,
     num_sequences,
     scale,
     scale_log2,
@@ -168,12 +182,22 @@ def attention_key_grad_kernel(
     TILE_QUERIES: tl.constexpr = BLOCK_M // G
     kv_head = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    sequence = find_sequence(tile, cu_seqlens_ptr, num_sequences, BLOCK_N)
-    start = tl.load(cu_seqlens_ptr + sequence)
-    seq_len = tl.load(cu_seqlens_ptr + sequence + 1) - start
+    keys_ptr = cu_seqlens_ptr
+    if key_start_ptr is not None:
+        keys_ptr = key_start_ptr
+    sequence = find_sequence(tile, keys_ptr, num_sequences, BLOCK_N)
+    start = tl.load(keys_ptr + sequence)
+    seq_len = tl.load(keys_ptr + sequence + 1) - start
     first = (tile - start // BLOCK_N - sequence) * BLOCK_N
-    if first >= seq_len:
+    if (first < 0) | (first >= seq_len):
         return
+    query_start = start
+    num_queries = seq_len
+    distance = 0
+    if key_start_ptr is not None:
+        query_start = tl.load(cu_seqlens_ptr + sequence)
+        num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - query_start
+        distance = tl.load(distances_ptr + sequence)
 
     keys = first + tl.arange(0, BLOCK_N)
     is_key = keys < seq_len
@@ -185,22 +209,23 @@ def attention_key_grad_kernel(
     rows = tl.arange(0, BLOCK_M)
     q_offsets = (rows // G) * stride_qt + (rows % G) * stride_qh
     row_offsets = (rows // G) * NUM_HEADS + rows % G
-    last = seq_len
+    last = num_queries
     if HAS_WINDOW:
-        last = tl.minimum(seq_len, first + BLOCK_N - 1 + window)
-    for m in range(first // TILE_QUERIES * TILE_QUERIES, last, TILE_QUERIES):
+        last = tl.minimum(num_queries, first + BLOCK_N - 1 + window - distance)
+    for m in range(tl.maximum(first - distance, 0) // TILE_QUERIES * TILE_QUERIES, last, TILE_QUERIES):
         queries = m + rows // G
-        is_row = (rows < TILE_QUERIES * G) & (queries < seq_len)
-        token = tl.cast(start + m, tl.int64)
+        is_row = (rows < TILE_QUERIES * G) & (queries < num_queries)
+        positions = queries + distance
+        token = tl.cast(query_start + m, tl.int64)
         first_row = token * NUM_HEADS + kv_head * G
         q = load_rows(q_ptr + token * stride_qt + kv_head * G * stride_qh, q_offsets, is_row, HEAD_DIM, H, True)
         grad = load_rows(grad_ptr + first_row * HEAD_DIM, row_offsets * HEAD_DIM, is_row, HEAD_DIM, H, True)
         lse = tl.load(lse_ptr + first_row + row_offsets, mask=is_row, other=0.0)
         inner = tl.load(inner_ptr + first_row + row_offsets, mask=is_row, other=0.0)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        visible = (keys[:, None] <= queries[None, :]) & is_row[None, :]
+        visible = (keys[:, None] <= positions[None, :]) & is_row[None, :]
         if HAS_WINDOW:
-            visible = visible & (keys[:, None] > queries[None, :] - window)
+            visible = visible & (keys[:, None] > positions[None, :] - window)
         weights = tl.where(visible, tl.exp2(scores * scale_log2 - lse[None, :]), 0.0)
         grad_v = tl.dot(weights.to(grad.dtype), grad, grad_v, input_precision=PRECISION)
         grad_weights = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
@@ -215,7 +240,9 @@ def attention_key_grad_kernel(
     tl.store(grad_v_ptr + pointers, grad_v.to(grad_v_ptr.dtype.element_ty), mask=is_element)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "window"], do_not_specialize_on_alignment=["key_start_ptr", "distances_ptr"]
+)
 def attention_query_grad_kernel(
     q_ptr,
     k_ptr,
@@ -225,6 +252,8 @@ def attention_query_grad_kernel(
     inner_ptr,
     grad_q_ptr,
     cu_seqlens_ptr,
+    key_start_ptr,
+    distances_ptr,
     num_sequences,
     scale,
     scale_log2,
@@ -250,15 +279,23 @@ def attention_query_grad_kernel(
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     sequence = find_sequence(tile, cu_seqlens_ptr, num_sequences, TILE_QUERIES)
     start = tl.load(cu_seqlens_ptr + sequence)
-    seq_len = tl.load(cu_seqlens_ptr + sequence + 1) - start
+    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - start
     first = (tile - start // TILE_QUERIES - sequence) * TILE_QUERIES
-    if first >= seq_len:
+    if (first < 0) | (first >= num_queries):
         return
+    key_start = start
+    seq_len = num_queries
+    distance = 0
+    if key_start_ptr is not None:
+        key_start = tl.load(key_start_ptr + sequence)
+        seq_len = tl.load(key_start_ptr + sequence + 1) - key_start
+        distance = tl.load(distances_ptr + sequence)
 
     rows = tl.arange(0, BLOCK_M)
     queries = first + rows // G
+    positions = queries + distance
     heads = kv_head * G + rows % G
-    is_row = (rows < TILE_QUERIES * G) & (queries < seq_len)
+    is_row = (rows < TILE_QUERIES * G) & (queries < num_queries)
     tokens = (start + queries).to(tl.int64)
     out_rows = tokens * NUM_HEADS + heads
     q = load_rows(q_ptr, tokens * stride_qt + heads * stride_qh, is_row, HEAD_DIM, H, True)
@@ -270,17 +307,17 @@ def attention_query_grad_kernel(
     v_offsets = tl.arange(0, BLOCK_N) * stride_vt
     begin = 0
     if HAS_WINDOW:
-        begin = tl.maximum(first - window + 1, 0) // BLOCK_N * BLOCK_N
-    for n in range(begin, tl.minimum(first + TILE_QUERIES, seq_len), BLOCK_N):
+        begin = tl.maximum(first + distance - window + 1, 0) // BLOCK_N * BLOCK_N
+    for n in range(begin, tl.minimum(first + distance + TILE_QUERIES, seq_len), BLOCK_N):
         keys = n + tl.arange(0, BLOCK_N)
         is_key = keys < seq_len
-        token = tl.cast(start + n, tl.int64)
+        token = tl.cast(key_start + n, tl.int64)
         k = load_rows(k_ptr + token * stride_kt + kv_head * stride_kh, k_offsets, is_key, HEAD_DIM, H, True)
         v = load_rows(v_ptr + token * stride_vt + kv_head * stride_vh, v_offsets, is_key, HEAD_DIM, H, True)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        visible = keys[None, :] <= queries[:, None]
+        visible = (keys[None, :] <= positions[:, None]) & is_key[None, :]
         if HAS_WINDOW:
-            visible = visible & (keys[None, :] > queries[:, None] - window)
+            visible = visible & (keys[None, :] > positions[:, None] - window)
         weights = tl.where(visible, tl.exp2(scores * scale_log2 - lse[:, None]), 0.0)
         grad_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         grad_scores = weights * (grad_weights - inner[:, None])

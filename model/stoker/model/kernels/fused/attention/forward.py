@@ -1,6 +1,6 @@
 """Causal attention of many queries: packed sequences in the trainer, chunks over a block cache in the engine.
 
-One kernel for both.
+One kernel for both, and for runs of queries that each attend to a run of keys.
 
 A query's result depends on its sequence alone: keys are taken in tiles of a fixed size from position 0 (or from the
 tile where its tile's window begins), and tiles that a row cannot see change no bit of it. So the bits are the same
@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.tile import find_sequence, key_places, load_rows, softmax_step, tile_blocks
+from stoker.model.kernels.runs import AttentionRuns
 
 LOWEST = tl.constexpr(-1.0e30)
 """A running maximum below every score, yet finite: a row that has seen nothing makes no NaN."""
@@ -76,12 +77,13 @@ def attend_forward(
     out_TNH: Tensor | None = None,
     lse_TN: Tensor | None = None,
     config: TileConfig | None = None,
+    runs: AttentionRuns | None = None,
 ) -> Tensor:
     """out_TNH, and into `lse_TN` (float32) the log2 of each row's sum where it is given.
 
     Packed: k and v are [T, K, H]. Paged: they are [blocks, block_size, K, H] views of one layer's keys and values, with
     `seq_lens` [S] (0: nothing is done) and `block_tables` [S, B]; `query_start` may begin behind 0. Rows that belong to
-    no sequence are not written.
+    no sequence are not written. With `runs` (`query_start` is theirs) k and v are those of the runs.
     """
     check_scale(scale)
     num_tokens, num_heads, head_dim = q_TNH.shape
@@ -102,6 +104,8 @@ def attend_forward(
         query_start,
         seq_lens,
         block_tables,
+        None if runs is None else runs.key_start,
+        None if runs is None else runs.distances,
         num_sequences,
         scale * LOG2_E,
         0 if window is None else window,
@@ -132,7 +136,7 @@ def attend_forward(
 
 @triton.jit(
     do_not_specialize=["num_sequences", "window"],
-    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "tables_ptr"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "tables_ptr", "key_start_ptr", "distances_ptr"],
 )
 def attention_kernel(
     q_ptr,
@@ -143,6 +147,8 @@ def attention_kernel(
     query_start_ptr,
     seq_lens_ptr,
     tables_ptr,
+    key_start_ptr,
+    distances_ptr,
     num_sequences,
     scale_log2,
     window,
@@ -178,20 +184,26 @@ def attention_kernel(
         seq_len = tl.load(seq_lens_ptr + sequence)
     if (first < 0) | (first >= num_queries) | (seq_len == 0):
         return
+    key_begin = query_begin
+    distance = seq_len - num_queries
+    if key_start_ptr is not None:
+        key_begin = tl.load(key_start_ptr + sequence)
+        seq_len = tl.load(key_start_ptr + sequence + 1) - key_begin
+        distance = tl.load(distances_ptr + sequence)
 
     rows = tl.arange(0, BLOCK_M)
     queries = first + rows // G
     heads = kv_head * G + rows % G
     is_row = (rows < TILE_QUERIES * G) & (queries < num_queries)
-    positions = seq_len - num_queries + queries
+    positions = distance + queries
     tokens = (query_begin + queries).to(tl.int64)
     q = load_rows(q_ptr, tokens * stride_qt + heads * stride_qh, is_row, HEAD_DIM, H, True)
 
-    first_position = seq_len - num_queries + first
+    first_position = distance + first
     end = tl.minimum(first_position + TILE_QUERIES, seq_len)
     if BLOCK_SIZE == 0:
-        k_base = k_ptr + query_begin.to(tl.int64) * stride_kt + kv_head * stride_kh
-        v_base = v_ptr + query_begin.to(tl.int64) * stride_vt + kv_head * stride_vh
+        k_base = k_ptr + key_begin.to(tl.int64) * stride_kt + kv_head * stride_kh
+        v_base = v_ptr + key_begin.to(tl.int64) * stride_vt + kv_head * stride_vh
         table = tables_ptr
     else:
         k_base = k_ptr + kv_head * stride_kh
@@ -203,6 +215,8 @@ def attention_kernel(
     else:
         begin = 0
         all_visible = (first_position + 1) // BLOCK_N * BLOCK_N
+        if key_start_ptr is not None:  # the keys may end before the queries
+            all_visible = tl.minimum(all_visible, seq_len // BLOCK_N * BLOCK_N)
 
     out = tl.zeros((BLOCK_M, H), tl.float32)
     biggest = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -223,6 +237,8 @@ def attention_kernel(
         k = load_rows(k_base + k_place, k_offsets, n + keys < end, HEAD_DIM, H, True)
         v = load_rows(v_base + v_place, v_offsets, n + keys < end, HEAD_DIM, H, True)
         visible = (n + keys)[None, :] <= positions[:, None]
+        if key_start_ptr is not None:
+            visible = visible & (n + keys < end)[None, :]
         if HAS_WINDOW:
             visible = visible & ((n + keys)[None, :] > positions[:, None] - window)
         out, biggest, total = softmax_step(q, k, v, out, biggest, total, visible, scale_log2, True, PRECISION)

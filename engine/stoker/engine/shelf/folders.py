@@ -1,0 +1,30 @@
+"""The models of a directory: Hugging Face folders, Stoker checkpoints and GGUF files, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model that can be loaded."""
+
+    name: str
+    path: Path
+    num_bytes: int
+    """Size of its files."""
+
+
+def model_folders(directory: Path) -> dict[str, ModelFolder]:
+    """The models directly below a directory, sorted by name. Anything else there is left out."""
+    found = (_model_at(path) for path in sorted(directory.iterdir()))
+    return {model.name: model for model in found if model is not None}
+
+
+def _model_at(path: Path) -> ModelFolder | None:
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelFolder(path.stem, path, path.stat().st_size)
+    if not any((path / name).is_file() for name in ("config.json", "manifest.json")):
+        return None
+    return ModelFolder(path.name, path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
